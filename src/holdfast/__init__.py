@@ -1,0 +1,106 @@
+"""Holdfast: commands and shells for AI-agent sandboxes, and none of them is ever lost.
+
+Names are imported when they are first used: the stateless `holdfast exec` must start in tens of milliseconds, and
+the in-sandbox part must not import the client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from holdfast.client.exec_remote import (
+        Completed as Completed,
+        ExecRemoteEvent as ExecRemoteEvent,
+        ExecRemoteOptions as ExecRemoteOptions,
+        ExecRemoteProcess as ExecRemoteProcess,
+        ExecResult as ExecResult,
+        StderrChunk as StderrChunk,
+        StdoutChunk as StdoutChunk,
+    )
+    from holdfast.client.process import Process as Process
+    from holdfast.client.sandbox import Sandbox as Sandbox
+    from holdfast.client.sandbox import connect as connect
+    from holdfast.client.unified_exec import (
+        ExecCommandBegin as ExecCommandBegin,
+        ExecCommandEnd as ExecCommandEnd,
+        ExecCommandOutputDelta as ExecCommandOutputDelta,
+        TerminalInteraction as TerminalInteraction,
+        UnifiedExec as UnifiedExec,
+    )
+    from holdfast.config import ExecServerConfig as ExecServerConfig
+    from holdfast.errors import (
+        CallerError as CallerError,
+        HoldfastError as HoldfastError,
+        ProcessError as ProcessError,
+        SandboxError as SandboxError,
+        TimeoutError as TimeoutError,
+        TransportError as TransportError,
+    )
+    from holdfast.model import (
+        Closed as Closed,
+        EnvPolicy as EnvPolicy,
+        Exited as Exited,
+        ExitStatus as ExitStatus,
+        Limits as Limits,
+        OutputChunk as OutputChunk,
+        OutputGap as OutputGap,
+        ProcessInfo as ProcessInfo,
+        ProcessSpec as ProcessSpec,
+        Snapshot as Snapshot,
+        TerminalSize as TerminalSize,
+    )
+
+_HOMES = {
+    "holdfast.client.exec_remote": (
+        "Completed",
+        "ExecRemoteEvent",
+        "ExecRemoteOptions",
+        "ExecRemoteProcess",
+        "ExecResult",
+        "StderrChunk",
+        "StdoutChunk",
+    ),
+    "holdfast.client.process": ("Process",),
+    "holdfast.client.sandbox": ("Sandbox", "connect"),
+    "holdfast.client.unified_exec": (
+        "ExecCommandBegin",
+        "ExecCommandEnd",
+        "ExecCommandOutputDelta",
+        "TerminalInteraction",
+        "UnifiedExec",
+    ),
+    "holdfast.config": ("ExecServerConfig",),
+    "holdfast.errors": (
+        "CallerError",
+        "HoldfastError",
+        "ProcessError",
+        "SandboxError",
+        "TimeoutError",
+        "TransportError",
+    ),
+    "holdfast.model": (
+        "Closed",
+        "EnvPolicy",
+        "ExitStatus",
+        "Exited",
+        "Limits",
+        "OutputChunk",
+        "OutputGap",
+        "ProcessInfo",
+        "ProcessSpec",
+        "Snapshot",
+        "TerminalSize",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

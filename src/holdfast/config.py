@@ -1,0 +1,117 @@
+"""Every setting of the server, each with its default and the reason for that number; pure.
+
+A setting comes from (last wins): the default here, the TOML file, the environment (`HOLDFAST_` and the name in
+upper case), a flag of `holdfast serve`. `docs/settings.md` lists them all, and a test asserts that it does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+import msgspec
+
+from holdfast.errors import InvalidParams
+
+MIB = 1024 * 1024
+
+
+class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of one server. Sizes are bytes, times are seconds unless the name says otherwise."""
+
+    # --- lifecycle -------------------------------------------------------------------------------------------
+    #: How long processes have between TERM and KILL when the server shuts down. Long enough for a test suite to
+    #: write its report, short enough for `docker stop` (10 s) to see us gone.
+    shutdown_grace_period_ms: int = 5_000
+    #: How long a session whose connection broke is kept for its client to come back; processes with
+    #: `lifetime="connection"` live that long too. A laptop's short sleep or an engine restart fits.
+    detached_session_seconds: float = 60.0
+    #: How long an ended process stays readable. An hour lets a person look at what failed.
+    exited_retention_seconds: float = 3_600.0
+    #: How many ended processes stay readable, whatever their age: a loop that starts thousands must not fill us.
+    max_exited_processes: int = 1_000
+    #: How long the server stays with nothing to do before it ends; 0 means for ever. Set by `connect("local")`.
+    idle_shutdown_seconds: float = 0.0
+
+    # --- how much --------------------------------------------------------------------------------------------
+    #: Processes that one session may have running. Ten times what the largest rollouts we know of use.
+    max_processes_per_connection: int = 10_000
+    #: Output kept of each process, shared by its streams: the first sixteenth and the latest rest. A pipe process
+    #: thus keeps 16 MiB a stream, more than the 10 MiB that `exec` returns.
+    retained_output_bytes_per_process: int = 32 * MIB
+    #: Output kept of all processes together; ended ones give theirs up first, oldest first. A spool in a
+    #: container's /dev/shm has 64 MiB, so the room found at start may lower this.
+    retained_output_bytes_total: int = 2048 * MIB
+    #: Chunks of each process that can be addressed by `seq`; older ones merge into gaps. Nine bytes each.
+    retained_chunks_per_process: int = 65_536
+    #: Input accepted for a process that does not read it, before `write` waits.
+    stdin_buffer_bytes: int = 1 * MIB
+
+    # --- the wire --------------------------------------------------------------------------------------------
+    #: The largest message taken. A 50 MiB body of a model call as base64 fits with room.
+    max_message_bytes: int = 96 * MIB
+    #: Requests of one connection that may be unanswered at a time; a further one is refused.
+    max_pending_requests: int = 4_096
+    #: Bytes of replies queued for a connection that does not read, before we stop reading its requests.
+    max_queued_reply_bytes: int = 16 * MIB
+    #: Connections at a time.
+    max_connections: int = 1_024
+
+    # --- what is allowed -------------------------------------------------------------------------------------
+    #: Whether specs of kind `direct` (a raw command, trusted callers) are started.
+    allow_direct_exec: bool = True
+    #: Whether specs of kind `prepared` (already resolved by a policy) are started.
+    allow_prepared_exec: bool = True
+
+    # --- the machine -----------------------------------------------------------------------------------------
+    #: Where output is kept; empty chooses: /dev/shm if it has room, else the temporary directory.
+    spool_directory: str = ""
+    #: Use cgroups to contain processes: `auto` where one can be written, or `off`.
+    cgroup: str = "auto"
+    #: Added to the OOM score of processes, so that the kernel takes the job before the server.
+    oom_score_adj: int = 500
+
+
+def load_config(
+    path: str | None = None, environ: Mapping[str, str] | None = None, **flags: Any
+) -> ExecServerConfig:
+    """Settings from file, environment and flags; a wrong one is an error that names it and its source."""
+    values: dict[str, Any] = {}
+    if path:
+        values.update(_from_file(path))
+    values.update(_from_environment(os.environ if environ is None else environ))
+    values.update({name: value for name, value in flags.items() if value is not None})
+    try:
+        return msgspec.convert(values, ExecServerConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidParams(f"settings: {error}") from None
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise InvalidParams(f"settings file {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidParams(f"settings file {path}: {error}") from None
+    unknown = sorted(set(values) - set(ExecServerConfig.__struct_fields__))
+    if unknown:
+        raise InvalidParams(f"settings file {path}: unknown setting {unknown[0]!r}")
+    return values
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, kind in get_type_hints(ExecServerConfig).items():
+        variable = f"HOLDFAST_{name.upper()}"
+        if name.startswith("_") or variable not in environ:
+            continue
+        try:
+            values[name] = msgspec.convert(environ[variable], kind, strict=False)
+        except msgspec.ValidationError:
+            raise InvalidParams(f"{variable}={environ[variable]!r}: not a valid {kind.__name__}") from None
+    return values

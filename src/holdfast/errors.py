@@ -1,0 +1,260 @@
+"""Every error that holdfast raises, one tree, drawn here; pure, imports nothing of ours.
+
+    HoldfastError
+    ├── CallerError                the request was wrong; sending it again will not help
+    │   ├── ParseError             -32700  not JSON, not MessagePack
+    │   ├── InvalidRequest         -32600  not a JSON-RPC message, or out of order
+    │   ├── MethodNotFound         -32601
+    │   ├── InvalidParams          -32602  a field is missing, of the wrong type or out of range
+    │   ├── MessageTooLarge        -32001
+    │   ├── UnknownProcess         -32002
+    │   ├── DuplicateProcess       -32003
+    │   ├── StdinClosed            -32004
+    │   ├── NotATerminal           -32005
+    │   ├── UnknownSignal          -32006
+    │   ├── Forbidden              -32007  switched off by the server's settings
+    │   └── Unauthorized           -32008  no token, a wrong one, or another user
+    ├── SandboxError               the place where commands run could not do it
+    │   ├── InternalError          -32603  a bug of ours
+    │   ├── CwdNotFound            -32020
+    │   ├── UnknownUser            -32021
+    │   ├── PermissionRefused      -32022
+    │   ├── LimitReached           -32023  a limit of ours, named with its setting
+    │   ├── ResourceExhausted      -32024  the machine has no more descriptors, pids, PTYs, room ...
+    │   └── ShuttingDown           -32025
+    ├── ProcessError               the command itself
+    │   ├── CommandNotFound        -32040  exit code 127 on the command line
+    │   ├── NotExecutable          -32041  exit code 126
+    │   └── TimeoutError           -32042  also Python's TimeoutError; exit code 124
+    └── TransportError             the way between caller and sandbox
+        ├── ConnectionLost         -32060
+        └── HandshakeFailed        -32061
+
+Each class says whose fault it was (`fault`) and carries its wire code (`code`), so an error that crosses a
+connection arrives as the class that left.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, ClassVar, Literal
+
+Fault = Literal["caller", "sandbox", "process", "transport"]
+
+
+class HoldfastError(Exception):
+    """The root. `message` names the offending thing; `details` holds what a program may want to know."""
+
+    code: ClassVar[int] = -32603
+    fault: ClassVar[Fault] = "sandbox"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = details
+
+
+class CallerError(HoldfastError):
+    """The request was wrong."""
+
+    fault = "caller"
+    code = -32600
+
+
+class ParseError(CallerError):
+    """The bytes are neither JSON nor MessagePack."""
+
+    code = -32700
+
+
+class InvalidRequest(CallerError):
+    """A message that is not a request, or a request that comes out of order."""
+
+    code = -32600
+
+
+class MethodNotFound(CallerError):
+    """No such method."""
+
+    code = -32601
+
+
+class InvalidParams(CallerError):
+    """A parameter is missing, of the wrong type, or out of range."""
+
+    code = -32602
+
+
+class MessageTooLarge(CallerError):
+    """A message over the size limit."""
+
+    code = -32001
+
+
+class UnknownProcess(CallerError):
+    """No process has this id: it never started, or it ended and was forgotten."""
+
+    code = -32002
+
+
+class DuplicateProcess(CallerError):
+    """The id is taken."""
+
+    code = -32003
+
+
+class StdinClosed(CallerError):
+    """Input was sent to a process that takes none, or takes no more."""
+
+    code = -32004
+
+
+class NotATerminal(CallerError):
+    """A terminal operation on a process that runs on pipes."""
+
+    code = -32005
+
+
+class UnknownSignal(CallerError):
+    """No signal has this name."""
+
+    code = -32006
+
+
+class Forbidden(CallerError):
+    """The server's settings refuse this."""
+
+    code = -32007
+
+
+class Unauthorized(CallerError):
+    """No token, a wrong token, or a peer of another user."""
+
+    code = -32008
+
+
+class SandboxError(HoldfastError):
+    """The place where commands run could not do it."""
+
+    fault = "sandbox"
+
+
+class InternalError(SandboxError):
+    """A bug of ours; the server's log has the traceback."""
+
+    code = -32603
+
+
+class CwdNotFound(SandboxError):
+    """The working directory does not exist or cannot be entered."""
+
+    code = -32020
+
+
+class UnknownUser(SandboxError):
+    """The sandbox has no such user."""
+
+    code = -32021
+
+
+class PermissionRefused(SandboxError):
+    """The operating system said no."""
+
+    code = -32022
+
+
+class LimitReached(SandboxError):
+    """One of our limits; the message names its setting."""
+
+    code = -32023
+
+
+class ResourceExhausted(SandboxError):
+    """The machine ran out of descriptors, pids, PTYs, memory or disk."""
+
+    code = -32024
+
+
+class ShuttingDown(SandboxError):
+    """The server is on its way out and starts nothing new."""
+
+    code = -32025
+
+
+class ProcessError(HoldfastError):
+    """The command itself failed to start or to end in time."""
+
+    fault = "process"
+    code = -32043
+
+
+class CommandNotFound(ProcessError):
+    """The program is not there."""
+
+    code = -32040
+
+
+class NotExecutable(ProcessError):
+    """The program is there and cannot be executed."""
+
+    code = -32041
+
+
+class TimeoutError(ProcessError, builtins.TimeoutError):
+    """The command ran longer than it was given; its tree was killed.
+
+    `stdout` and `stderr` hold what it had printed by then.
+    """
+
+    code = -32042
+
+    def __init__(self, message: str, *, stdout: str = "", stderr: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class TransportError(HoldfastError):
+    """The way between the caller and the sandbox."""
+
+    fault = "transport"
+    code = -32062
+
+
+class ConnectionLost(TransportError):
+    """The connection broke and did not come back in time."""
+
+    code = -32060
+
+
+class HandshakeFailed(TransportError):
+    """The other side does not speak our protocol, or refused us."""
+
+    code = -32061
+
+
+def error_classes() -> dict[int, type[HoldfastError]]:
+    """The class for each wire code: the one table from which codes are decoded and documented."""
+    table: dict[int, type[HoldfastError]] = {}
+    pending: list[type[HoldfastError]] = [HoldfastError]
+    while pending:
+        cls = pending.pop()
+        children = cls.__subclasses__()
+        pending.extend(children)
+        if not children:
+            table[cls.code] = cls
+    return table
+
+
+def error_from_wire(code: int, message: str, data: object = None) -> HoldfastError:
+    """The error that the other side raised, as our own class; an unknown code becomes its nearest root."""
+    cls = error_classes().get(code)
+    details = {k: v for k, v in data.items() if isinstance(k, str)} if isinstance(data, dict) else {}
+    details.pop("fault", None)
+    if cls is None:
+        error = HoldfastError(message, code=code, **details)
+    elif cls is TimeoutError:
+        error = TimeoutError(message, **details)
+    else:
+        error = cls(message, **details)
+    return error

@@ -1,0 +1,208 @@
+"""The nouns of the system as frozen Structs; pure, imports nothing of ours, safe on every platform.
+
+The same Structs go over the wire: camelCase there, bytes as base64 in JSON and raw in MessagePack.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Stream = Literal["stdout", "stderr", "pty"]
+Overflow = Literal["drop", "block"]
+Lifetime = Literal["server", "connection"]
+SpecKind = Literal["direct", "prepared"]
+StdinMode = Literal["open", "closed"]
+
+
+class Struct(msgspec.Struct, frozen=True, rename="camel"):
+    """Base of everything that is data: frozen, and camelCase outside Python."""
+
+
+class TerminalSize(Struct, frozen=True):
+    """Rows and columns of a terminal, in this order everywhere."""
+
+    rows: int = 24
+    cols: int = 80
+
+
+class EnvPolicy(Struct, frozen=True):
+    """How to make a process's environment from the server's own; `ProcessSpec.env` is laid over the result."""
+
+    inherit: Literal["all", "core", "none"] = "all"
+    #: Keep variables whose names look like secrets (`*KEY*`, `*SECRET*`, `*TOKEN*`).
+    ignore_default_excludes: bool = False
+    #: Case-insensitive glob patterns of names to leave out.
+    exclude: tuple[str, ...] = ()
+    set: dict[str, str] = {}
+    #: If given, only names that match one of these patterns are kept.
+    include_only: tuple[str, ...] = ()
+
+
+class Limits(Struct, frozen=True, omit_defaults=True):
+    """Resource limits of one process, set as rlimits before it executes; its children inherit them."""
+
+    cpu_seconds: int | None = None
+    memory_bytes: int | None = None
+    open_files: int | None = None
+    processes: int | None = None
+    file_size_bytes: int | None = None
+    core_bytes: int | None = None
+    stack_bytes: int | None = None
+    nice: int | None = None
+
+
+class ProcessSpec(Struct, frozen=True):
+    """What to start and how. `process_id` is a key that the caller chooses, never an OS pid."""
+
+    process_id: str
+    argv: tuple[str, ...]
+    #: A path or a `file:` URI; None is the server's own working directory.
+    cwd: str | None = None
+    #: With neither `env` nor `env_policy`: the server's environment. `env` alone: exactly this environment.
+    env: dict[str, str] | None = None
+    env_policy: EnvPolicy | None = None
+    arg0: str | None = None
+    tty: bool = False
+    size: TerminalSize | None = None
+    #: Keep stdin writable; False gives the process an empty stdin. A terminal is always writable.
+    pipe_stdin: bool = False
+    user: str | None = None
+    overflow: Overflow = "drop"
+    lifetime: Lifetime = "server"
+    limits: Limits | None = None
+    kind: SpecKind = "direct"
+    #: Names this attempt, so that a start which is sent twice starts once.
+    start_id: str | None = None
+
+
+class OutputChunk(Struct, frozen=True):
+    """Bytes that one stream printed, at their absolute offset in that stream.
+
+    `seq` is the position in the process's one sequence over output, exit and close: read on after it.
+    """
+
+    stream: Stream
+    offset: int
+    data: bytes = msgspec.field(name="chunk")
+    seq: int
+
+
+class OutputGap(Struct, frozen=True):
+    """Bytes of one stream that were printed and are no longer kept: exactly these, and no others."""
+
+    stream: Stream
+    offset: int
+    length: int
+
+
+class ExitStatus(Struct, frozen=True):
+    """How a process ended: `exit_code` is 128 + n after signal n, as in every shell, and `signal` names it."""
+
+    exit_code: int
+    signal: str | None = None
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0
+
+
+class Exited(Struct, frozen=True):
+    """The process's leader ended; everything it printed before is in the log and came before this."""
+
+    seq: int
+    status: ExitStatus
+
+
+class Closed(Struct, frozen=True):
+    """All streams ended: nobody holds them any more, nothing will come after this."""
+
+    seq: int
+
+
+#: What happens to a process, in the order in which it happened.
+ProcessEvent = OutputChunk | OutputGap | Exited | Closed
+
+
+class ReadResult(Struct, frozen=True):
+    """What came after a position. `next_seq` is the `after_seq` of the next read plus one."""
+
+    chunks: tuple[OutputChunk, ...]
+    next_seq: int
+    exited: bool
+    exit_code: int | None
+    closed: bool
+    failure: str | None = None
+    gap: tuple[OutputGap, ...] = ()
+    sandbox_denied: bool = False
+
+
+class Snapshot(Struct, frozen=True):
+    """What is kept of a process's output now, with the head and the tail joined where the middle is gone."""
+
+    stdout: bytes
+    stderr: bytes
+    terminal: bytes
+    truncated: bool
+    exit_code: int | None
+    running: bool
+
+
+class ProcessInfo(Struct, frozen=True):
+    """One line of `holdfast ps`."""
+
+    process_id: str
+    pid: int
+    argv: tuple[str, ...]
+    cwd: str
+    tty: bool
+    running: bool
+    closed: bool
+    started_at: float
+    exited_at: float | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    #: Bytes that each stream has printed so far.
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    pty_bytes: int = 0
+    size: TerminalSize | None = None
+    user: str | None = None
+
+
+class ShellInfo(Struct, frozen=True):
+    """The sandbox's default shell."""
+
+    name: str
+    path: str
+
+
+class EnvironmentInfo(Struct, frozen=True):
+    """What kind of place the sandbox is."""
+
+    shell: ShellInfo
+    cwd: str
+    user: str
+    home: str
+    hostname: str
+    os: str
+    arch: str
+    version: str
+    features: tuple[str, ...] = ()
+
+
+class ServerStatus(Struct, frozen=True):
+    """How the server is."""
+
+    version: str
+    pid: int
+    uptime: float
+    processes_running: int
+    processes_kept: int
+    sessions: int
+    spool: str
+    spool_bytes: int
+    listening: tuple[str, ...] = ()
+    #: How processes are marked and killed here: `cgroup`, `mark`, `tree`.
+    containment: tuple[str, ...] = ()

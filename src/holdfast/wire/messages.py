@@ -1,0 +1,262 @@
+"""Parameters and results of every method, and the notifications; pure data.
+
+Where a Struct of the model is already the right shape it is used as it is. Fields that a peer may leave out have
+defaults; fields that a peer sends and we do not know are ignored, so newer and older versions talk.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from holdfast.model import (
+    EnvPolicy,
+    Lifetime,
+    Limits,
+    OutputGap,
+    Overflow,
+    ProcessInfo,
+    SpecKind,
+    Stream,
+    Struct,
+    TerminalSize,
+)
+
+Encoding = Literal["json", "msgpack"]
+
+
+class Empty(Struct, frozen=True):
+    """No parameters, or nothing to tell."""
+
+
+class InitializeParams(Struct, frozen=True):
+    client_name: str
+    resume_session_id: str | None = None
+    encoding: Encoding = "json"
+    client_version: str | None = None
+
+
+class InitializeResult(Struct, frozen=True):
+    session_id: str
+    encoding: Encoding
+    server_version: str
+    protocol: int
+    resumed: bool
+
+
+class SubscribeSpec(Struct, frozen=True):
+    """A reader of one process. The caller chooses `subscription`; it names the reader on this connection."""
+
+    subscription: str
+    after_seq: int = 0
+    #: Bytes that may be on their way unacknowledged; None: as fast as the connection takes them.
+    window: int | None = None
+
+
+class StartParams(Struct, frozen=True):
+    """`ProcessSpec` as foreign clients send it, and how its output is to be pushed.
+
+    `subscribe` true (the default) pushes everything to this connection, as the Codex client expects; false
+    pushes nothing; a `SubscribeSpec` opens that reader in the same round trip.
+    """
+
+    process_id: str
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    env_policy: EnvPolicy | None = None
+    arg0: str | None = None
+    tty: bool = False
+    size: TerminalSize | None = None
+    pipe_stdin: bool = False
+    user: str | None = None
+    overflow: Overflow = "drop"
+    lifetime: Lifetime = "server"
+    limits: Limits | None = None
+    kind: SpecKind = "direct"
+    start_id: str | None = None
+    subscribe: bool | SubscribeSpec = True
+
+
+class StartResult(Struct, frozen=True):
+    process_id: str
+    pid: int
+    process: ProcessInfo
+
+
+class ProcessParams(Struct, frozen=True):
+    process_id: str
+
+
+class ReadParams(Struct, frozen=True):
+    process_id: str
+    after_seq: int | None = None
+    max_bytes: int | None = None
+    wait_ms: int | None = None
+
+
+class WriteParams(Struct, frozen=True):
+    process_id: str
+    chunk: bytes
+    write_id: str | None = None
+
+
+class WriteResult(Struct, frozen=True):
+    status: Literal["accepted", "unknownProcess", "stdinClosed"]
+
+
+class ResizeParams(Struct, frozen=True):
+    process_id: str
+    rows: int
+    cols: int
+
+
+class SignalParams(Struct, frozen=True):
+    process_id: str
+    signal: str
+
+
+class TerminateParams(Struct, frozen=True):
+    process_id: str
+    grace_ms: int = 5_000
+    force: bool = False
+
+
+class TerminateResult(Struct, frozen=True):
+    """Whether it was running when asked. An unknown process is not an error: it does not run."""
+
+    running: bool
+
+
+class WaitParams(Struct, frozen=True):
+    process_id: str
+    timeout_ms: int | None = None
+
+
+class WaitResult(Struct, frozen=True):
+    running: bool
+    exit_code: int | None = None
+    signal: str | None = None
+
+
+class ListResult(Struct, frozen=True):
+    processes: tuple[ProcessInfo, ...]
+
+
+class SubscribeParams(Struct, frozen=True):
+    process_id: str
+    subscription: str
+    after_seq: int = 0
+    window: int | None = None
+
+
+class UnsubscribeParams(Struct, frozen=True):
+    subscription: str
+
+
+class CreditParams(Struct, frozen=True):
+    """The reader has taken everything up to `seq`, `bytes` more than it said before."""
+
+    subscription: str
+    seq: int
+    bytes: int
+
+
+class WaitForPortParams(Struct, frozen=True):
+    port: int
+    host: str = "127.0.0.1"
+    timeout_ms: int = 30_000
+
+
+class ShutdownParams(Struct, frozen=True):
+    """End the server; None takes the grace period of its settings."""
+
+    grace_ms: int | None = None
+
+
+# --- the exec_remote family: snake_case on the wire, as its callers have it -----------------------------------
+
+
+class Snake(Struct, frozen=True, rename=None):
+    """Base of the `exec_remote_*` messages."""
+
+
+class ExecRemoteStartParams(Snake, frozen=True):
+    command: str
+    input: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    user: str | None = None
+    #: Keep stdin open after `input` for `exec_remote_write_stdin`.
+    stdin_open: bool = False
+
+
+class ExecRemoteStartResult(Snake, frozen=True):
+    pid: int
+
+
+class ExecRemotePollParams(Snake, frozen=True):
+    """`ack_seq`: the `seq` of the last reply that arrived; what was sent after it is sent again."""
+
+    pid: int
+    ack_seq: int | None = None
+    #: Wait this long for something to tell.
+    wait_ms: int = 0
+
+
+class ExecRemotePollResult(Snake, frozen=True, omit_defaults=True):
+    state: Literal["running", "completed", "killed"]
+    stdout: str = ""
+    stderr: str = ""
+    seq: int = 0
+    exit_code: int | None = None
+
+
+class ExecRemotePidParams(Snake, frozen=True):
+    pid: int
+
+
+class ExecRemoteWriteParams(Snake, frozen=True):
+    pid: int
+    data: str
+
+
+class ExecRemoteDone(Snake, frozen=True):
+    success: bool
+    message: str = ""
+
+
+# --- notifications ---------------------------------------------------------------------------------------------
+
+
+class OutputParams(Struct, frozen=True, omit_defaults=True):
+    """Output as it comes. `chunk` stands last, so that its bytes can be sent straight from the spool."""
+
+    process_id: str
+    seq: int
+    stream: Stream
+    offset: int
+    subscription: str | None = None
+    #: Set when several chunks of one stream were joined: they are `first_seq` to `seq`.
+    first_seq: int | None = None
+    chunk: bytes = b""
+
+
+class GapParams(Struct, frozen=True, omit_defaults=True):
+    process_id: str
+    gap: tuple[OutputGap, ...]
+    subscription: str | None = None
+
+
+class ExitedParams(Struct, frozen=True):
+    process_id: str
+    seq: int
+    exit_code: int
+    signal: str | None = None
+    sandbox_denied: bool = False
+    subscription: str | None = None
+
+
+class ClosedParams(Struct, frozen=True):
+    process_id: str
+    seq: int
+    subscription: str | None = None

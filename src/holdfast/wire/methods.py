@@ -1,0 +1,85 @@
+"""The method table: every method and notification, its parameters and its result, once; pure.
+
+Dispatch, the client and the test of `docs/protocol.md` all come from these rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+from holdfast.model import EnvironmentInfo, ProcessInfo, ReadResult, ServerStatus, Snapshot
+from holdfast.wire import messages as m
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+#: Raised when a change breaks older peers; `initialize` tells it.
+PROTOCOL_VERSION: Final = 1
+
+
+class Method(Generic[P, R]):
+    """One request: its name on the wire and the types of its two halves."""
+
+    __slots__ = ("name", "params", "result")
+
+    def __init__(self, name: str, params: type[P], result: type[R]) -> None:
+        self.name = name
+        self.params = params
+        self.result = result
+
+
+class Notification(Generic[P]):
+    """One message without a reply."""
+
+    __slots__ = ("name", "params", "sender")
+
+    def __init__(self, name: str, params: type[P], sender: str) -> None:
+        self.name = name
+        self.params = params
+        self.sender = sender
+
+
+INITIALIZE = Method("initialize", m.InitializeParams, m.InitializeResult)
+PING = Method("ping", m.Empty, m.Empty)
+ENVIRONMENT_INFO = Method("environment/info", m.Empty, EnvironmentInfo)
+ENVIRONMENT_STATUS = Method("environment/status", m.Empty, ServerStatus)
+SERVER_SHUTDOWN = Method("server/shutdown", m.ShutdownParams, m.Empty)
+
+PROCESS_START = Method("process/start", m.StartParams, m.StartResult)
+PROCESS_READ = Method("process/read", m.ReadParams, ReadResult)
+PROCESS_WRITE = Method("process/write", m.WriteParams, m.WriteResult)
+PROCESS_CLOSE_STDIN = Method("process/closeStdin", m.ProcessParams, m.Empty)
+PROCESS_RESIZE = Method("process/resize", m.ResizeParams, m.Empty)
+PROCESS_SIGNAL = Method("process/signal", m.SignalParams, m.Empty)
+PROCESS_TERMINATE = Method("process/terminate", m.TerminateParams, m.TerminateResult)
+PROCESS_WAIT = Method("process/wait", m.WaitParams, m.WaitResult)
+PROCESS_SNAPSHOT = Method("process/snapshot", m.ProcessParams, Snapshot)
+PROCESS_DESCRIBE = Method("process/describe", m.ProcessParams, ProcessInfo)
+PROCESS_LIST = Method("process/list", m.Empty, m.ListResult)
+PROCESS_FORGET = Method("process/forget", m.ProcessParams, m.Empty)
+PROCESS_SUBSCRIBE = Method("process/subscribe", m.SubscribeParams, m.Empty)
+PROCESS_UNSUBSCRIBE = Method("process/unsubscribe", m.UnsubscribeParams, m.Empty)
+PORT_WAIT = Method("port/wait", m.WaitForPortParams, m.Empty)
+
+EXEC_REMOTE_START = Method("exec_remote_start", m.ExecRemoteStartParams, m.ExecRemoteStartResult)
+EXEC_REMOTE_POLL = Method("exec_remote_poll", m.ExecRemotePollParams, m.ExecRemotePollResult)
+EXEC_REMOTE_KILL = Method("exec_remote_kill", m.ExecRemotePidParams, m.ExecRemoteDone)
+EXEC_REMOTE_WRITE_STDIN = Method("exec_remote_write_stdin", m.ExecRemoteWriteParams, m.ExecRemoteDone)
+EXEC_REMOTE_CLOSE_STDIN = Method("exec_remote_close_stdin", m.ExecRemotePidParams, m.ExecRemoteDone)
+
+INITIALIZED = Notification("initialized", m.Empty, sender="client")
+PROCESS_CREDIT = Notification("process/credit", m.CreditParams, sender="client")
+PROCESS_OUTPUT = Notification("process/output", m.OutputParams, sender="server")
+PROCESS_GAP = Notification("process/gap", m.GapParams, sender="server")
+PROCESS_EXITED = Notification("process/exited", m.ExitedParams, sender="server")
+PROCESS_CLOSED = Notification("process/closed", m.ClosedParams, sender="server")
+
+
+def methods() -> dict[str, Method[object, object]]:
+    """Every method by its wire name."""
+    return {v.name: v for v in globals().values() if isinstance(v, Method)}
+
+
+def notifications() -> dict[str, Notification[object]]:
+    """Every notification by its wire name."""
+    return {v.name: v for v in globals().values() if isinstance(v, Notification)}

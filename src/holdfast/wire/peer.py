@@ -1,0 +1,93 @@
+"""One end of a JSON-RPC conversation without IO: requests out, pending calls matched with replies; pure.
+
+    peer.call(method, params, on_reply) -> bytes to send
+    peer.receive(message)               -> a Request or Notice to handle, or None (a reply, already delivered)
+
+Rules: a reply to an id that is not pending is dropped (it belongs to a call that was given up); a failed decode of
+a reply fails that call and no other; `fail_all` ends every pending call when the connection is gone for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import UNSET, Raw, UnsetType
+
+from holdfast.errors import HoldfastError, InvalidRequest, error_from_wire
+from holdfast.wire.codec import Codec, Id
+from holdfast.wire.methods import Method
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+#: Called once with the result, or with the error that came instead.
+OnReply = Callable[[Any, HoldfastError | None], None]
+
+
+class Request(NamedTuple):
+    """The other side asks."""
+
+    id: Id
+    method: str
+    params: Raw | UnsetType
+
+
+class Notice(NamedTuple):
+    """The other side tells."""
+
+    method: str
+    params: Raw | UnsetType
+
+
+class Peer:
+    """Our end: a codec, and the calls that wait for their replies."""
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self.codec = codec or Codec()
+        self._pending: dict[int | str, tuple[Method[Any, Any], OnReply]] = {}
+        self._last_id = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def call(self, method: Method[P, R], params: P, on_reply: OnReply) -> tuple[int, bytes]:
+        """Register a call; returns its id and the message to send."""
+        self._last_id += 1
+        message = self.codec.request(self._last_id, method.name, params)
+        self._pending[self._last_id] = (method, on_reply)
+        return self._last_id, message
+
+    def give_up(self, id: int) -> None:
+        """Nobody waits for this reply any more."""
+        self._pending.pop(id, None)
+
+    def receive(self, message: bytes) -> Request | Notice | None:
+        """Take one message. Raises `ParseError` or `InvalidRequest` for one that is neither."""
+        envelope = self.codec.decode(message)
+        if envelope.method is not UNSET:
+            if envelope.id is UNSET:
+                return Notice(envelope.method, envelope.params)
+            return Request(envelope.id, envelope.method, envelope.params)
+        if envelope.id is UNSET or (envelope.result is UNSET and envelope.error is UNSET):
+            raise InvalidRequest("a message needs `method`, or `id` with `result` or `error`")
+        if envelope.id is not None and envelope.id in self._pending:
+            method, on_reply = self._pending.pop(envelope.id)
+            if envelope.error is not UNSET:
+                error = envelope.error
+                on_reply(None, error_from_wire(error.code, error.message, error.data))
+                return None
+            try:
+                result = self.codec.decode_body(envelope.result, method.result, f"result of {method.name}")
+            except HoldfastError as error:
+                on_reply(None, error)
+            else:
+                on_reply(result, None)
+        return None
+
+    def fail_all(self, error: HoldfastError) -> None:
+        """End every pending call with `error`."""
+        pending, self._pending = self._pending, {}
+        for _, on_reply in pending.values():
+            on_reply(None, error)
