@@ -21,8 +21,7 @@ if TYPE_CHECKING:
         StdoutChunk as StdoutChunk,
     )
     from holdfast.client.process import Process as Process
-    from holdfast.client.sandbox import Sandbox as Sandbox
-    from holdfast.client.sandbox import connect as connect
+    from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
     from holdfast.client.unified_exec import (
         ExecCommandBegin as ExecCommandBegin,
         ExecCommandEnd as ExecCommandEnd,

@@ -43,7 +43,7 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Output kept of all processes together; ended ones give theirs up first, oldest first. A spool in a
     #: container's /dev/shm has 64 MiB, so the room found at start may lower this.
     retained_output_bytes_total: int = 2048 * MIB
-    #: Chunks of each process that can be addressed by `seq`; older ones merge into gaps. Nine bytes each.
+    #: Chunks of each process that can be addressed by `seq`; older ones show as gaps. 17 bytes each.
     retained_chunks_per_process: int = 65_536
     #: Input accepted for a process that does not read it, before `write` waits.
     stdin_buffer_bytes: int = 1 * MIB

@@ -22,8 +22,12 @@ from holdfast.model import (
 )
 
 
-class EventStream(AsyncIterator[ProcessEvent], Protocol):
+class EventStream(Protocol):
     """A reader with its own cursor. It ends after `Closed`; `aclose` ends it before."""
+
+    def __aiter__(self) -> AsyncIterator[ProcessEvent]: ...
+
+    async def __anext__(self) -> ProcessEvent: ...
 
     async def aclose(self) -> None: ...
 

@@ -1,0 +1,108 @@
+"""What a process sees around it: its variables, its user, its working directory. Reads the user database only."""
+
+from __future__ import annotations
+
+import fnmatch
+import grp
+import os
+import pwd
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from holdfast.errors import InvalidParams, PermissionRefused, UnknownUser
+from holdfast.model import EnvPolicy, ProcessSpec
+
+#: What a login would set: enough to run, nothing to leak.
+CORE_VARIABLES = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+SECRET_PATTERNS = ("*KEY*", "*SECRET*", "*TOKEN*")
+#: What most terminals and all curses programs know; only where the caller did not say.
+DEFAULT_TERM = "xterm-256color"
+
+
+class Account(NamedTuple):
+    """The user that a process runs as."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+    shell: str
+
+
+def build_environment(spec: ProcessSpec, base: Mapping[str, str], account: Account | None = None) -> dict[str, str]:
+    """The variables of a process. `env` without a policy is the environment, exactly."""
+    if spec.env is not None and spec.env_policy is None:
+        return dict(spec.env)
+    variables = apply_policy(spec.env_policy, base) if spec.env_policy else dict(base)
+    if spec.tty:
+        variables.setdefault("TERM", DEFAULT_TERM)
+    if account is not None:
+        variables.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
+    variables.update(spec.env or {})
+    return variables
+
+
+def apply_policy(policy: EnvPolicy, base: Mapping[str, str]) -> dict[str, str]:
+    """Inherit, drop what looks secret, drop what is excluded, set, keep only what is included; in this order."""
+    if policy.inherit == "none":
+        variables = {}
+    elif policy.inherit == "core":
+        variables = {name: value for name, value in base.items() if name.upper() in CORE_VARIABLES}
+    else:
+        variables = dict(base)
+    if not policy.ignore_default_excludes:
+        variables = {name: v for name, v in variables.items() if not _matches(name, SECRET_PATTERNS)}
+    variables = {name: v for name, v in variables.items() if not _matches(name, policy.exclude)}
+    variables.update(policy.set)
+    if policy.include_only:
+        variables = {name: v for name, v in variables.items() if _matches(name, policy.include_only)}
+    return variables
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name.upper(), pattern.upper()) for pattern in patterns)
+
+
+def resolve_user(user: str) -> Account:
+    """An account by `name`, `uid`, or `uid:gid`; a uid needs no entry in the user database."""
+    name, _, group = user.partition(":")
+    try:
+        entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+    except KeyError:
+        if not name.isdecimal():
+            raise UnknownUser(f"unknown user {name!r}") from None
+        uid = int(name)
+        entry = pwd.struct_passwd((name, "x", uid, uid, "", "/", "/bin/sh"))
+    gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+    if group:
+        gid = _resolve_group(group)
+        groups = [gid]
+    own = os.geteuid()
+    if own != 0 and (entry.pw_uid, gid) != (own, os.getegid()):
+        raise PermissionRefused(f"cannot run as {user!r}: the server is not root")
+    return Account(entry.pw_name, entry.pw_uid, gid, tuple(groups), entry.pw_dir or "/", entry.pw_shell)
+
+
+def _resolve_group(group: str) -> int:
+    if group.isdecimal():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise UnknownUser(f"unknown group {group!r}") from None
+
+
+def resolve_cwd(cwd: str | None) -> str:
+    """A path from a path or a `file:` URI; None is our own working directory."""
+    if cwd is None:
+        return os.getcwd()
+    if cwd.startswith("file:"):
+        parts = urlsplit(cwd)
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidParams(f"cwd {cwd!r}: not a file of this machine")
+        cwd = unquote(parts.path)
+    if "\0" in cwd:
+        raise InvalidParams("cwd holds a NUL character")
+    return cwd or "/"

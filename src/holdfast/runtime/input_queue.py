@@ -1,0 +1,133 @@
+"""What is on its way to a process's stdin: one queue, in order, with a bound. Touches one descriptor.
+
+A write goes straight into the pipe when there is room and nothing waits. Else it queues, and the writer waits once
+the queue is over its bound, so that a caller feels a process that does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import OrderedDict, deque
+from typing import Final
+
+from holdfast.errors import StdinClosed
+
+#: How many write ids are remembered: a client repeats only what it had unanswered when its connection broke.
+REMEMBERED_WRITES: Final = 1_024
+#: What a terminal takes for the end of input; a terminal's own descriptor must stay open for its output.
+END_OF_TRANSMISSION: Final = b"\x04"
+
+
+class InputQueue:
+    """Serialises writers. `fd` is non-blocking; `-1` is a stdin that was closed from the start."""
+
+    __slots__ = ("_closing", "_drained", "_fd", "_limit", "_name", "_owns_fd", "_queue", "_queued", "_writes")
+
+    def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> None:
+        self._fd = fd
+        self._name = name
+        self._limit = limit
+        self._owns_fd = owns_fd
+        self._queue: deque[memoryview] = deque()
+        self._queued = 0
+        self._drained: asyncio.Event | None = None
+        self._closing = fd < 0
+        self._writes: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued
+
+    async def write(self, data: bytes, write_id: str | None = None) -> None:
+        """Accept `data`, once for each `write_id`; returns when the queue is within its bound again."""
+        if write_id is not None:
+            if write_id in self._writes:
+                await self._room()
+                return
+            self._check_open()
+            self._writes[write_id] = None
+            if len(self._writes) > REMEMBERED_WRITES:
+                self._writes.popitem(last=False)
+        else:
+            self._check_open()
+        self._put(data)
+        await self._room()
+
+    def close(self) -> None:
+        """No more input: what is queued still goes, then the pipe closes (a terminal gets Ctrl-D)."""
+        if self._closing:
+            return
+        if not self._owns_fd:
+            self._put(END_OF_TRANSMISSION)
+            return
+        self._closing = True
+        if not self._queue:
+            self._release()
+
+    def abandon(self) -> None:
+        """The process is gone: drop what is queued and wake whoever waits."""
+        self._closing = True
+        self._queue.clear()
+        self._queued = 0
+        self._release()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise StdinClosed(f"stdin of process {self._name!r} is closed")
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        if not self._queue:
+            view = view[self._write(view) :]
+        if view and self._fd >= 0:
+            if not self._queue:
+                asyncio.get_running_loop().add_writer(self._fd, self._flush)
+            self._queue.append(view)
+            self._queued += len(view)
+
+    async def _room(self) -> None:
+        while self._queued > self._limit:
+            if self._drained is None:
+                self._drained = asyncio.Event()
+            await self._drained.wait()
+
+    def _write(self, view: memoryview) -> int:
+        try:
+            return os.write(self._fd, view)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            # EPIPE, EIO: the reader closed its end. The process may live on; its input is over.
+            self.abandon()
+            raise StdinClosed(f"process {self._name!r} closed its stdin") from None
+
+    def _flush(self) -> None:
+        try:
+            while self._queue:
+                written = self._write(self._queue[0])
+                self._queued -= written
+                if written < len(self._queue[0]):
+                    self._queue[0] = self._queue[0][written:]
+                    break
+                self._queue.popleft()
+        except StdinClosed:
+            return  # those who wait were woken; the next write is told
+        if not self._queue:
+            asyncio.get_running_loop().remove_writer(self._fd)
+            if self._closing:
+                self._release()
+        self._wake()
+
+    def _release(self) -> None:
+        if self._fd >= 0:
+            asyncio.get_running_loop().remove_writer(self._fd)
+            if self._owns_fd:
+                os.close(self._fd)
+            self._fd = -1
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._drained is not None and self._queued <= self._limit:
+            self._drained.set()
+            self._drained = None

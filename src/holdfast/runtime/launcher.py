@@ -1,0 +1,48 @@
+"""Runs inside a child, between our spawn and the user's program: what posix_spawn cannot do is done here.
+
+Started as `python -I -S launcher.py`; reads its orders from descriptor 3, reports a failure on descriptor 4 (which
+closes by itself when the program is executed), and becomes the program. Standard library only, and little of it:
+every import is paid by each start that needs a user switch or limits.
+"""
+
+import marshal
+import os
+import sys
+
+ORDERS_FD = 3
+REPORT_FD = 4
+
+
+def main() -> None:
+    """Apply the orders in the one order that works: limits while still privileged, groups before the user."""
+    with open(ORDERS_FD, "rb") as file:
+        orders = marshal.load(file)
+    os.set_inheritable(REPORT_FD, False)
+    stage = "limits"
+    try:
+        if orders["rlimits"] or orders["nice"] is not None:
+            import resource
+
+            for name, value in orders["rlimits"]:
+                resource.setrlimit(getattr(resource, name), (value, value))
+            if orders["nice"] is not None:
+                os.setpriority(os.PRIO_PROCESS, 0, orders["nice"])
+        if orders["account"] is not None:
+            stage = "user"
+            uid, gid, groups = orders["account"]
+            if os.geteuid() == 0:
+                os.setgroups(groups)
+                os.setresgid(gid, gid, gid)
+                os.setresuid(uid, uid, uid)
+        stage = "cwd"
+        os.chdir(orders["cwd"])
+        stage = "exec"
+        os.execve(orders["path"], orders["argv"], orders["environment"])
+    except (OSError, ValueError) as error:
+        number = error.errno if isinstance(error, OSError) else 22
+        os.write(REPORT_FD, marshal.dumps((stage, number or 22, str(error))))
+        sys.exit(127)
+
+
+if __name__ == "__main__":
+    main()

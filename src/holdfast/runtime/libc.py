@@ -1,0 +1,101 @@
+"""The few system calls that the standard library lacks, through ctypes; touches nothing but the C library.
+
+Each function raises `OSError` with the right errno, so callers treat them like functions of `os`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Final
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+# fallocate(2)
+_FALLOC_FL_KEEP_SIZE: Final = 0x01
+_FALLOC_FL_PUNCH_HOLE: Final = 0x02
+
+# prctl(2)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+# spawn.h, the same numbers in glibc and musl
+_POSIX_SPAWN_SETSIGDEF: Final = 0x04
+_POSIX_SPAWN_SETSIGMASK: Final = 0x08
+_POSIX_SPAWN_SETSID: Final = 0x80
+
+#: Larger than posix_spawnattr_t (336 bytes), posix_spawn_file_actions_t (80) and sigset_t (128) anywhere.
+_OPAQUE_BYTES: Final = 512
+
+_fallocate: Final = _libc.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_posix_spawn: Final = _libc.posix_spawn
+_add_chdir: Final = _libc.posix_spawn_file_actions_addchdir_np
+#: glibc 2.34; elsewhere every descriptor of ours is close-on-exec anyway.
+_add_closefrom: Final = getattr(_libc, "posix_spawn_file_actions_addclosefrom_np", None)
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Give the file's blocks in this range back; its length and all other bytes stay."""
+    if _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children, and not init's, from now on."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+class SpawnPlan:
+    """Attributes and file actions of one posix_spawn(3), in the order in which the child applies them.
+
+    Always: a new session, every signal at its default, no signal blocked. Actions run after setsid, so that a
+    terminal opened by `open` becomes the controlling terminal.
+    """
+
+    def __init__(self) -> None:
+        self._actions = ctypes.create_string_buffer(_OPAQUE_BYTES)
+        self._attributes = ctypes.create_string_buffer(_OPAQUE_BYTES)
+        _check(_libc.posix_spawn_file_actions_init(self._actions))
+        _check(_libc.posix_spawnattr_init(self._attributes))
+        signals = ctypes.create_string_buffer(_OPAQUE_BYTES)
+        _libc.sigfillset(signals)
+        _check(_libc.posix_spawnattr_setsigdefault(self._attributes, signals))
+        _libc.sigemptyset(signals)
+        _check(_libc.posix_spawnattr_setsigmask(self._attributes, signals))
+        flags = _POSIX_SPAWN_SETSID | _POSIX_SPAWN_SETSIGDEF | _POSIX_SPAWN_SETSIGMASK
+        _check(_libc.posix_spawnattr_setflags(self._attributes, ctypes.c_short(flags)))
+
+    def chdir(self, path: bytes) -> None:
+        _check(_add_chdir(self._actions, path))
+
+    def open(self, fd: int, path: bytes, flags: int) -> None:
+        _check(_libc.posix_spawn_file_actions_addopen(self._actions, fd, path, flags, 0))
+
+    def dup2(self, source: int, target: int) -> None:
+        _check(_libc.posix_spawn_file_actions_adddup2(self._actions, source, target))
+
+    def close_from(self, lowest: int) -> None:
+        if _add_closefrom is not None:
+            _check(_add_closefrom(self._actions, lowest))
+
+    def run(self, path: bytes, argv: Sequence[bytes], environment: Sequence[bytes]) -> int:
+        """Start the program; returns its pid. Blocks until the exec has happened or failed (vfork)."""
+        pid = ctypes.c_int()
+        arguments = (ctypes.c_char_p * (len(argv) + 1))(*argv, None)
+        variables = (ctypes.c_char_p * (len(environment) + 1))(*environment, None)
+        try:
+            _check(_posix_spawn(ctypes.byref(pid), path, self._actions, self._attributes, arguments, variables))
+        finally:
+            _libc.posix_spawn_file_actions_destroy(self._actions)
+            _libc.posix_spawnattr_destroy(self._attributes)
+        return pid.value
+
+
+def _check(error: int) -> None:
+    """The spawn functions return their errno."""
+    if error != 0:
+        raise OSError(error, os.strerror(error))

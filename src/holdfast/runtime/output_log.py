@@ -1,0 +1,255 @@
+"""Everything one stream printed, addressed by absolute byte offset, in a sparse file of bounded size.
+
+The pipe is spliced into the file, so the bytes never enter Python; the offset in the file is the offset in the
+stream, for ever. Of a long stream the head and the tail are kept and the middle is punched out:
+
+    0          lost_start      lost_end           end
+    |== head ==|... punched ...|===== tail =======|
+
+Touches its spool's files only; knows no processes and no event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from typing import Final, Protocol
+
+from holdfast.errors import ResourceExhausted
+from holdfast.runtime.libc import punch_hole
+
+PAGE: Final = 4096
+#: At most this much is moved by one call, so that one flood does not hold the event loop.
+MOVE_BYTES: Final = 1024 * 1024
+#: Of what is kept, the part that belongs to the beginning: a command's first lines tell what it was about to do.
+HEAD_FRACTION: Final = 16
+#: A tail may exceed its bound by this fraction before it is cut, so that cutting is rare.
+SLACK_FRACTION: Final = 8
+#: Room that a spool needs to be worth choosing.
+WANTED_ROOM: Final = 256 * 1024 * 1024
+
+
+class Spool:
+    """A private directory of output files, and how many bytes they hold together."""
+
+    def __init__(self, directory: str = "") -> None:
+        parent = directory or choose_place()
+        try:
+            os.makedirs(parent, mode=0o700, exist_ok=True)
+            self.path = tempfile.mkdtemp(prefix="holdfast-spool-", dir=parent)
+        except OSError as error:
+            raise ResourceExhausted(f"no spool can be made in {parent}: {error.strerror}") from None
+        self.used = 0
+        self._files = 0
+
+    def open(self) -> tuple[int, str]:
+        """A new file: its descriptor and its path."""
+        self._files += 1
+        path = f"{self.path}/{self._files}"
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), path
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def choose_place() -> str:
+    """Memory where it has room (a container's /dev/shm may have 64 MB), else the temporary directory."""
+    try:
+        room = os.statvfs("/dev/shm")
+        if room.f_bavail * room.f_frsize >= WANTED_ROOM and os.access("/dev/shm", os.W_OK | os.X_OK):
+            return "/dev/shm"
+    except OSError:
+        pass
+    return tempfile.gettempdir()
+
+
+class Lease(Protocol):
+    """Somebody who is sending a range of the file to a slow reader, by descriptor."""
+
+    def rescue(self) -> None:
+        """Copy what is not sent yet: the range is about to be given back."""
+        ...
+
+
+class OutputLog:
+    """One stream's output. The file is opened at the first byte: most processes print little or nothing."""
+
+    __slots__ = ("_head", "_path", "_punching", "_spool", "_tail", "end", "fd", "leases", "lost_end", "lost_start")
+
+    def __init__(self, spool: Spool, retained_bytes: int) -> None:
+        self._spool = spool
+        self._head = retained_bytes // HEAD_FRACTION // PAGE * PAGE
+        self._tail = retained_bytes - self._head
+        self._punching = True
+        self._path = ""
+        self.fd = -1
+        self.end = 0
+        self.lost_start = 0
+        self.lost_end = 0
+        #: Few at a time: one a connection that is in the middle of a frame of this log.
+        self.leases: set[Lease] = set()
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.end - (self.lost_end - self.lost_start)
+
+    @property
+    def truncated(self) -> bool:
+        return self.lost_end > self.lost_start
+
+    @property
+    def capacity(self) -> int:
+        return self._head + self._tail
+
+    def move_from(self, pipe: int, limit: int = MOVE_BYTES) -> int:
+        """Splice what the pipe holds into the log; returns how much, 0 at its end.
+
+        Raises `BlockingIOError` when the pipe is empty for now.
+        """
+        if self.fd < 0:
+            self._open()
+        try:
+            moved = os.splice(pipe, self.fd, limit, offset_dst=self.end, flags=os.SPLICE_F_NONBLOCK)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # a file system that does not take part in splicing
+                return self._copy_from(pipe, limit)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                return self._drop_from(pipe, limit)
+            raise
+        self._grown(moved)
+        return moved
+
+    def append(self, data: bytes) -> None:
+        """Write bytes that had to be read anyway: a terminal cannot be spliced."""
+        if self.fd < 0:
+            self._open()
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self.fd, data[written:], self.end + written)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            self._lose(len(data))
+            return
+        self._grown(len(data))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`; short where the log ends or a lost range begins, empty inside one."""
+        if self.lost_start <= offset < self.lost_end or self.fd < 0:
+            return b""
+        stop = self.end if offset >= self.lost_end else min(self.end, self._first_lost())
+        return os.pread(self.fd, max(0, min(length, stop - offset)), offset)
+
+    def is_kept(self, offset: int, length: int) -> bool:
+        """Whether all of this range can be read."""
+        return offset + length <= self._first_lost() or offset >= self.lost_end
+
+    def trim(self, floor: int | None = None) -> None:
+        """Give back what is over the bound: the middle, and nothing at or after `floor`."""
+        tail_start = max(self._head, self.end - self._tail)
+        if floor is not None:
+            tail_start = min(tail_start, floor)
+        if tail_start <= self._head:
+            return
+        if not self.truncated:
+            self.lost_start = self.lost_end = self._head
+        if tail_start - self.lost_end > self._tail // SLACK_FRACTION:
+            self._cut(tail_start)
+
+    def shrink(self) -> None:
+        """Keep half as much from now on; for when all logs together hold too much."""
+        self._tail = max(PAGE, self._tail // 2)
+        self.trim()
+
+    def contents(self) -> bytes:
+        """All that is kept, head and tail joined."""
+        if self.fd < 0:
+            return b""
+        if not self.truncated:
+            return os.pread(self.fd, self.end, 0)
+        return os.pread(self.fd, self.lost_start, 0) + os.pread(self.fd, self.end - self.lost_end, self.lost_end)
+
+    def close(self) -> None:
+        """Forget everything."""
+        if self.fd >= 0:
+            self._rescue_leases()
+            os.close(self.fd)
+            os.unlink(self._path)
+            self._spool.used -= self.kept_bytes
+            self.fd = -1
+
+    def _rescue_leases(self) -> None:
+        for lease in self.leases:
+            lease.rescue()
+        self.leases.clear()
+
+    def _first_lost(self) -> int:
+        return self.lost_start if self.truncated else self.end
+
+    def _open(self) -> None:
+        self.fd, self._path = self._spool.open()
+
+    def _grown(self, amount: int) -> None:
+        self.end += amount
+        self._spool.used += amount
+
+    def _lose(self, amount: int) -> None:
+        """Count bytes that were printed and could not be kept: the tail before them goes too, so that one range
+        says what is lost."""
+        self._spool.used -= self.end - max(self.lost_end, min(self._head, self.end))
+        if not self.truncated:
+            self.lost_start = min(self._head, self.end)
+        self.end += amount
+        if self.fd >= 0 and self._punching:
+            self._punch(self.lost_start, self.end)
+        self.lost_end = self.end
+
+    def _copy_from(self, pipe: int, limit: int) -> int:
+        data = os.read(pipe, limit)
+        self.append(data)
+        return len(data)
+
+    def _drop_from(self, pipe: int, limit: int) -> int:
+        """No room: the process goes on, and what it prints is counted as lost."""
+        data = os.read(pipe, limit)
+        if data:
+            self._lose(len(data))
+        return len(data)
+
+    def _cut(self, tail_start: int) -> None:
+        self._spool.used -= tail_start - self.lost_end
+        if self._punching:
+            self._punch(self.lost_end, tail_start)
+        self.lost_end = tail_start
+        if not self._punching:
+            self._rewrite()
+
+    def _punch(self, start: int, stop: int) -> None:
+        # Whole pages only: the kernel would zero the rest of a page that still holds kept bytes for nothing.
+        first = start // PAGE * PAGE if start != self.lost_start else -(-start // PAGE) * PAGE
+        last = stop // PAGE * PAGE
+        if last <= first:
+            return
+        self._rescue_leases()
+        try:
+            punch_hole(self.fd, first, last - first)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM):
+                raise
+            self._punching = False
+
+    def _rewrite(self) -> None:
+        """Where holes cannot be punched: a new sparse file with the kept ranges at their old offsets."""
+        self._rescue_leases()
+        fd, path = self._spool.open()
+        for start, stop in ((0, self.lost_start), (self.lost_end, self.end)):
+            while start < stop:
+                start += os.pwrite(fd, os.pread(self.fd, min(MOVE_BYTES, stop - start), start), start)
+        os.close(self.fd)
+        os.unlink(self._path)
+        self.fd, self._path = fd, path

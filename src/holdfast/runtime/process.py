@@ -1,0 +1,439 @@
+"""One running or ended process: its descriptors, its logs, its journal, its exit. Lives on the event loop.
+
+The life of a process, in the order in which its journal tells it:
+
+    output ... output, exit (the leader ended; all it printed before is in the log),
+    output ... (of children that hold the streams), close (every stream ended)
+
+A process that nobody reads costs its descriptors and a few kilobytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import struct
+import termios
+import time
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal
+from holdfast.model import (
+    ExitStatus,
+    OutputChunk,
+    OutputGap,
+    ProcessInfo,
+    ProcessSpec,
+    ReadResult,
+    Snapshot,
+    TerminalSize,
+)
+from holdfast.runtime.input_queue import InputQueue
+from holdfast.runtime.journal import CLOSE, EXIT, Journal
+from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
+from holdfast.runtime.reader import Reader
+from holdfast.runtime.signals import signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.config import ExecServerConfig
+    from holdfast.runtime.process_tree import Tree
+
+#: A terminal gives at most 4 KiB a read; so much is gathered before it goes into the log.
+_TTY_GATHER: Final = 64 * 1024
+_TTY_READ: Final = 16 * 1024
+#: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
+_PIPE_BYTES: Final = 64 * 1024
+_GROWN_PIPE_BYTES: Final = 1024 * 1024
+
+
+class _Output:
+    """One stream that is still open."""
+
+    __slots__ = ("fd", "kind", "log", "owed", "paused")
+
+    def __init__(self, kind: int, fd: int, log: OutputLog) -> None:
+        self.kind = kind
+        self.fd = fd
+        self.log = log
+        self.paused = False
+        #: Bytes that were in the pipe when the leader ended: the exit is told after them.
+        self.owed = 0
+
+
+class ManagedProcess:
+    """A process of ours, from its start until it is forgotten."""
+
+    __slots__ = (
+        "_blocking",
+        "_grown",
+        "_loop",
+        "_on_exit",
+        "_on_growth",
+        "_outputs",
+        "_pidfd",
+        "_readers",
+        "_taken",
+        "_terminal",
+        "_waiters",
+        "cwd",
+        "exited_at",
+        "input",
+        "journal",
+        "logs",
+        "pid",
+        "size",
+        "spec",
+        "started_at",
+        "status",
+        "tree",
+    )
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        *,
+        cwd: str,
+        tree: Tree,
+        outputs: dict[int, int],
+        stdin: int,
+        spool: Spool,
+        config: ExecServerConfig,
+        on_exit: Callable[[ManagedProcess], None],
+        on_growth: Callable[[], None],
+    ) -> None:
+        self.spec = spec
+        self.cwd = cwd
+        self.tree = tree
+        self.pid = tree.leader
+        self.started_at = time.time()
+        self.exited_at: float | None = None
+        self.status: ExitStatus | None = None
+        self.size = (spec.size or TerminalSize()) if spec.tty else None
+        self.journal = Journal(config.retained_chunks_per_process)
+        retained = config.retained_output_bytes_per_process // len(outputs)
+        self.logs: dict[int, OutputLog] = {kind: OutputLog(spool, retained) for kind in outputs}
+        self.input = InputQueue(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
+        self._terminal = next(iter(outputs.values())) if spec.tty else -1
+        self._outputs = [_Output(kind, fd, self.logs[kind]) for kind, fd in outputs.items()]
+        self._readers: set[Reader] = set()
+        #: How far the last reader had come when it left: a blocking process keeps what comes after for the next.
+        self._taken = [0, 0, 0]
+        self._waiters: set[asyncio.Event] = set()
+        self._on_exit = on_exit
+        self._on_growth = on_growth
+        self._grown = False
+        self._blocking = spec.overflow == "block"
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._leader_ended)
+        for output in self._outputs:
+            self._loop.add_reader(output.fd, self._readable, output)
+
+    # --- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    @property
+    def closed(self) -> bool:
+        return not self.running and not self._outputs
+
+    def info(self) -> ProcessInfo:
+        printed = {kind: log.end for kind, log in self.logs.items()}
+        return ProcessInfo(
+            process_id=self.spec.process_id,
+            pid=self.pid,
+            argv=self.spec.argv,
+            cwd=self.cwd,
+            tty=self.spec.tty,
+            running=self.running,
+            closed=self.closed,
+            started_at=self.started_at,
+            exited_at=self.exited_at,
+            exit_code=self.status.exit_code if self.status else None,
+            signal=self.status.signal if self.status else None,
+            stdout_bytes=printed.get(0, 0),
+            stderr_bytes=printed.get(1, 0),
+            pty_bytes=printed.get(2, 0),
+            size=self.size,
+            user=self.spec.user,
+        )
+
+    def snapshot(self) -> Snapshot:
+        kept = {kind: log.contents() for kind, log in self.logs.items()}
+        return Snapshot(
+            stdout=kept.get(0, b""),
+            stderr=kept.get(1, b""),
+            terminal=kept.get(2, b""),
+            truncated=any(log.truncated for log in self.logs.values()),
+            exit_code=self.status.exit_code if self.status else None,
+            running=self.running,
+        )
+
+    def read(self, after_seq: int, max_bytes: int) -> ReadResult:
+        """What is there after `after_seq`, without waiting. Reading on acknowledges what came before."""
+        reader = Reader(self, after_seq, _ignore)
+        chunks: list[OutputChunk] = []
+        gaps: list[OutputGap] = []
+        size = 0
+        taken = after_seq
+        try:
+            while size < max_bytes and (record := reader.next(1)) is not None:
+                if isinstance(record, OutputGap):
+                    gaps.append(record)
+                    continue
+                if chunks and size + record.length > max_bytes:
+                    break
+                if record.kind < EXIT:
+                    chunks.append(reader.chunk(record))
+                    size += record.length
+                taken = record.seq
+        finally:
+            reader.close()
+        return ReadResult(
+            chunks=tuple(chunks),
+            next_seq=taken + 1,
+            exited=not self.running,
+            exit_code=self.status.exit_code if self.status else None,
+            closed=self.closed,
+            gap=tuple(gaps),
+        )
+
+    # --- waiting ---------------------------------------------------------------------------------------------
+
+    async def wait_exit(self) -> ExitStatus:
+        while self.status is None:
+            await self.changed()
+        return self.status
+
+    async def wait_news(self, after_seq: int) -> None:
+        """Until there is something after `after_seq`."""
+        while self.journal.last_seq <= after_seq and not self.closed:
+            await self.changed()
+
+    async def changed(self) -> None:
+        """Until anything happens."""
+        event = asyncio.Event()
+        self._waiters.add(event)
+        try:
+            await event.wait()
+        finally:
+            self._waiters.discard(event)
+
+    # --- readers ---------------------------------------------------------------------------------------------
+
+    def attach(self, reader: Reader) -> None:
+        self._readers.add(reader)
+
+    def detach(self, reader: Reader) -> None:
+        self._readers.discard(reader)
+        if not self._readers:
+            self._taken = reader.consumed
+        self.reader_advanced()
+
+    def reader_advanced(self) -> None:
+        """A reader took something: a blocking process may have room again."""
+        for output in self._outputs:
+            if output.paused and not self._is_full(output):
+                output.paused = False
+                self._loop.add_reader(output.fd, self._readable, output)
+
+    def stop_blocking(self) -> None:
+        """From now on output is dropped rather than held back: the process is being ended."""
+        self._blocking = False
+        self.reader_advanced()
+
+    # --- doing -----------------------------------------------------------------------------------------------
+
+    def resize(self, size: TerminalSize) -> None:
+        if not self.spec.tty:
+            raise NotATerminal(f"process {self.spec.process_id!r} runs on pipes: it has no size")
+        self.size = size
+        if self._terminal >= 0:
+            set_terminal_size(self._terminal, size)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To the leader's group; on a terminal to the group in the foreground, as a keystroke would."""
+        if not self.running:
+            raise InvalidRequest(f"process {self.spec.process_id!r} has ended")
+        group = self.pid
+        if self._terminal >= 0 and number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
+            group = os.tcgetpgrp(self._terminal) or self.pid
+        # It may have ended between the keystroke and now: the exit tells it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+
+    def discard(self) -> None:
+        """Forget its output and let go of every descriptor."""
+        for output in tuple(self._outputs):
+            self._let_go(output)
+        self.input.abandon()
+        for log in self.logs.values():
+            log.close()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    # --- events of the kernel --------------------------------------------------------------------------------
+
+    def _readable(self, output: _Output) -> None:
+        try:
+            moved = self._move(output, MOVE_BYTES)
+        except BlockingIOError:
+            return
+        if moved == 0:
+            self._let_go(output)
+            self._tell_close()
+            return
+        self._took(output, moved)
+        if self.status is None and self._pidfd < 0:
+            self._tell_exit()
+
+    def _move(self, output: _Output, limit: int) -> int:
+        """From the descriptor into the log; 0 at its end, `BlockingIOError` when it is empty."""
+        if not self.spec.tty:
+            return output.log.move_from(output.fd, limit)
+        pieces: list[bytes] = []
+        size = 0
+        while size < min(limit, _TTY_GATHER):
+            try:
+                piece = os.read(output.fd, _TTY_READ)
+            except BlockingIOError:
+                if not pieces:
+                    raise
+                break
+            except OSError as error:
+                # Linux answers EIO once nobody holds the terminal: that is its end of file.
+                if error.errno != errno.EIO:
+                    raise
+                piece = b""
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+        if pieces:
+            output.log.append(b"".join(pieces))
+        return size
+
+    def _took(self, output: _Output, amount: int) -> None:
+        self.journal.add_output(output.kind, amount)
+        output.owed = max(0, output.owed - amount)
+        if amount >= _PIPE_BYTES and not self._grown and not self.spec.tty:
+            self._grow_pipes()
+        if not self._blocking:
+            output.log.trim()
+        else:
+            output.log.trim(self._floor(output.kind))
+            if self._is_full(output):
+                output.paused = True
+                self._loop.remove_reader(output.fd)
+        self._on_growth()
+        self._tell_readers()
+
+    def _leader_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        # The zombie is left until its output is in: the pid stays ours that long.
+        for output in tuple(self._outputs):
+            self._drain(output)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._tell_exit()
+
+    def _drain(self, output: _Output) -> None:
+        """Take what was in the pipe when the leader ended, and not what its children print from now on."""
+        if self.spec.tty:
+            output.owed = _TTY_GATHER  # a terminal's buffer is smaller; reading until it is empty is enough
+        else:
+            output.owed = struct.unpack("i", fcntl.ioctl(output.fd, termios.FIONREAD, b"\0\0\0\0"))[0]
+        while output.owed and not output.paused:
+            try:
+                moved = self._move(output, output.owed)
+            except BlockingIOError:
+                moved = 0
+            if moved == 0:
+                output.owed = 0  # the end of file is seen, and told, by the event loop
+                return
+            self._took(output, moved)
+
+    def _tell_exit(self) -> None:
+        if any(output.owed for output in self._outputs):
+            return  # a blocking process: its last output waits for its reader, and so does the exit
+        self.status = reap(self.pid)
+        self.tree.leader_lives = False
+        self.exited_at = time.time()
+        self.input.abandon()
+        self.journal.add_event(EXIT)
+        self._tell_readers()
+        self._on_exit(self)
+        self._tell_close()
+
+    def _tell_close(self) -> None:
+        if self.closed:
+            self.journal.add_event(CLOSE)
+            self._tell_readers()
+
+    def _tell_readers(self) -> None:
+        for reader in tuple(self._readers):
+            reader.on_ready()
+        for event in self._waiters:
+            event.set()
+
+    # --- descriptors -----------------------------------------------------------------------------------------
+
+    def _let_go(self, output: _Output) -> None:
+        self._outputs.remove(output)
+        if not output.paused:
+            self._loop.remove_reader(output.fd)
+        if output.fd == self._terminal:
+            self._terminal = -1
+            self.input.abandon()
+        os.close(output.fd)
+
+    def _grow_pipes(self) -> None:
+        self._grown = True
+        for output in self._outputs:
+            try:
+                fcntl.fcntl(output.fd, fcntl.F_SETPIPE_SZ, _GROWN_PIPE_BYTES)
+            except OSError:
+                return  # over the user's share of pipe memory: it works as it is
+
+    def _floor(self, kind: int) -> int:
+        """What a blocking process must keep: everything that some reader has not taken."""
+        return min((reader.consumed[kind] for reader in self._readers), default=self._taken[kind])
+
+    def _is_full(self, output: _Output) -> bool:
+        if not self._blocking:
+            return False
+        return output.log.end - self._floor(output.kind) >= output.log.capacity
+
+
+def reap(pid: int) -> ExitStatus:
+    """The status of a child that has ended."""
+    try:
+        result = os.waitid(os.P_PID, pid, os.WEXITED)
+    except ChildProcessError:
+        # Somebody else in this process waits for any child: the status went to them.
+        return ExitStatus(255)
+    assert result is not None
+    if result.si_code == os.CLD_EXITED:
+        return ExitStatus(result.si_status)
+    return ExitStatus(128 + result.si_status, signal_name(result.si_status))
+
+
+def set_terminal_size(fd: int, size: TerminalSize) -> None:
+    """Tell the terminal its size; the program in the foreground gets SIGWINCH if it changed."""
+    if not (0 < size.rows < 65536 and 0 < size.cols < 65536):
+        raise InvalidParams(f"terminal size {size.rows}x{size.cols}: rows and columns must be 1 to 65535")
+    termios.tcsetwinsize(fd, (size.rows, size.cols))
+
+
+def _ignore() -> None:
+    """A reader that looks once needs no call."""

@@ -1,0 +1,31 @@
+"""Signals by the names that people and protocols use; pure."""
+
+from __future__ import annotations
+
+import signal
+
+from holdfast.errors import UnknownSignal
+
+#: The word that the Codex client sends.
+_WORDS = {"INTERRUPT": signal.SIGINT, "TERMINATE": signal.SIGTERM, "HANGUP": signal.SIGHUP}
+
+
+def parse_signal(name: str) -> signal.Signals:
+    """`INT`, `SIGINT`, `int`, `interrupt` or `2`."""
+    word = name.strip().upper()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        if word.isdecimal():
+            return signal.Signals(int(word))
+        return signal.Signals[word if word.startswith("SIG") else f"SIG{word}"]
+    except (KeyError, ValueError):
+        raise UnknownSignal(f"unknown signal {name!r}") from None
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; real-time signals have a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"

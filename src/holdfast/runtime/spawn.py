@@ -1,0 +1,253 @@
+"""Starts a program on pipes or on a terminal and answers with its pid, or with an error that names the cause.
+
+The straight way is one posix_spawn (vfork underneath: its cost does not grow with our memory). What posix_spawn
+cannot do, a user switch and rlimits, takes the way through `launcher.py`. Neither runs Python between fork and
+exec in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import marshal
+import os
+import resource
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from holdfast.errors import (
+    CommandNotFound,
+    CwdNotFound,
+    HoldfastError,
+    InvalidParams,
+    NotExecutable,
+    PermissionRefused,
+    ResourceExhausted,
+)
+from holdfast.model import Limits
+from holdfast.runtime.environment import Account
+from holdfast.runtime.launcher import ORDERS_FD, REPORT_FD
+from holdfast.runtime.libc import SpawnPlan
+
+_LAUNCHER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher.py")
+_RLIMIT_NAMES: Final = {
+    "cpu_seconds": "RLIMIT_CPU",
+    "memory_bytes": "RLIMIT_AS",
+    "open_files": "RLIMIT_NOFILE",
+    "processes": "RLIMIT_NPROC",
+    "file_size_bytes": "RLIMIT_FSIZE",
+    "core_bytes": "RLIMIT_CORE",
+    "stack_bytes": "RLIMIT_STACK",
+}
+
+
+class Command(NamedTuple):
+    """A program to start, resolved: nothing here is looked up again."""
+
+    path: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    cwd: str
+    account: Account | None = None
+    limits: Limits | None = None
+
+    @property
+    def needs_launcher(self) -> bool:
+        return self.account is not None or self.limits is not None
+
+
+class StandardStreams(NamedTuple):
+    """The child's descriptors 0, 1 and 2: ours to pass on, or the path of a terminal for all three."""
+
+    stdin: int = -1
+    stdout: int = -1
+    stderr: int = -1
+    terminal: str | None = None
+
+
+def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
+    """The file that `name` means to a process with this environment and directory, as execvp(3) would find it."""
+    if not name:
+        raise InvalidParams("argv[0] is empty")
+    if "/" in name:
+        return name
+    denied: str | None = None
+    for directory in environment.get("PATH", os.defpath).split(":"):
+        path = os.path.join(cwd, directory, name)
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                continue
+        except OSError:
+            continue
+        if os.access(path, os.X_OK):
+            return path
+        denied = denied or path
+    if denied:
+        raise NotExecutable(f"{denied}: permission denied")
+    raise CommandNotFound(f"{name}: command not found")
+
+
+async def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]) -> int:
+    """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we keep not."""
+    if command.needs_launcher:
+        return await _spawn_through_launcher(command, streams, soft_limits)
+    plan = _plan(streams)
+    plan.chdir(os.fsencode(command.cwd))
+    plan.close_from(3)
+    argv = [os.fsencode(argument) for argument in command.argv]
+    variables = [os.fsencode(f"{name}={value}") for name, value in command.environment.items()]
+    try:
+        with _soft_limits(soft_limits):
+            return plan.run(os.fsencode(command.path), argv, variables)
+    except OSError as error:
+        raise explain(error.errno or 0, command) from None
+
+
+async def _spawn_through_launcher(
+    command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]
+) -> int:
+    limits = command.limits or Limits()
+    orders = {
+        "path": os.fsencode(command.path),
+        "argv": [os.fsencode(argument) for argument in command.argv],
+        "environment": {os.fsencode(k): os.fsencode(v) for k, v in command.environment.items()},
+        "cwd": os.fsencode(command.cwd),
+        "account": command.account and (command.account.uid, command.account.gid, list(command.account.groups)),
+        "rlimits": [
+            (name, value) for field, name in _RLIMIT_NAMES.items() if (value := getattr(limits, field)) is not None
+        ],
+        "nice": limits.nice,
+    }
+    opened: list[int] = []
+    try:
+        orders_fd = os.memfd_create("holdfast-orders")
+        opened.append(orders_fd)
+        _write_all(orders_fd, marshal.dumps(orders))
+        os.lseek(orders_fd, 0, os.SEEK_SET)
+        report, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        opened += [report, report_fd]
+        os.set_blocking(report_fd, True)
+        plan = _plan(streams)
+        # A source below 5 would be overwritten before it is copied; ours are high in a server, not in a script.
+        orders_fd, report_fd = _above(orders_fd, 5, opened), _above(report_fd, 5, opened)
+        plan.dup2(orders_fd, ORDERS_FD)
+        plan.dup2(report_fd, REPORT_FD)
+        plan.close_from(5)
+        with _soft_limits(soft_limits):
+            pid = plan.run(
+                os.fsencode(sys.executable),
+                [b"holdfast-launcher", b"-I", b"-S", os.fsencode(_LAUNCHER)],
+                [b"LC_ALL=C.UTF-8"],
+            )
+        for fd in opened:
+            if fd != report:
+                os.close(fd)
+        opened = [report]
+        said = await _read_report(report)
+    except OSError as error:
+        raise explain(error.errno or 0, command) from None
+    finally:
+        for fd in opened:
+            os.close(fd)
+    if said:
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it has closed its report and is at its last instruction
+        stage, number, text = marshal.loads(said)
+        if stage == "limits":
+            raise PermissionRefused(f"limits: {text}")
+        if stage == "user" and command.account:
+            raise PermissionRefused(f"cannot run as {command.account.name!r}: {text}")
+        raise explain(number, command, cwd_failed=stage == "cwd")
+    return pid
+
+
+async def _read_report(fd: int) -> bytes:
+    """What the launcher reports; empty once it has become the program."""
+    loop = asyncio.get_running_loop()
+    said = b""
+    while True:
+        try:
+            data = os.read(fd, 4096)
+        except BlockingIOError:
+            readable = asyncio.Event()
+            loop.add_reader(fd, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(fd)
+            continue
+        if not data:
+            return said
+        said += data
+
+
+def _plan(streams: StandardStreams) -> SpawnPlan:
+    plan = SpawnPlan()
+    if streams.terminal is not None:
+        plan.open(0, os.fsencode(streams.terminal), os.O_RDWR)
+        plan.dup2(0, 1)
+        plan.dup2(0, 2)
+    else:
+        plan.dup2(streams.stdin, 0)
+        plan.dup2(streams.stdout, 1)
+        plan.dup2(streams.stderr, 2)
+    return plan
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def _above(fd: int, lowest: int, opened: list[int]) -> int:
+    if fd >= lowest:
+        return fd
+    import fcntl
+
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    opened.append(copy)
+    return copy
+
+
+@contextmanager
+def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
+    """Ours are theirs for the moment of the spawn: a child inherits its parent's, and nobody else spawns then."""
+    saved = [(kind, resource.getrlimit(kind)) for kind in limits]
+    try:
+        for kind, (_, hard) in saved:
+            resource.setrlimit(kind, (limits[kind], hard))
+        yield
+    finally:
+        for kind, both in saved:
+            resource.setrlimit(kind, both)
+
+
+def explain(number: int, command: Command, *, cwd_failed: bool = False) -> HoldfastError:
+    """Why a start failed, in words: posix_spawn tells one errno for chdir and exec alike."""
+    name = command.argv[0]
+    text = os.strerror(number)
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG):
+        if cwd_failed or not os.path.isdir(command.cwd) or not os.access(command.cwd, os.X_OK):
+            return CwdNotFound(f"working directory {command.cwd!r}: {text}")
+        full = os.path.join(command.cwd, command.path)
+        if not os.path.exists(full):
+            return CommandNotFound(f"{name}: command not found")
+        if os.path.isdir(full):
+            return NotExecutable(f"{name}: is a directory")
+        if number == errno.ENOENT:
+            return NotExecutable(f"{name}: its interpreter or loader was not found")
+        return NotExecutable(f"{name}: {text.lower()}")
+    if number == errno.ENOEXEC:
+        return NotExecutable(f"{name}: neither a binary for this machine nor a script that begins with #!")
+    if number == errno.E2BIG:
+        return InvalidParams(f"{name}: the arguments and the environment together are too long for this kernel")
+    if number in (errno.EAGAIN, errno.ENOMEM):
+        return ResourceExhausted(f"{name}: no more processes can be started: {text}")
+    if number in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhausted(f"{name}: no more descriptors: {text}")
+    if number == errno.EPERM:
+        return PermissionRefused(f"{name}: {text}")
+    return NotExecutable(f"{name}: {text}")
