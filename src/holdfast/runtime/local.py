@@ -372,6 +372,11 @@ class LocalExec:
         """How many processes run now."""
         return len(self._processes) - len(self._ended)
 
+    def child_ended(self) -> None:
+        """For the handler of SIGCHLD: orphans that we adopted may be among the ended."""
+        if self._orphans is not None:
+            self._orphans.child_ended()
+
     # --- ending ----------------------------------------------------------------------------------------------
 
     async def shutdown(self, grace: float) -> None:
@@ -443,6 +448,13 @@ class LocalExec:
                 return
         logs = [log for process in self._processes.values() for log in process.logs.values()]
         max(logs, key=lambda log: log.kept_bytes).shrink()
+
+    def is_known(self, process_id: str) -> bool:
+        return process_id in self._processes
+
+    def is_running(self, process_id: str) -> bool:
+        process = self._processes.get(process_id)
+        return process is not None and process.running
 
     def check_room(self, running: int) -> None:
         """Refuse a session's next process when it has enough of them."""

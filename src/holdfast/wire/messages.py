@@ -228,7 +228,7 @@ class ExecRemoteDone(Snake, frozen=True):
 # --- notifications ---------------------------------------------------------------------------------------------
 
 
-class OutputParams(Struct, frozen=True, omit_defaults=True):
+class OutputParams(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Output as it comes. `chunk` stands last, so that its bytes can be sent straight from the spool."""
 
     process_id: str
@@ -238,7 +238,7 @@ class OutputParams(Struct, frozen=True, omit_defaults=True):
     subscription: str | None = None
     #: Set when several chunks of one stream were joined: they are `first_seq` to `seq`.
     first_seq: int | None = None
-    chunk: bytes = b""
+    chunk: bytes
 
 
 class GapParams(Struct, frozen=True, omit_defaults=True):

@@ -63,7 +63,7 @@ class Peer:
         """Nobody waits for this reply any more."""
         self._pending.pop(id, None)
 
-    def receive(self, message: bytes) -> Request | Notice | None:
+    def receive(self, message: bytes | memoryview) -> Request | Notice | None:
         """Take one message. Raises `ParseError` or `InvalidRequest` for one that is neither."""
         envelope = self.codec.decode(message)
         if envelope.method is not UNSET:

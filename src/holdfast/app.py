@@ -1,0 +1,218 @@
+"""Composes the server: settings, runtime, dispatch, listeners, signals. The only place where they meet.
+
+Nothing here decides anything; it wires, waits for the word to stop, and takes apart in the reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from holdfast.config import ExecServerConfig
+from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.runtime.local import LocalExec
+from holdfast.server.connection import ServerConnection
+from holdfast.server.dispatch import Dispatcher
+from holdfast.server.sessions import Sessions
+from holdfast.transport import stdio, stream, unix
+
+log = logging.getLogger("holdfast.server")
+
+
+class Listener(Protocol):
+    """Something that accepts connections until it is closed."""
+
+    @property
+    def address(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+def run_server(
+    config: ExecServerConfig,
+    listen: list[str],
+    *,
+    ready_fd: int | None = None,
+    token: str | None = None,
+    no_auth: bool = False,
+) -> int:
+    """Serve until SIGTERM, SIGINT or `server/shutdown`; returns the exit code.
+
+    Writes one JSON line to `ready_fd` once it listens, so that whoever started us need not guess.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    open_files = raise_descriptor_limit()
+    seal_descriptors({ready_fd} if ready_fd is not None else set())
+    try:
+        asyncio.run(_serve(config, listen, ready_fd, token, no_auth, open_files))
+    except HoldfastError as error:
+        log.error("%s", error)
+        return 2
+    return 0
+
+
+def raise_descriptor_limit() -> int:
+    """As many descriptors as we may have: a thousand processes need several thousand. Returns the old limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def seal_descriptors(keep: set[int]) -> None:
+    """What we inherited by accident does not go on to processes."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in keep:
+            try:
+                os.set_inheritable(fd, False)
+            except OSError:
+                continue  # the descriptor of the listing itself
+
+
+class Server:
+    """One running server: the runtime, its sessions, and everybody who is connected."""
+
+    def __init__(self, exec_: LocalExec) -> None:
+        self.exec = exec_
+        self.sessions = Sessions(exec_)
+        self.listeners: list[Listener] = []
+        self.dispatcher = Dispatcher(
+            exec_,
+            self.sessions,
+            listening=lambda: tuple(listener.address for listener in self.listeners),
+            shutdown=self._shutdown_requested,
+        )
+        self.connections: set[ServerConnection] = set()
+        self.stopping = asyncio.Event()
+        self.grace = exec_.config.shutdown_grace_period_ms / 1000
+        self._idle: asyncio.TimerHandle | None = None
+        self._watch_idle()
+
+    def connect(self) -> ServerConnection:
+        """The receiver for a new connection."""
+        connection = ServerConnection(self.exec, self.dispatcher, self.sessions)
+        self.connections.add(connection)
+        connection.on_close = lambda: self._closed(connection)
+        return connection
+
+    def accept(self, sock: socket.socket) -> None:
+        """Take a connected Unix socket, or turn it away when there are too many."""
+        if len(self.connections) >= self.exec.config.max_connections:
+            log.warning("refused a connection: %d are open (max_connections)", len(self.connections))
+            sock.close()
+            return
+        connection = self.connect()
+        limit = self.exec.config.max_message_bytes
+        connection.open(stream.from_socket(sock, connection, description="unix peer", max_message_bytes=limit))
+
+    async def close(self) -> None:
+        """Stop listening, end every process, tell who is still there, leave."""
+        if self._idle is not None:
+            self._idle.cancel()
+        for listener in self.listeners:
+            listener.close()
+        await self.exec.shutdown(self.grace)
+        for connection in tuple(self.connections):
+            connection.channel.close()
+        self.sessions.close()
+        # The channels tell their loss in the next turn of the loop.
+        await asyncio.sleep(0)
+
+    async def _shutdown_requested(self, grace: float | None) -> None:
+        if grace is not None:
+            self.grace = grace
+        # After the reply to whoever asked.
+        asyncio.get_running_loop().call_soon(self.stopping.set)
+
+    def _closed(self, connection: ServerConnection) -> None:
+        self.connections.discard(connection)
+        self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        seconds = self.exec.config.idle_shutdown_seconds
+        if seconds > 0 and self._idle is None:
+            self._idle = asyncio.get_running_loop().call_later(seconds, self._stop_if_idle)
+
+    def _stop_if_idle(self) -> None:
+        self._idle = None
+        if self.connections or self.exec.running:
+            self._watch_idle()
+        else:
+            self.stopping.set()
+
+
+async def _serve(
+    config: ExecServerConfig,
+    listen: list[str],
+    ready_fd: int | None,
+    token: str | None,
+    no_auth: bool,
+    open_files: int,
+) -> None:
+    loop = asyncio.get_running_loop()
+    exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files)
+    server = Server(exec_)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stopping.set)
+    loop.add_signal_handler(signal.SIGCHLD, exec_.child_ended)
+    try:
+        for address in listen:
+            await _listen(server, address, token, no_auth)
+        if ready_fd is not None:
+            addresses = [listener.address for listener in server.listeners]
+            with open(ready_fd, "w") as file:  # noqa: ASYNC230 - one line into a pipe
+                file.write(json.dumps({"pid": os.getpid(), "listening": addresses}) + "\n")
+        await server.stopping.wait()
+        log.info("stopping: %d processes run", exec_.running)
+    finally:
+        await server.close()
+
+
+async def _listen(server: Server, address: str, token: str | None, no_auth: bool) -> None:
+    limit = server.exec.config.max_message_bytes
+    if address == "stdio":
+        connection = server.connect()
+        connection.open(stdio.serve(connection, max_message_bytes=limit))
+        connection.on_close = _both(connection.on_close, server.stopping.set)
+    elif address.startswith("unix:"):
+        server.listeners.append(unix.listen(address.removeprefix("unix:"), server.accept))
+    elif address.startswith("ws://"):
+        from holdfast.transport import websocket
+
+        def accept(channel: websocket.WebSocketChannel) -> ServerConnection:
+            connection = server.connect()
+            connection.open(channel)
+            return connection
+
+        parts = urlsplit(address)
+        listener = await websocket.listen(
+            parts.hostname or "127.0.0.1",
+            parts.port or 0,
+            accept,
+            token=token,
+            no_auth=no_auth,
+            max_message_bytes=limit,
+        )
+        server.listeners.append(listener)
+    else:
+        raise InvalidParams(f"cannot listen on {address!r}: unix:PATH, ws://HOST:PORT or stdio")
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call

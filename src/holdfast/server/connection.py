@@ -1,0 +1,181 @@
+"""One connection: the handshake, requests to their handlers, replies back, the outbox beside them.
+
+Each request runs on its own, so a long poll delays nobody; replies leave as they are ready. A client that does not
+read its replies is not read either, once enough of them wait. Knows the wire and the channel; what the methods do
+is in `dispatch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from holdfast import __version__
+from holdfast.errors import (
+    ConnectionLost,
+    HoldfastError,
+    InternalError,
+    InvalidRequest,
+    LimitReached,
+    MessageTooLarge,
+    MethodNotFound,
+)
+from holdfast.server.outbox import Outbox
+from holdfast.wire.codec import Codec, Id
+from holdfast.wire.framing import Oversized
+from holdfast.wire.messages import InitializeParams, InitializeResult
+from holdfast.wire.methods import INITIALIZE, INITIALIZED, PROCESS_CREDIT, PROTOCOL_VERSION
+from holdfast.wire.peer import Notice, Peer, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from holdfast.runtime.local import LocalExec
+    from holdfast.server.dispatch import Dispatcher
+    from holdfast.server.sessions import Session, Sessions
+    from holdfast.transport.channel import Channel
+
+log = logging.getLogger(__name__)
+
+
+class ServerConnection:
+    """Receives for one channel. Give it the channel with `open` before anything arrives."""
+
+    channel: Channel
+    outbox: Outbox
+    session: Session | None = None
+
+    def __init__(self, exec_: LocalExec, dispatcher: Dispatcher, sessions: Sessions) -> None:
+        self._exec = exec_
+        self._dispatcher = dispatcher
+        self._sessions = sessions
+        self._peer = Peer(Codec("json"))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._catching_up: asyncio.Task[None] | None = None
+        #: Called once when the connection is over.
+        self.on_close = _nothing
+
+    def open(self, channel: Channel) -> None:
+        self.channel = channel
+        self.outbox = Outbox(channel, self._peer.codec)
+
+    # --- Receiver --------------------------------------------------------------------------------------------
+
+    def message_received(self, message: bytes | Oversized) -> None:
+        if isinstance(message, Oversized):
+            text = f"a message of {message.size} bytes: max_message_bytes is {message.limit}"
+            self._fail(None, MessageTooLarge(text))
+            return
+        try:
+            incoming = self._peer.receive(message)
+        except HoldfastError as error:
+            self._fail(None, error)
+            return
+        if isinstance(incoming, Request):
+            self._request(incoming)
+        elif isinstance(incoming, Notice):
+            self._notice(incoming)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            log.info("%s: connection lost: %s", self.channel.description, error)
+        for task in self._tasks:
+            task.cancel()
+        if self.session is not None:
+            self._sessions.detach(self.session, self.outbox.positions())
+            self.session = None
+        self.outbox.close()
+        self.on_close()
+
+    # --- requests --------------------------------------------------------------------------------------------
+
+    def _request(self, request: Request) -> None:
+        try:
+            if request.method == INITIALIZE.name:
+                self._initialize(request)
+                return
+            if self.session is None:
+                raise InvalidRequest(f"{request.method} before initialize")
+            row = self._dispatcher.methods.get(request.method)
+            if row is None:
+                raise MethodNotFound(f"no method {request.method!r}")
+            if len(self._tasks) >= self._exec.config.max_pending_requests:
+                raise LimitReached(f"{len(self._tasks)} requests are unanswered: that is max_pending_requests")
+            method, handler = row
+            params = self._peer.codec.decode_body(request.params, method.params, f"params of {method.name}")
+        except HoldfastError as error:
+            self._fail(request.id, error)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(request.id, handler(self, params)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, id: Id, answer: Coroutine[None, None, object]) -> None:
+        try:
+            result = await answer
+        except HoldfastError as error:
+            self._fail(id, error)
+        except Exception as error:
+            log.exception("%s: a request failed", self.channel.description)
+            self._fail(id, InternalError(f"{type(error).__name__}: {error}"))
+        else:
+            self._send(self._peer.codec.result(id, result))
+
+    def _initialize(self, request: Request) -> None:
+        codec = self._peer.codec
+        params = codec.decode_body(request.params, InitializeParams, "params of initialize")
+        if self.session is not None:
+            raise InvalidRequest("initialize a second time")
+        session, resumed = self._sessions.open(
+            params.client_name, params.resume_session_id, lambda: self.channel.close()
+        )
+        self.session = session
+        result = InitializeResult(
+            session_id=session.id,
+            encoding=params.encoding,
+            server_version=__version__,
+            protocol=PROTOCOL_VERSION,
+            resumed=resumed,
+        )
+        self._send(codec.result(request.id, result))
+        if params.encoding == "msgpack":
+            codec.encoding = "msgpack"
+            self.channel.use_lengths()
+        for process_id, seq in session.positions.items():
+            with contextlib.suppress(HoldfastError):  # forgotten meanwhile
+                self.outbox.subscribe(self._exec.process(process_id), after_seq=seq)
+        session.positions = {}
+
+    def _notice(self, notice: Notice) -> None:
+        if notice.method == PROCESS_CREDIT.name and self.session is not None:
+            try:
+                credit = self._peer.codec.decode_body(notice.params, PROCESS_CREDIT.params, notice.method)
+            except HoldfastError as error:
+                log.warning("%s: %s", self.channel.description, error)
+                return
+            self.outbox.give_credit(credit.subscription, credit.seq, credit.bytes)
+        elif notice.method != INITIALIZED.name:
+            log.info("%s: ignored notification %s", self.channel.description, notice.method)
+
+    # --- replies ---------------------------------------------------------------------------------------------
+
+    def _fail(self, id: Id, error: HoldfastError) -> None:
+        self._send(self._peer.codec.failure(id, error))
+
+    def _send(self, message: bytes) -> None:
+        self.channel.send(message)
+        if self._catching_up is None and self.channel.queued_bytes > self._exec.config.max_queued_reply_bytes:
+            self.channel.pause_reading()
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        with contextlib.suppress(ConnectionLost):
+            await self.channel.drain()
+            self.channel.resume_reading()
+        self._catching_up = None
+
+
+def _nothing() -> None:
+    """Until somebody wants to know."""

@@ -1,0 +1,192 @@
+"""The method table joined to the exec interface: one short function a method. Translates, and does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from holdfast.errors import Forbidden, StdinClosed, UnknownProcess
+from holdfast.model import (
+    EnvironmentInfo,
+    ProcessInfo,
+    ProcessSpec,
+    ReadResult,
+    ServerStatus,
+    Snapshot,
+    TerminalSize,
+)
+from holdfast.server.exec_remote import ExecRemote
+from holdfast.wire import messages as m, methods as w
+
+if TYPE_CHECKING:
+    from holdfast.runtime.local import LocalExec
+    from holdfast.server.connection import ServerConnection
+    from holdfast.server.sessions import Sessions
+
+P = TypeVar("P")
+R = TypeVar("R")
+Handler = Callable[["ServerConnection", Any], Coroutine[None, None, Any]]
+
+_SPEC_FIELDS = tuple(field for field in ProcessSpec.__struct_fields__)
+
+
+class Dispatcher:
+    """The handlers of one server, shared by its connections."""
+
+    def __init__(
+        self,
+        exec_: LocalExec,
+        sessions: Sessions,
+        *,
+        listening: Callable[[], tuple[str, ...]],
+        shutdown: Callable[[float | None], Awaitable[None]] | None,
+    ) -> None:
+        self._exec = exec_
+        self._sessions = sessions
+        self._listening = listening
+        self._shutdown = shutdown
+        self._exec_remote = ExecRemote(exec_)
+        self.methods: dict[str, tuple[w.Method[Any, Any], Handler]] = {}
+        remote = self._exec_remote
+        self._add(w.PING, self._ping)
+        self._add(w.ENVIRONMENT_INFO, self._info)
+        self._add(w.ENVIRONMENT_STATUS, self._status)
+        self._add(w.SERVER_SHUTDOWN, self._stop)
+        self._add(w.PROCESS_START, self._start)
+        self._add(w.PROCESS_READ, self._read)
+        self._add(w.PROCESS_WRITE, self._write)
+        self._add(w.PROCESS_CLOSE_STDIN, self._close_stdin)
+        self._add(w.PROCESS_RESIZE, self._resize)
+        self._add(w.PROCESS_SIGNAL, self._signal)
+        self._add(w.PROCESS_TERMINATE, self._terminate)
+        self._add(w.PROCESS_WAIT, self._wait)
+        self._add(w.PROCESS_SNAPSHOT, self._snapshot)
+        self._add(w.PROCESS_DESCRIBE, self._describe)
+        self._add(w.PROCESS_LIST, self._list)
+        self._add(w.PROCESS_FORGET, self._forget)
+        self._add(w.PROCESS_SUBSCRIBE, self._subscribe)
+        self._add(w.PROCESS_UNSUBSCRIBE, self._unsubscribe)
+        self._add(w.PORT_WAIT, self._wait_for_port)
+        self._add(w.EXEC_REMOTE_START, lambda _, params: remote.start(params))
+        self._add(w.EXEC_REMOTE_POLL, lambda _, params: remote.poll(params))
+        self._add(w.EXEC_REMOTE_KILL, lambda _, params: remote.kill(params))
+        self._add(w.EXEC_REMOTE_WRITE_STDIN, lambda _, params: remote.write_stdin(params))
+        self._add(w.EXEC_REMOTE_CLOSE_STDIN, lambda _, params: remote.close_stdin(params))
+
+    def _add(
+        self, method: w.Method[P, R], handler: Callable[[ServerConnection, P], Coroutine[None, None, R]]
+    ) -> None:
+        self.methods[method.name] = (method, handler)
+
+    # --- the place -------------------------------------------------------------------------------------------
+
+    async def _ping(self, connection: ServerConnection, params: m.Empty) -> m.Empty:
+        return m.Empty()
+
+    async def _info(self, connection: ServerConnection, params: m.Empty) -> EnvironmentInfo:
+        return await self._exec.info()
+
+    async def _status(self, connection: ServerConnection, params: m.Empty) -> ServerStatus:
+        status = await self._exec.status()
+        return msgspec.structs.replace(status, sessions=self._sessions.attached, listening=self._listening())
+
+    async def _stop(self, connection: ServerConnection, params: m.ShutdownParams) -> m.Empty:
+        if self._shutdown is None:
+            raise Forbidden("this server is not for clients to shut down")
+        await self._shutdown(None if params.grace_ms is None else params.grace_ms / 1000)
+        return m.Empty()
+
+    async def _wait_for_port(self, connection: ServerConnection, params: m.WaitForPortParams) -> m.Empty:
+        await self._exec.wait_for_port(params.port, host=params.host, timeout=params.timeout_ms / 1000)
+        return m.Empty()
+
+    # --- processes -------------------------------------------------------------------------------------------
+
+    async def _start(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult:
+        session = connection.session
+        assert session is not None
+        self._exec.check_room(self._sessions.running(session))
+        spec = ProcessSpec(**{field: getattr(params, field) for field in _SPEC_FIELDS})
+        process = await self._exec.start_process(spec)
+        self._sessions.started(session, spec.process_id, bound=spec.lifetime == "connection")
+        if params.subscribe is True:
+            connection.outbox.subscribe(process)
+        elif isinstance(params.subscribe, m.SubscribeSpec):
+            wanted = params.subscribe
+            connection.outbox.subscribe(
+                process, after_seq=wanted.after_seq, name=wanted.subscription, window=wanted.window
+            )
+        return m.StartResult(process_id=spec.process_id, pid=process.pid, process=process.info())
+
+    async def _read(self, connection: ServerConnection, params: m.ReadParams) -> ReadResult:
+        return await self._exec.read(
+            params.process_id,
+            after_seq=params.after_seq or 0,
+            max_bytes=params.max_bytes,
+            wait=(params.wait_ms or 0) / 1000,
+        )
+
+    async def _write(self, connection: ServerConnection, params: m.WriteParams) -> m.WriteResult:
+        try:
+            await self._exec.write(params.process_id, params.chunk, write_id=params.write_id)
+        except UnknownProcess:
+            return m.WriteResult("unknownProcess")
+        except StdinClosed:
+            return m.WriteResult("stdinClosed")
+        return m.WriteResult("accepted")
+
+    async def _close_stdin(self, connection: ServerConnection, params: m.ProcessParams) -> m.Empty:
+        await self._exec.close_stdin(params.process_id)
+        return m.Empty()
+
+    async def _resize(self, connection: ServerConnection, params: m.ResizeParams) -> m.Empty:
+        await self._exec.resize(params.process_id, TerminalSize(params.rows, params.cols))
+        return m.Empty()
+
+    async def _signal(self, connection: ServerConnection, params: m.SignalParams) -> m.Empty:
+        await self._exec.signal(params.process_id, params.signal)
+        return m.Empty()
+
+    async def _terminate(self, connection: ServerConnection, params: m.TerminateParams) -> m.TerminateResult:
+        try:
+            running = await self._exec.terminate(
+                params.process_id, grace=params.grace_ms / 1000, force=params.force
+            )
+        except UnknownProcess:
+            running = False
+        return m.TerminateResult(running)
+
+    async def _wait(self, connection: ServerConnection, params: m.WaitParams) -> m.WaitResult:
+        timeout = None if params.timeout_ms is None else params.timeout_ms / 1000
+        status = await self._exec.wait(params.process_id, timeout=timeout)
+        if status is None:
+            return m.WaitResult(running=True)
+        return m.WaitResult(running=False, exit_code=status.exit_code, signal=status.signal)
+
+    async def _snapshot(self, connection: ServerConnection, params: m.ProcessParams) -> Snapshot:
+        return await self._exec.snapshot(params.process_id)
+
+    async def _describe(self, connection: ServerConnection, params: m.ProcessParams) -> ProcessInfo:
+        return await self._exec.describe(params.process_id)
+
+    async def _list(self, connection: ServerConnection, params: m.Empty) -> m.ListResult:
+        return m.ListResult(await self._exec.list())
+
+    async def _forget(self, connection: ServerConnection, params: m.ProcessParams) -> m.Empty:
+        await self._exec.forget(params.process_id)
+        return m.Empty()
+
+    async def _subscribe(self, connection: ServerConnection, params: m.SubscribeParams) -> m.Empty:
+        connection.outbox.subscribe(
+            self._exec.process(params.process_id),
+            after_seq=params.after_seq,
+            name=params.subscription,
+            window=params.window,
+        )
+        return m.Empty()
+
+    async def _unsubscribe(self, connection: ServerConnection, params: m.UnsubscribeParams) -> m.Empty:
+        connection.outbox.unsubscribe(params.subscription)
+        return m.Empty()

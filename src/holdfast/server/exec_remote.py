@@ -1,0 +1,170 @@
+"""The `exec_remote_*` family: a job by its OS pid, polled for what is new. Translates to the exec interface.
+
+A poll may be lost on its way back, so each reply has a `seq`, and what followed the acknowledged one is told again.
+A caller that acknowledges nothing gets what is new since its last poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import secrets
+from typing import TYPE_CHECKING, Final, Literal
+
+from holdfast.errors import HoldfastError, InvalidParams, StdinClosed, UnknownProcess
+from holdfast.model import EnvPolicy, ProcessSpec
+from holdfast.wire.messages import (
+    ExecRemoteDone,
+    ExecRemotePidParams,
+    ExecRemotePollParams,
+    ExecRemotePollResult,
+    ExecRemoteStartParams,
+    ExecRemoteStartResult,
+    ExecRemoteWriteParams,
+)
+
+if TYPE_CHECKING:
+    from holdfast.runtime.local import LocalExec
+    from holdfast.runtime.output_log import OutputLog
+
+SHELL: Final = "/bin/sh"
+#: Text of each stream in one reply.
+POLL_BYTES: Final = 4 * 1024 * 1024
+#: The environment is the server's with the caller's variables over it.
+_INHERIT: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
+
+
+class _Job:
+    """What was told of one job, and what of that is acknowledged: offsets of stdout and stderr."""
+
+    def __init__(self, process_id: str) -> None:
+        self.process_id = process_id
+        self.killed = False
+        self.seq = 0
+        self.told = (0, 0)
+        self.acknowledged = (0, 0)
+        #: Whether the reply with number `seq` told the end.
+        self.end_told = False
+        self.feeding: asyncio.Task[None] | None = None
+
+
+class ExecRemote:
+    """The jobs of one server, by pid."""
+
+    def __init__(self, exec_: LocalExec) -> None:
+        self._exec = exec_
+        self._jobs: dict[int, _Job] = {}
+
+    async def start(self, params: ExecRemoteStartParams) -> ExecRemoteStartResult:
+        process_id = f"exec_remote-{secrets.token_hex(6)}"
+        process = await self._exec.start_process(
+            ProcessSpec(
+                process_id=process_id,
+                argv=(SHELL, "-c", params.command),
+                cwd=params.cwd,
+                env=params.env or {},
+                env_policy=_INHERIT,
+                user=params.user,
+                pipe_stdin=params.input is not None or params.stdin_open,
+            )
+        )
+        self._forget_dropped()
+        job = self._jobs[process.pid] = _Job(process_id)
+        if params.input is not None:
+            # In the background: a command that does not read its input must not hold up its start.
+            job.feeding = asyncio.get_running_loop().create_task(
+                self._feed(process_id, params.input.encode(), close=not params.stdin_open)
+            )
+        return ExecRemoteStartResult(process.pid)
+
+    async def poll(self, params: ExecRemotePollParams) -> ExecRemotePollResult:
+        job = self._job(params.pid)
+        if params.ack_seq is None or params.ack_seq == job.seq:
+            job.acknowledged = job.told
+            if job.end_told:
+                # The end was told and the caller has it: the job is over.
+                await self._remove(params.pid)
+                raise self._unknown(params.pid)
+        elif params.ack_seq != job.seq - 1:
+            raise InvalidParams(f"ack_seq {params.ack_seq}: the last reply was {job.seq}")
+        process = self._exec.process(job.process_id)
+        if params.wait_ms > 0 and process.running:
+            await self._exec.read(
+                job.process_id, after_seq=process.journal.last_seq, max_bytes=1, wait=params.wait_ms / 1000
+            )
+        ended = process.status is not None
+        stdout, stdout_end = _text(process.logs[0], job.acknowledged[0], whole=ended)
+        stderr, stderr_end = _text(process.logs[1], job.acknowledged[1], whole=ended)
+        more = stdout_end < process.logs[0].end or stderr_end < process.logs[1].end
+        job.told = (stdout_end, stderr_end)
+        job.seq += 1
+        job.end_told = ended and not more
+        state: Literal["running", "completed", "killed"] = "running"
+        exit_code = None
+        if job.end_told and process.status is not None:
+            state = "killed" if job.killed else "completed"
+            exit_code = None if job.killed else process.status.exit_code
+        result = ExecRemotePollResult(state=state, stdout=stdout, stderr=stderr, seq=job.seq, exit_code=exit_code)
+        if job.end_told and params.ack_seq is None:
+            await self._remove(params.pid)
+        return result
+
+    async def kill(self, params: ExecRemotePidParams) -> ExecRemoteDone:
+        """End the whole tree and drop what is buffered: who kills wants neither output nor exit code."""
+        job = self._job(params.pid)
+        if job.feeding is not None:
+            job.feeding.cancel()
+        was_running = await self._exec.terminate(job.process_id)
+        if was_running:
+            job.killed = True
+            process = self._exec.process(job.process_id)
+            job.told = job.acknowledged = (process.logs[0].end, process.logs[1].end)
+        return ExecRemoteDone(True, "killed" if was_running else "it had ended already")
+
+    async def write_stdin(self, params: ExecRemoteWriteParams) -> ExecRemoteDone:
+        await self._exec.write(self._job(params.pid).process_id, params.data.encode())
+        return ExecRemoteDone(True)
+
+    async def close_stdin(self, params: ExecRemotePidParams) -> ExecRemoteDone:
+        await self._exec.close_stdin(self._job(params.pid).process_id)
+        return ExecRemoteDone(True)
+
+    async def _feed(self, process_id: str, data: bytes, *, close: bool) -> None:
+        try:
+            await self._exec.write(process_id, data)
+            if close:
+                await self._exec.close_stdin(process_id)
+        except (StdinClosed, UnknownProcess):
+            return  # it ended or closed its stdin without reading all of it, as any command may
+
+    def _job(self, pid: int) -> _Job:
+        job = self._jobs.get(pid)
+        if job is None or not self._exec.is_known(job.process_id):
+            raise self._unknown(pid)
+        return job
+
+    def _unknown(self, pid: int) -> HoldfastError:
+        return UnknownProcess(f"no job has the pid {pid}")
+
+    async def _remove(self, pid: int) -> None:
+        job = self._jobs.pop(pid)
+        if self._exec.is_known(job.process_id):
+            await self._exec.forget(job.process_id)
+
+    def _forget_dropped(self) -> None:
+        """Jobs whose process fell out of retention are of no use to anybody."""
+        self._jobs = {pid: job for pid, job in self._jobs.items() if self._exec.is_known(job.process_id)}
+
+
+def _text(log: OutputLog, start: int, *, whole: bool) -> tuple[str, int]:
+    """Text from `start` on, and where it ends: before a character whose last bytes are not there yet.
+
+    Bytes that are lost are passed over; bytes that are no text show as U+FFFD.
+    """
+    if log.truncated and log.lost_start <= start < log.lost_end:
+        start = log.lost_end
+    data = log.read(start, POLL_BYTES)
+    stop = start + len(data)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data, final=whole and stop >= log.end)
+    return text, stop - len(decoder.getstate()[0])

@@ -1,0 +1,103 @@
+"""What outlives a connection: a session, its processes that must end with it, and where its pushes had come to.
+
+A client that comes back with its session id goes on; one that does not is given up after a while. Pure memory and
+one timer a detached session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.errors import UnknownProcess
+
+if TYPE_CHECKING:
+    from holdfast.runtime.local import LocalExec
+
+
+class Session:
+    """One client, over any number of connections, one at a time."""
+
+    def __init__(self, client_name: str) -> None:
+        self.id = secrets.token_hex(16)
+        self.client_name = client_name
+        #: Processes that it started, while they run.
+        self.processes: set[str] = set()
+        #: Those of them that end with the session.
+        self.bound: set[str] = set()
+        #: How far the plain pushes had come when the connection broke.
+        self.positions: dict[str, int] = {}
+        #: Ends the connection that holds the session now.
+        self.takeover: Callable[[], None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+
+class Sessions:
+    """All sessions of a server."""
+
+    def __init__(self, exec_: LocalExec) -> None:
+        self._exec = exec_
+        self._sessions: dict[str, Session] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def attached(self) -> int:
+        return sum(session.takeover is not None for session in self._sessions.values())
+
+    def open(self, client_name: str, resume: str | None, takeover: Callable[[], None]) -> tuple[Session, bool]:
+        """A new session, or the one to resume if it is still there; and which of the two.
+
+        A connection that still holds the resumed session is dead or about to be: its client is here now.
+        """
+        session = self._sessions.get(resume or "")
+        resumed = session is not None
+        if session is None:
+            session = Session(client_name)
+            self._sessions[session.id] = session
+        if session.takeover is not None:
+            session.takeover()
+        if session.expiry is not None:
+            session.expiry.cancel()
+            session.expiry = None
+        session.takeover = takeover
+        return session, resumed
+
+    def detach(self, session: Session, positions: dict[str, int]) -> None:
+        """Its connection is gone; it may come back."""
+        session.takeover = None
+        session.positions = positions
+        session.expiry = asyncio.get_running_loop().call_later(
+            self._exec.config.detached_session_seconds, self._expire, session
+        )
+
+    def started(self, session: Session, process_id: str, *, bound: bool) -> None:
+        session.processes.add(process_id)
+        if bound:
+            session.bound.add(process_id)
+
+    def running(self, session: Session) -> int:
+        """How many of its processes run; forgets those that do not."""
+        session.processes = {id for id in session.processes if self._exec.is_running(id)}
+        return len(session.processes)
+
+    def _expire(self, session: Session) -> None:
+        del self._sessions[session.id]
+        for process_id in session.bound:
+            task = asyncio.get_running_loop().create_task(self._end(process_id))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+    async def _end(self, process_id: str) -> None:
+        with contextlib.suppress(UnknownProcess):
+            await self._exec.terminate(process_id)
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            if session.expiry is not None:
+                session.expiry.cancel()

@@ -1,0 +1,204 @@
+"""A command's stdin and stdout as a channel, from the outside (`dial`) and from the inside (`serve`).
+
+From the outside it starts, watches and ends that command, which may be `docker exec -i … holdfast connect` or
+`ssh … holdfast connect`; from the inside it takes our own standard descriptors away from everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
+from holdfast.transport.channel import Receiver
+from holdfast.transport.stream import MAX_MESSAGE_BYTES, StreamChannel
+from holdfast.wire.framing import Oversized
+
+#: Kept of what the command wrote to stderr: enough for a traceback, and bounded for one that never stops.
+STDERR_TAIL_BYTES: Final = 64 * 1024
+#: Shown of it in the error: the last lines say why.
+STDERR_SHOWN_BYTES: Final = 2_000
+#: How long the command has after the end of its input, and again after TERM. `docker exec` needs a moment.
+GRACE_SECONDS: Final = 2.0
+
+
+class _Command:
+    """The command and the receiver it talks to. The receiver hears of the end once the command is reaped."""
+
+    def __init__(self, process: subprocess.Popen[bytes], receiver: Receiver, name: str, grace: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = process
+        self._receiver = receiver
+        self._name = name
+        self._grace = grace
+        self._tail = bytearray()
+        self._channel_lost = False
+        self._exited = False
+        self._error: Exception | None = None
+        self._closed_by_us = False
+        self._timer: asyncio.TimerHandle | None = None
+        assert process.stderr is not None
+        self._stderr = os.dup(process.stderr.fileno())
+        process.stderr.close()
+        os.set_blocking(self._stderr, False)
+        self._loop.add_reader(self._stderr, self._stderr_readable)
+        self._watch()
+
+    # --- Receiver of the channel -------------------------------------------------------------------------------
+
+    def message_received(self, message: bytes | Oversized) -> None:
+        self._receiver.message_received(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The pipes are closed, which tells the command to end; help it if it does not."""
+        self._channel_lost = True
+        self._error = error
+        if self._exited:
+            self._finish()
+        else:
+            self._timer = self._loop.call_later(self._grace, self._insist, signal.SIGTERM)
+
+    def closed_by_us(self) -> None:
+        self._closed_by_us = True
+
+    # --- the command's end -------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if sys.platform == "linux":
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._loop.add_reader(self._pidfd, self._pidfd_readable)
+        else:
+            threading.Thread(target=self._wait_in_thread, daemon=True).start()
+
+    def _pidfd_readable(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self._reaped()
+
+    def _wait_in_thread(self) -> None:
+        self._process.wait()
+        self._loop.call_soon_threadsafe(self._reaped)
+
+    def _insist(self, number: signal.Signals) -> None:
+        self._timer = None
+        if not self._exited:
+            self._process.send_signal(number)
+            if number == signal.SIGTERM:
+                self._timer = self._loop.call_later(self._grace, self._insist, signal.SIGKILL)
+
+    def _reaped(self) -> None:
+        self._exited = True
+        if self._timer is not None:
+            self._timer.cancel()
+        # While the channel is open there may be unread output; its end comes when that has been read, or when
+        # a child of the command lets go of the pipe.
+        if self._channel_lost:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._stderr_readable()
+        if self._stderr >= 0:
+            self._loop.remove_reader(self._stderr)
+            os.close(self._stderr)
+            self._stderr = -1
+        self._receiver.connection_lost(None if self._closed_by_us else self._failure())
+
+    def _failure(self) -> ConnectionLost:
+        code = self._process.returncode
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        text = bytes(self._tail[-STDERR_SHOWN_BYTES:]).decode(errors="replace").strip()
+        message = f"{self._name}: the command {ended}" + (f": {text}" if text else "")
+        lost = ConnectionLost(message, exit_code=code)
+        lost.__cause__ = self._error
+        return lost
+
+    def _stderr_readable(self) -> None:
+        while self._stderr >= 0:
+            try:
+                data = os.read(self._stderr, STDERR_TAIL_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            if not data:
+                self._loop.remove_reader(self._stderr)
+                os.close(self._stderr)
+                self._stderr = -1
+                return
+            self._tail += data
+            del self._tail[:-STDERR_TAIL_BYTES]
+            if len(data) < STDERR_TAIL_BYTES:
+                return
+
+
+class CommandChannel(StreamChannel):
+    """The channel to a command. Closing it ends the command: end of input, then TERM, then KILL."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], command: _Command, name: str, limit: int, lend: bool
+    ) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # The channel owns its descriptors; Popen's file objects would close them a second time.
+        read_fd, write_fd = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
+        process.stdout.close()
+        process.stdin.close()
+        super().__init__(read_fd, write_fd, command, description=name, max_message_bytes=limit, lend=lend)
+        self._command = command
+
+    def close(self) -> None:
+        self._command.closed_by_us()
+        super().close()
+
+
+async def dial(
+    argv: Sequence[str],
+    receiver: Receiver,
+    *,
+    env: Mapping[str, str] | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    lend: bool = False,
+    grace: float = GRACE_SECONDS,
+) -> CommandChannel:
+    """Run `argv` and talk over its stdin and stdout. `env` is its whole environment, ours if it is None.
+
+    The command gets a session of its own, so that a Ctrl-C meant for the program at our terminal does not end it.
+    """
+    if not argv:
+        raise InvalidParams("a command address needs at least the command's name")
+    name = shlex.join(argv)
+    try:
+        # The fork takes about a millisecond and no asyncio loop can do it without one.
+        process = subprocess.Popen(  # noqa: ASYNC220
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if env is None else dict(env),
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
+    command = _Command(process, receiver, name, grace)
+    return CommandChannel(process, command, name, max_message_bytes, lend)
+
+
+def serve(receiver: Receiver, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> StreamChannel:
+    """Our own stdin and stdout as a channel.
+
+    Descriptor 0 becomes /dev/null and 1 a copy of stderr, so that a stray print or a child cannot break into the
+    conversation.
+    """
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return StreamChannel(read_fd, write_fd, receiver, description="stdio", max_message_bytes=max_message_bytes)

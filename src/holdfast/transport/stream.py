@@ -1,0 +1,369 @@
+"""A channel on two descriptors: a socket, or the two pipes of a command. Touches descriptors and the event loop.
+
+It works on the descriptors directly rather than through asyncio's transports, for two reasons: large messages are
+read in place (`FrameReader.writable`), and output leaves by sendfile without passing through Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+
+from holdfast.errors import ConnectionLost
+from holdfast.transport.channel import Receiver, Source, SpoolFrame
+from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized
+
+#: The default of `max_message_bytes`, the same as the server's setting.
+MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
+#: Asked for at a time while no large message is under way. What a small read holds of a large message is copied
+#: once more, so this is much smaller than such a message.
+READ_SIZE: Final = 64 * 1024
+#: Bytes moved in one turn of the loop before others get theirs: about half a millisecond.
+TURN_BYTES: Final = 1024 * 1024
+#: Asked of the kernel for sockets, so that a 1 MiB frame is one write and one read; it may give less.
+SOCKET_BUFFER_BYTES: Final = 2 * 1024 * 1024
+
+#: What sendfile says for a descriptor that it cannot read from or write to.
+_NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP})
+
+
+class StreamChannel:
+    """`Channel` on a byte stream. Owns its descriptors, which may be one and the same, and closes them.
+
+    A `SpoolFrame` that was begun is finished before anything else is sent. Its file must stay open, and its bytes
+    unchanged, until the source is asked for the next frame, calls `hold_frame`, or the connection is lost.
+
+    With `lend`, the receiver gets large messages as memoryviews that hold good until it returns (see
+    `FrameReader.wrote`); otherwise as bytes, which costs a copy.
+    """
+
+    def __init__(
+        self,
+        read_fd: int,
+        write_fd: int,
+        receiver: Receiver,
+        *,
+        description: str,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        lend: bool = False,
+    ) -> None:
+        self.description = description
+        self._loop = asyncio.get_running_loop()
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._receiver = receiver
+        self._lend = lend
+        self._frames = FrameReader(max_message_bytes)
+        self._lengths = False
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        #: The rest of the frame that is on its way: first bytes, then a piece of a file.
+        self._rest: bytes | memoryview = b""
+        self._rest_is_control = False
+        self._spool: SpoolFrame | None = None
+        self._source: Source | None = None
+        self._pumping = False
+        self._armed = False
+        self._sendfile = True
+        self._closed = False
+        self._lost = False
+        self._write_error: Exception | None = None
+        self._drained: list[asyncio.Future[None]] = []
+        self._read_turn: asyncio.Handle | None = None
+        self._write_turn: asyncio.Handle | None = None
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        self._reading = False
+        self.resume_reading()
+
+    # --- Channel -----------------------------------------------------------------------------------------------
+
+    @property
+    def takes_spool_frames(self) -> bool:
+        return self._lengths
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    def send(self, message: bytes) -> None:
+        if self._closed or self._write_error is not None:
+            return
+        frame = len(message).to_bytes(LENGTH_BYTES, "big") + message if self._lengths else message + b"\n"
+        self._queue.append(frame)
+        self._queued_bytes += len(frame)
+        if not self._armed:
+            self._pump()
+
+    def set_source(self, source: Source | None) -> None:
+        self._source = source
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._armed and self._source is not None and self._write_error is None:
+            self._pump()
+
+    def use_lengths(self) -> None:
+        self._lengths = True
+        self._frames.use_lengths()
+
+    def hold_frame(self) -> None:
+        if self._spool is not None:
+            self._rest = bytes(self._rest) + self._read_spool(self._spool, self._spool.length)
+            self._spool = None
+
+    def pause_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._read_fd)
+            if self._read_turn is not None:
+                self._read_turn.cancel()
+                self._read_turn = None
+
+    def resume_reading(self) -> None:
+        if self._reading or self._closed:
+            return
+        self._reading = True
+        try:
+            self._loop.add_reader(self._read_fd, self._readable)
+        except PermissionError:
+            # epoll refuses regular files, which are always readable: `holdfast serve --listen stdio < requests`.
+            self._read_turn = self._loop.call_soon(self._read_always)
+
+    async def drain(self) -> None:
+        while self._queued_bytes:
+            if self._lost or self._closed or self._write_error is not None:
+                raise ConnectionLost(f"{self.description}: {self._write_error or 'the connection is closed'}")
+            waiter = self._loop.create_future()
+            self._drained.append(waiter)
+            await waiter
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._source = None
+        if self._queued_bytes and self._write_error is None:
+            self._pump()
+        self._release()
+        self._loop.call_soon(self._lose, None)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        deliver = self._receiver.message_received
+        budget = TURN_BYTES
+        while budget > 0 and self._reading:
+            room = self._frames.writable()
+            asked = READ_SIZE if room is None else len(room)
+            data = b""
+            try:
+                if room is None:
+                    data = os.read(self._read_fd, asked)
+                    count = len(data)
+                else:
+                    count = os.readv(self._read_fd, [room])
+            except (BlockingIOError, InterruptedError):
+                count = -1
+            except OSError as error:
+                self._ended(self._write_error or error)
+                return
+            if count == 0 or (count < 0 and self._write_error is not None):
+                self._ended(self._write_error)
+                return
+            if count < 0:
+                return
+            if room is None:
+                for message in self._frames.feed(data):
+                    deliver(message)
+                    if self._closed:
+                        return
+            else:
+                self._deliver_bulk(count, deliver)
+            budget -= count
+            if count < asked and self._write_error is None:
+                # All that was there has been taken; asking again would cost a call to hear that.
+                return
+
+    def _deliver_bulk(self, count: int, deliver: Callable[[bytes | Oversized], None]) -> None:
+        message = self._frames.wrote(count)
+        if message is not None:
+            # The seam says bytes; a receiver that asked to be lent to takes views as well.
+            deliver(cast(bytes, message) if self._lend else bytes(message))
+
+    def _read_always(self) -> None:
+        self._readable()
+        if self._reading and not self._closed:
+            self._read_turn = self._loop.call_soon(self._read_always)
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Send until nothing is left, the connection takes no more, or this turn is over."""
+        if self._pumping or self._closed:
+            return
+        self._pumping = True
+        budget = TURN_BYTES
+        try:
+            while budget > 0 and not self._closed:
+                if self._rest:
+                    budget -= self._write_rest()
+                elif self._spool is not None:
+                    budget -= self._write_spool(self._spool)
+                elif self._queue:
+                    self._rest, self._rest_is_control = self._next_control(), True
+                elif not self._pull():
+                    self._disarm()
+                    return
+            self._arm()
+        except (BlockingIOError, InterruptedError):
+            self._arm()
+        except OSError as error:
+            self._write_failed(error)
+        finally:
+            self._pumping = False
+            if self._drained and not self._queued_bytes:
+                self._wake_drained()
+
+    def _next_control(self) -> bytes:
+        """The next control message, with those behind it if they are small: one call sends them all."""
+        if len(self._queue) == 1 or self._queued_bytes > READ_SIZE:
+            return self._queue.popleft()
+        joined = b"".join(self._queue)
+        self._queue.clear()
+        return joined
+
+    def _pull(self) -> bool:
+        """Take the source's next frame as what is sent now; False if there is none."""
+        frame = None if self._source is None else self._source.next_frame()
+        if frame is None:
+            return False
+        self._rest_is_control = False
+        if isinstance(frame, SpoolFrame):
+            length = len(frame.header) + frame.length
+            self._rest = length.to_bytes(LENGTH_BYTES, "big") + frame.header
+            self._spool = frame if frame.length else None
+        elif self._lengths:
+            self._rest = len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+        else:
+            self._rest = frame + b"\n"
+        return True
+
+    def _write_rest(self) -> int:
+        rest = self._rest
+        if self._spool is not None and isinstance(rest, bytes) and self._spool.length <= READ_SIZE:
+            # A short piece of output: one write for header and data saves a call, which is most of its cost.
+            rest += self._read_spool(self._spool, self._spool.length)
+            self._rest, self._spool = rest, None
+        written = os.write(self._write_fd, rest)
+        self._rest = b"" if written == len(rest) else memoryview(rest)[written:]
+        if self._rest_is_control:
+            self._queued_bytes -= written
+        return written
+
+    def _write_spool(self, frame: SpoolFrame) -> int:
+        if self._sendfile:
+            try:
+                sent = os.sendfile(self._write_fd, frame.fd, frame.offset, frame.length)
+            except OSError as error:
+                if error.errno not in _NO_SENDFILE:
+                    raise
+                self._sendfile = False
+                return 0
+            if sent == 0:
+                raise OSError(errno.EIO, f"the spool ends {frame.length} bytes before its frame")
+        else:
+            sent = os.write(self._write_fd, self._read_spool(frame, min(frame.length, READ_SIZE)))
+        left = frame.length - sent
+        self._spool = SpoolFrame(b"", frame.fd, frame.offset + sent, left) if left else None
+        return sent
+
+    def _read_spool(self, frame: SpoolFrame, count: int) -> bytes:
+        data = os.pread(frame.fd, count, frame.offset)
+        if len(data) < count:
+            raise OSError(errno.EIO, f"the spool ends {count - len(data)} bytes before its frame")
+        return data
+
+    def _arm(self) -> None:
+        if self._armed or self._closed:
+            return
+        self._armed = True
+        try:
+            self._loop.add_writer(self._write_fd, self._pump)
+        except PermissionError:
+            self._write_turn = self._loop.call_soon(self._write_always)
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._armed = False
+            self._loop.remove_writer(self._write_fd)
+            self._write_turn = None
+
+    def _write_always(self) -> None:
+        """Stands in for a writer on a regular file, which epoll refuses and which always takes more."""
+        self._pump()
+        if self._write_turn is not None and not self._closed:
+            self._write_turn = self._loop.call_soon(self._write_always)
+
+    def _write_failed(self, error: OSError) -> None:
+        """Nothing more can be sent. What the other end said last may still be unread: it often is the reason."""
+        self._write_error = error
+        self._disarm()
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._rest, self._spool = b"", None
+        if self._reading:
+            self._loop.call_soon(self._last_words)
+        else:
+            self._loop.call_soon(self._ended, error)
+
+    def _last_words(self) -> None:
+        if self._reading and not self._closed:
+            self._readable()
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def _ended(self, error: Exception | None) -> None:
+        if not self._closed:
+            self._release()
+            self._lose(error)
+
+    def _release(self) -> None:
+        self.pause_reading()
+        self._disarm()
+        self._closed = True
+        os.close(self._read_fd)
+        if self._write_fd != self._read_fd:
+            os.close(self._write_fd)
+        self._wake_drained()
+
+    def _lose(self, error: Exception | None) -> None:
+        if not self._lost:
+            self._lost = True
+            self._source = None
+            self._receiver.connection_lost(error)
+
+    def _wake_drained(self) -> None:
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def from_socket(
+    sock: socket.socket,
+    receiver: Receiver,
+    *,
+    description: str,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    lend: bool = False,
+) -> StreamChannel:
+    """A channel on a connected socket, which it takes over."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+    fd = sock.detach()
+    return StreamChannel(fd, fd, receiver, description=description, max_message_bytes=max_message_bytes, lend=lend)

@@ -1,0 +1,343 @@
+"""WebSocket, for clients beyond this machine and for foreign ones. Touches TCP through the `websockets` library.
+
+The only module that imports that library; import this module only when an address asks for it. A message over the
+limit ends the connection with close code 1009 and a reason that names the size: the library has no way to skip it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http
+import ipaddress
+import logging
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import connect
+from websockets.asyncio.connection import Connection as Socket
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.http11 import Request, Response
+
+from holdfast.errors import (
+    ConnectionLost,
+    Forbidden,
+    HandshakeFailed,
+    HoldfastError,
+    InvalidParams,
+    MessageTooLarge,
+    Unauthorized,
+)
+from holdfast.transport.channel import Receiver, Source, SpoolFrame
+from holdfast.transport.stream import MAX_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+#: Bytes that wait in the library before `send` waits. One frame of output fits, so that the next one is made while
+#: this one leaves; a control message waits behind no more than that.
+WRITE_LIMIT: Final = 1024 * 1024
+#: Messages that the library reads ahead of us.
+READ_AHEAD: Final = 16
+PING_INTERVAL_SECONDS: Final = 20.0
+#: Generous, because a foreign client that is busy with our output answers pings late.
+PING_TIMEOUT_SECONDS: Final = 60.0
+OPEN_TIMEOUT_SECONDS: Final = 10.0
+#: How long a close waits for the other end's answer.
+CLOSE_TIMEOUT_SECONDS: Final = 2.0
+
+TOO_BIG: Final = 1009
+
+
+class WebSocketChannel:
+    """`Channel` on a WebSocket: a text frame is JSON, a binary frame MessagePack.
+
+    Two tasks: one reads and hands over, one sends control messages first and then what the source has, waiting
+    whenever the library's buffer is full.
+    """
+
+    takes_spool_frames: Final = False
+
+    def __init__(self, socket: Socket, description: str, limit: int) -> None:
+        self.description = description
+        self._socket = socket
+        self._limit = limit
+        self._receiver: Receiver | None = None
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._source: Source | None = None
+        self._something_to_send = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to read and to send. `receiver` hears everything from the first message on."""
+        self._receiver = receiver
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    def send(self, message: bytes) -> None:
+        if self._closing:
+            return
+        self._queue.append(message)
+        self._queued_bytes += len(message)
+        self._drained.clear()
+        self._something_to_send.set()
+
+    def set_source(self, source: Source | None) -> None:
+        self._source = source
+        self.wake()
+
+    def wake(self) -> None:
+        self._something_to_send.set()
+
+    def use_lengths(self) -> None:
+        """Nothing to switch: each message is sent as text or binary by what it is."""
+
+    def hold_frame(self) -> None:
+        """Never has one."""
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    async def drain(self) -> None:
+        await self._drained.wait()
+        if self._queued_bytes:
+            raise ConnectionLost(f"{self.description}: the connection is closed")
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._source = None
+        # The writer sends what is queued, then closes; the reader sees the close and tells the receiver.
+        self._something_to_send.set()
+        self._may_read.set()
+
+    # --- the two tasks -----------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        assert self._receiver is not None
+        error: Exception | None = None
+        try:
+            while True:
+                # Text is left undecoded: the codec wants bytes, and its first byte tells the encoding.
+                message = await self._socket.recv(decode=False)
+                if self._closing:
+                    continue
+                self._receiver.message_received(message)
+                if not self._may_read.is_set():
+                    await self._may_read.wait()
+        except ConnectionClosedOK:
+            pass
+        except ConnectionClosed as closed:
+            error = self._why(closed)
+        except OSError as broken:
+            error = broken
+        finally:
+            self._tasks[1].cancel()
+            self._source = None
+            self._drained.set()
+            self._receiver.connection_lost(None if self._closing else error)
+            self._closing = True
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                if self._queue:
+                    message = self._queue.popleft()
+                    await self._socket.send(message, text=message[:1] == b"{")
+                    self._queued_bytes -= len(message)
+                    if not self._queued_bytes:
+                        self._drained.set()
+                elif self._closing:
+                    await self._socket.close()
+                    return
+                elif (frame := self._next_frame()) is not None:
+                    await self._socket.send(frame, text=frame[:1] == b"{")
+                else:
+                    self._something_to_send.clear()
+                    await self._something_to_send.wait()
+        except ConnectionClosed:
+            # The reader meets the same end and knows its reason.
+            return
+
+    def _next_frame(self) -> bytes | None:
+        frame = None if self._source is None else self._source.next_frame()
+        if isinstance(frame, SpoolFrame):
+            raise TypeError("a WebSocket takes no spool frames")
+        return frame
+
+    def _why(self, closed: ConnectionClosed) -> HoldfastError:
+        told = closed.rcvd
+        sent = closed.sent
+        if told is not None and told.code == TOO_BIG and closed.rcvd_then_sent:
+            return MessageTooLarge(
+                f"{self.description}: {told.reason or 'a message was too large for the other end'}"
+            )
+        if sent is not None and sent.code == TOO_BIG:
+            return ConnectionLost(f"{self.description}: closed for a message over {self._limit} bytes")
+        return ConnectionLost(f"{self.description}: {closed}")
+
+
+class WebSocketListener:
+    """A listening server. `address` has the port that was really taken."""
+
+    def __init__(self, server: Server, host: str) -> None:
+        self._server = server
+        self.port: int = next(iter(server.sockets)).getsockname()[1]
+        self.address = f"ws://[{host}]:{self.port}" if ":" in host else f"ws://{host}:{self.port}"
+
+    def close(self) -> None:
+        """Take no more connections. Those that are open are their owner's to close."""
+        self._server.close(close_connections=False)
+
+
+async def listen(
+    host: str,
+    port: int,
+    accept: Callable[[WebSocketChannel], Receiver],
+    *,
+    token: str | None = None,
+    no_auth: bool = False,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    tls: ssl.SSLContext | None = None,
+) -> WebSocketListener:
+    """Listen, and give each connection that may talk to us to `accept`, which returns who receives for it.
+
+    A bearer token is asked of everybody, except with `no_auth` on loopback. A browser's `Origin` is refused always:
+    a page that somebody visits must not be able to reach a server on their machine.
+    """
+    require_safe(host, token, no_auth)
+
+    async def handle(connection: ServerConnection) -> None:
+        _set_nodelay(connection)
+        channel = WebSocketChannel(connection, _peer_name(connection), max_message_bytes)
+        channel.start(accept(channel))
+        await connection.wait_closed()
+
+    def check(connection: ServerConnection, request: Request) -> Response | None:
+        return _check_request(connection, request, None if no_auth else token)
+
+    try:
+        server = await serve(
+            handle,
+            host,
+            port,
+            process_request=check,
+            compression=None,
+            max_size=max_message_bytes,
+            max_queue=READ_AHEAD,
+            write_limit=WRITE_LIMIT,
+            ping_interval=PING_INTERVAL_SECONDS,
+            ping_timeout=PING_TIMEOUT_SECONDS,
+            close_timeout=CLOSE_TIMEOUT_SECONDS,
+            server_header=None,
+            ssl=tls,
+        )
+    except OSError as error:
+        raise InvalidParams(f"ws://{host}:{port}: {error.strerror or error}") from error
+    return WebSocketListener(server, host)
+
+
+def require_safe(host: str, token: str | None, no_auth: bool) -> None:
+    """`Forbidden` unless this way of listening keeps strangers out."""
+    beyond = not is_loopback(host)
+    if no_auth and beyond:
+        raise Forbidden(f"{host}: --no-auth is for loopback only")
+    if not token and beyond:
+        raise Forbidden(f"{host}: listening beyond loopback without a token is refused")
+    if not token and not no_auth:
+        raise Forbidden(f"{host}: a token is needed, or --no-auth on loopback")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_request(connection: ServerConnection, request: Request, token: str | None) -> Response | None:
+    # get_all: a request with the header twice must not make the library raise, nor slip through.
+    if request.headers.get_all("Origin"):
+        log.warning("%s: refused a request with an Origin", _peer_name(connection))
+        return connection.respond(http.HTTPStatus.FORBIDDEN, "requests from browsers are refused\n")
+    if token is None:
+        return None
+    given = request.headers.get_all("Authorization")
+    wanted = f"Bearer {token}".encode()
+    if len(given) == 1 and hmac.compare_digest(given[0].encode(errors="surrogateescape"), wanted):
+        return None
+    log.warning(
+        "%s: refused a request %s", _peer_name(connection), "with a wrong token" if given else "without a token"
+    )
+    response = connection.respond(http.HTTPStatus.UNAUTHORIZED, "a bearer token is needed\n")
+    response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def dial(
+    url: str, receiver: Receiver, *, token: str | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> WebSocketChannel:
+    """Connect to `url`; `Unauthorized` if the server does not take the token."""
+    host = urlsplit(url).hostname or ""
+    try:
+        connection = await connect(
+            url,
+            additional_headers={"Authorization": f"Bearer {token}"} if token else None,
+            user_agent_header=None,
+            compression=None,
+            # A proxy for the outside world cannot reach our own loopback.
+            proxy=None if is_loopback(host) else True,
+            max_size=max_message_bytes,
+            max_queue=READ_AHEAD,
+            write_limit=WRITE_LIMIT,
+            open_timeout=OPEN_TIMEOUT_SECONDS,
+            ping_interval=PING_INTERVAL_SECONDS,
+            ping_timeout=PING_TIMEOUT_SECONDS,
+            close_timeout=CLOSE_TIMEOUT_SECONDS,
+        )
+    except InvalidStatus as error:
+        status = error.response.status_code
+        reason = bytes(error.response.body or b"").decode(errors="replace").strip()
+        text = f"{url}: HTTP {status}" + (f": {reason}" if reason else "")
+        raise (Unauthorized(text) if status in (401, 403) else HandshakeFailed(text)) from error
+    except InvalidURI as error:
+        raise InvalidParams(f"{url}: {error}") from error
+    except InvalidHandshake as error:
+        raise HandshakeFailed(f"{url}: {error}") from error
+    except (OSError, TimeoutError) as error:
+        raise ConnectionLost(f"{url}: {error}") from error
+    _set_nodelay(connection)
+    channel = WebSocketChannel(connection, url, max_message_bytes)
+    channel.start(receiver)
+    return channel
+
+
+def _set_nodelay(connection: Socket) -> None:
+    """asyncio sets it on the sockets it makes; it is asked for here again because 40 ms hang on it."""
+    sock = connection.transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _peer_name(connection: ServerConnection) -> str:
+    address = connection.remote_address
+    return f"ws client {address[0]}:{address[1]}" if address else "ws client"
