@@ -6,6 +6,7 @@ Each function raises `OSError` with the right errno, so callers treat them like 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Sequence
 from typing import Final
@@ -49,25 +50,30 @@ def become_subreaper() -> None:
         raise OSError(error, os.strerror(error))
 
 
-class SpawnPlan:
-    """Attributes and file actions of one posix_spawn(3), in the order in which the child applies them.
+@functools.cache
+def _spawn_attributes() -> ctypes.Array[ctypes.c_char]:
+    """A new session, every signal at its default, no signal blocked: the same for every start."""
+    attributes = ctypes.create_string_buffer(_OPAQUE_BYTES)
+    signals = ctypes.create_string_buffer(_OPAQUE_BYTES)
+    _check(_libc.posix_spawnattr_init(attributes))
+    _libc.sigfillset(signals)
+    _check(_libc.posix_spawnattr_setsigdefault(attributes, signals))
+    _libc.sigemptyset(signals)
+    _check(_libc.posix_spawnattr_setsigmask(attributes, signals))
+    flags = _POSIX_SPAWN_SETSID | _POSIX_SPAWN_SETSIGDEF | _POSIX_SPAWN_SETSIGMASK
+    _check(_libc.posix_spawnattr_setflags(attributes, ctypes.c_short(flags)))
+    return attributes
 
-    Always: a new session, every signal at its default, no signal blocked. Actions run after setsid, so that a
-    terminal opened by `open` becomes the controlling terminal.
+
+class SpawnPlan:
+    """The file actions of one posix_spawn(3), in the order in which the child applies them.
+
+    They run after setsid, so that a terminal opened by `open` becomes the controlling terminal.
     """
 
     def __init__(self) -> None:
         self._actions = ctypes.create_string_buffer(_OPAQUE_BYTES)
-        self._attributes = ctypes.create_string_buffer(_OPAQUE_BYTES)
         _check(_libc.posix_spawn_file_actions_init(self._actions))
-        _check(_libc.posix_spawnattr_init(self._attributes))
-        signals = ctypes.create_string_buffer(_OPAQUE_BYTES)
-        _libc.sigfillset(signals)
-        _check(_libc.posix_spawnattr_setsigdefault(self._attributes, signals))
-        _libc.sigemptyset(signals)
-        _check(_libc.posix_spawnattr_setsigmask(self._attributes, signals))
-        flags = _POSIX_SPAWN_SETSID | _POSIX_SPAWN_SETSIGDEF | _POSIX_SPAWN_SETSIGMASK
-        _check(_libc.posix_spawnattr_setflags(self._attributes, ctypes.c_short(flags)))
 
     def chdir(self, path: bytes) -> None:
         _check(_add_chdir(self._actions, path))
@@ -87,11 +93,11 @@ class SpawnPlan:
         pid = ctypes.c_int()
         arguments = (ctypes.c_char_p * (len(argv) + 1))(*argv, None)
         variables = (ctypes.c_char_p * (len(environment) + 1))(*environment, None)
+        attributes = _spawn_attributes()
         try:
-            _check(_posix_spawn(ctypes.byref(pid), path, self._actions, self._attributes, arguments, variables))
+            _check(_posix_spawn(ctypes.byref(pid), path, self._actions, attributes, arguments, variables))
         finally:
             _libc.posix_spawn_file_actions_destroy(self._actions)
-            _libc.posix_spawnattr_destroy(self._attributes)
         return pid.value
 
 

@@ -44,15 +44,17 @@ from holdfast.model import (
     Snapshot,
     TerminalSize,
 )
+from holdfast.runtime.cgroup import JOIN_AFTER_SECONDS, Cgroups
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.libc import become_subreaper
 from holdfast.runtime.orphans import OrphanReaper
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process import ManagedProcess, set_terminal_size
-from holdfast.runtime.process_tree import Tree, TreeScanner, new_mark
+from holdfast.runtime.process_table import TableReader, new_mark
+from holdfast.runtime.process_tree import Tree
 from holdfast.runtime.reader import Reader
 from holdfast.runtime.signals import parse_signal
-from holdfast.runtime.spawn import Command, StandardStreams, find_program, spawn
+from holdfast.runtime.spawn import Command, StandardStreams, encode_variables, find_program, spawn
 
 #: The environment variable that marks descendants where the rlimit cannot.
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
@@ -77,19 +79,25 @@ class LocalExec:
         somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised."""
         self.config = config or ExecServerConfig()
         self._environ = dict(os.environ if environ is None else environ)
+        #: Most processes get just this: encoded once.
+        self._variables = encode_variables(self._environ)
         self._spool = Spool(self.config.spool_directory)
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
         self._starting: dict[str, asyncio.Future[ManagedProcess]] = {}
+        #: The pids of those that run.
+        self._leaders: set[int] = set()
         #: Ended processes in the order of their end.
         self._ended: dict[str, ManagedProcess] = {}
-        self._scanner = TreeScanner()
+        self._tables = TableReader()
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._cgroups = Cgroups.open() if self.config.cgroup == "auto" else None
+        self._joining: set[asyncio.Task[None]] = set()
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
             become_subreaper()
-            self._orphans = OrphanReaper(self._leaders)
+            self._orphans = OrphanReaper(lambda: self._leaders)
         self._closing = False
         self._started_at = time.monotonic()
         self._retention_timer: asyncio.TimerHandle | None = None
@@ -120,6 +128,9 @@ class LocalExec:
         finally:
             del self._starting[spec.process_id]
         self._processes[spec.process_id] = process
+        self._leaders.add(process.pid)
+        if self._cgroups is not None:
+            asyncio.get_running_loop().call_later(JOIN_AFTER_SECONDS, self._join_cgroup, process)
         attempt.set_result(process)
         return process
 
@@ -156,11 +167,11 @@ class LocalExec:
         if mark is not None:
             soft_limits[resource.RLIMIT_RTTIME] = mark
         else:
-            environment[MARK_VARIABLE] = spec.process_id
+            environment = {**environment, MARK_VARIABLE: spec.process_id}
         command = Command(
             path=find_program(spec.argv[0], environment, cwd),
             argv=spec.argv if spec.arg0 is None else (spec.arg0, *spec.argv[1:]),
-            environment=environment,
+            variables=self._variables if environment is self._environ else encode_variables(environment),
             cwd=cwd,
             account=account,
             limits=spec.limits,
@@ -181,7 +192,8 @@ class LocalExec:
             raise
         finally:
             _close_all(theirs)
-        self._raise_oom_score(pid)
+        # Not before the caller has its answer: the child is busy loading its program.
+        asyncio.get_running_loop().call_soon(self._raise_oom_score, pid)
         if spec.tty:
             outputs, stdin = {2: ours[0]}, ours[0]
         else:
@@ -189,7 +201,7 @@ class LocalExec:
         return ManagedProcess(
             spec,
             cwd=cwd,
-            tree=Tree(pid, mark, self._scanner),
+            tree=Tree(pid, mark, self._tables),
             outputs=outputs,
             stdin=stdin,
             spool=self._spool,
@@ -197,6 +209,14 @@ class LocalExec:
             on_exit=self._process_ended,
             on_growth=self._spool_grew,
         )
+
+    def _join_cgroup(self, process: ManagedProcess) -> None:
+        if self._cgroups is None or not process.running or self._closing:
+            return
+        process.tree.cgroup = self._cgroups.new()
+        task = asyncio.get_running_loop().create_task(self._cgroups.join(process.tree.cgroup, process.pid))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
 
     def _open_pipes(self, pipe_stdin: bool, ours: list[int], theirs: list[int]) -> StandardStreams:
         for _ in ("stdout", "stderr"):
@@ -290,6 +310,7 @@ class LocalExec:
         process = self.process(process_id)
         was_running = process.running
         await self._end(process, 0.0 if force else grace)
+        self._reap_orphans()
         return was_running
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
@@ -364,7 +385,7 @@ class LocalExec:
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,
-            containment=("mark", "tree"),
+            containment=(*(() if self._cgroups is None else (self._cgroups.kind,)), "mark", "tree"),
         )
 
     @property
@@ -390,8 +411,10 @@ class LocalExec:
             process.discard()
         self._processes.clear()
         self._ended.clear()
-        if self._orphans is not None:
-            self._orphans.reap()
+        if self._cgroups is not None:
+            await asyncio.gather(*self._joining)
+            self._cgroups.close()
+        self._reap_orphans()
         os.close(self._null)
         self._spool.remove()
 
@@ -399,19 +422,19 @@ class LocalExec:
         if not self._closing:
             await self.shutdown(self.config.shutdown_grace_period_ms / 1000)
 
+    def _reap_orphans(self) -> None:
+        if self._orphans is not None:
+            self._orphans.reap()
+
     async def _end(self, process: ManagedProcess, grace: float) -> None:
         """The whole tree, and then the news of it: when this returns the exit is in the journal."""
         # A blocking process must be able to end though nobody reads: its reader gets what fits.
         process.stop_blocking()
-        await process.tree.end(self._leaders() - {process.pid}, grace)
+        await process.tree.end(self._leaders, grace)
         await process.wait_exit()
-        if self._orphans is not None:
-            self._orphans.reap()
-
-    def _leaders(self) -> frozenset[int]:
-        return frozenset(process.pid for process in self._processes.values() if process.running)
 
     def _process_ended(self, process: ManagedProcess) -> None:
+        self._leaders.discard(process.pid)
         self._ended[process.spec.process_id] = process
         while len(self._ended) > self.config.max_exited_processes:
             self._drop(next(iter(self._ended.values())))

@@ -6,11 +6,12 @@ Touches waitpid of children that are no leaders of ours; leaders are reaped wher
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
-from holdfast.runtime.process_tree import read_table
+from holdfast.runtime.process_table import ProcessTable
 
 #: A zombie costs nothing for so long; a burst of them is reaped together, since finding them reads /proc.
 GATHER_SECONDS: Final = 1.0
@@ -19,7 +20,7 @@ GATHER_SECONDS: Final = 1.0
 class OrphanReaper:
     """Call `child_ended` on SIGCHLD."""
 
-    def __init__(self, leaders: Callable[[], frozenset[int]]) -> None:
+    def __init__(self, leaders: Callable[[], Container[int]]) -> None:
         self._leaders = leaders
         self._timer: asyncio.TimerHandle | None = None
 
@@ -32,11 +33,9 @@ class OrphanReaper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        us = os.getpid()
         leaders = self._leaders()
-        for entry in read_table().values():
-            if entry.dead and entry.parent == us and entry.pid not in leaders:
-                try:
-                    os.waitpid(entry.pid, os.WNOHANG)
-                except ChildProcessError:
-                    continue
+        table = ProcessTable.read()
+        for pid in table.children.get(os.getpid(), ()):
+            if table.entries[pid].dead and pid not in leaders:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)

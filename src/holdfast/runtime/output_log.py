@@ -12,9 +12,11 @@ Touches its spool's files only; knows no processes and no event loop.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from typing import Final, Protocol
 
 from holdfast.errors import ResourceExhausted
@@ -27,6 +29,8 @@ MOVE_BYTES: Final = 1024 * 1024
 HEAD_FRACTION: Final = 16
 #: A tail may exceed its bound by this fraction before it is cut, so that cutting is rare.
 SLACK_FRACTION: Final = 8
+SPOOL_PREFIX: Final = "holdfast-spool-"
+SWEEP_AFTER_SECONDS: Final = 10.0
 #: Room that a spool needs to be worth choosing.
 WANTED_ROOM: Final = 256 * 1024 * 1024
 
@@ -38,7 +42,11 @@ class Spool:
         parent = directory or choose_place()
         try:
             os.makedirs(parent, mode=0o700, exist_ok=True)
-            self.path = tempfile.mkdtemp(prefix="holdfast-spool-", dir=parent)
+            sweep_spools(parent)
+            self.path = tempfile.mkdtemp(prefix=SPOOL_PREFIX, dir=parent)
+            #: Held while we live; the kernel lets go of it however we end, so others see that we are gone.
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ResourceExhausted(f"no spool can be made in {parent}: {error.strerror}") from None
         self.used = 0
@@ -52,6 +60,7 @@ class Spool:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
 def choose_place() -> str:
@@ -63,6 +72,28 @@ def choose_place() -> str:
     except OSError:
         pass
     return tempfile.gettempdir()
+
+
+def sweep_spools(parent: str) -> None:
+    """Remove what servers left that were killed: their output would fill memory until the next boot."""
+    for name in os.listdir(parent):
+        if not name.startswith(SPOOL_PREFIX):
+            continue
+        path = os.path.join(parent, name)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # another user's
+        try:
+            found = os.fstat(lock)
+            # A spool just made is not locked yet for an instant.
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > SWEEP_AFTER_SECONDS:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:
+            continue  # its server lives
+        finally:
+            os.close(lock)
 
 
 class Lease(Protocol):
@@ -109,7 +140,7 @@ class OutputLog:
         Raises `BlockingIOError` when the pipe is empty for now.
         """
         if self.fd < 0:
-            self._open()
+            return self._copy_from(pipe, limit)  # it may be the end and not the first byte
         try:
             moved = os.splice(pipe, self.fd, limit, offset_dst=self.end, flags=os.SPLICE_F_NONBLOCK)
         except BlockingIOError:
@@ -211,7 +242,8 @@ class OutputLog:
 
     def _copy_from(self, pipe: int, limit: int) -> int:
         data = os.read(pipe, limit)
-        self.append(data)
+        if data:
+            self.append(data)
         return len(data)
 
     def _drop_from(self, pipe: int, limit: int) -> int:

@@ -277,6 +277,8 @@ class ManagedProcess:
         self.input.abandon()
         for log in self.logs.values():
             log.close()
+        if self.tree.cgroup is not None:
+            self.tree.cgroup.remove()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

@@ -49,7 +49,8 @@ class Command(NamedTuple):
 
     path: str
     argv: Sequence[str]
-    environment: Mapping[str, str]
+    #: `NAME=value` each, as the kernel takes them.
+    variables: Sequence[bytes]
     cwd: str
     account: Account | None = None
     limits: Limits | None = None
@@ -66,6 +67,11 @@ class StandardStreams(NamedTuple):
     stdout: int = -1
     stderr: int = -1
     terminal: str | None = None
+
+
+def encode_variables(environment: Mapping[str, str]) -> list[bytes]:
+    """Surrogates stand for bytes that are no UTF-8, as everywhere in Python's view of the system."""
+    return [f"{name}={value}".encode(errors="surrogateescape") for name, value in environment.items()]
 
 
 def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
@@ -98,10 +104,9 @@ async def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping
     plan.chdir(os.fsencode(command.cwd))
     plan.close_from(3)
     argv = [os.fsencode(argument) for argument in command.argv]
-    variables = [os.fsencode(f"{name}={value}") for name, value in command.environment.items()]
     try:
         with _soft_limits(soft_limits):
-            return plan.run(os.fsencode(command.path), argv, variables)
+            return plan.run(os.fsencode(command.path), argv, command.variables)
     except OSError as error:
         raise explain(error.errno or 0, command) from None
 
@@ -113,7 +118,7 @@ async def _spawn_through_launcher(
     orders = {
         "path": os.fsencode(command.path),
         "argv": [os.fsencode(argument) for argument in command.argv],
-        "environment": {os.fsencode(k): os.fsencode(v) for k, v in command.environment.items()},
+        "environment": dict(variable.split(b"=", 1) for variable in command.variables),
         "cwd": os.fsencode(command.cwd),
         "account": command.account and (command.account.uid, command.account.gid, list(command.account.groups)),
         "rlimits": [

@@ -1,0 +1,133 @@
+"""A cgroup for each process that lives long enough to be worth one. Touches the cgroup file systems.
+
+Membership cannot be shed: not by a double fork, not by another user, not by resetting limits. So the pids of a
+cgroup join those that the process tree finds, and version 2 kills them all at once (`cgroup.kill`).
+
+Moving a process waits for a grace period of the kernel's RCU, 5 to 20 ms each (measured), so it happens on one
+thread, beside the event loop, and only for processes that are still there after a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+#: Most commands are over before this; moving them would be work for nothing.
+JOIN_AFTER_SECONDS: Final = 0.25
+
+
+class Cgroup:
+    """The cgroup of one process. It exists from the first `join`."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def join(self, pid: int) -> None:
+        """Move a process in; its later children are born inside. Blocks: call it on the thread."""
+        # Gone, or moved by somebody with more right to: the tree finds it all the same.
+        with contextlib.suppress(OSError):
+            os.mkdir(self._path)
+            _write(f"{self._path}/cgroup.procs", b"%d" % pid)
+
+    def pids(self) -> list[int]:
+        try:
+            with open(f"{self._path}/cgroup.procs") as file:
+                return [int(line) for line in file]
+        except OSError:
+            return []
+
+    def kill(self) -> None:
+        """KILL to every member at once, where the kernel can (version 2, since 5.14)."""
+        with contextlib.suppress(OSError):
+            _write(f"{self._path}/cgroup.kill", b"1")
+
+    def remove(self) -> None:
+        """Give it back; refused while somebody is in it, and then tried again by whoever ends them."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self._path)
+
+
+class Cgroups:
+    """Makes cgroups below one of our own, and moves processes into them in the background."""
+
+    def __init__(self, parent: str) -> None:
+        self.parent = parent
+        self._made = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-cgroup")
+
+    @classmethod
+    def open(cls) -> Cgroups | None:
+        """Ours, or None where no cgroup can be written."""
+        for mount, path in _hierarchies():
+            parent = f"{mount}{path.rstrip('/')}/holdfast-{os.getpid()}"
+            try:
+                os.mkdir(parent)
+            except OSError:
+                continue
+            _sweep(os.path.dirname(parent))
+            return cls(parent)
+        return None
+
+    @property
+    def kind(self) -> str:
+        """For people: what a kill does here."""
+        return "cgroup.kill" if os.path.exists(f"{self.parent}/cgroup.kill") else "cgroup"
+
+    def new(self) -> Cgroup:
+        self._made += 1
+        return Cgroup(f"{self.parent}/{self._made}")
+
+    async def join(self, cgroup: Cgroup, pid: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, cgroup.join, pid)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        _remove_below(self.parent)
+
+
+def _hierarchies() -> Iterator[tuple[str, str]]:
+    """Where we are in each hierarchy that may serve: version 2 first, then the version 1 freezer."""
+    mounts: dict[str, str] = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            fields, kind = before.split(), after.split()
+            if kind[0] == "cgroup2":
+                mounts["v2"] = fields[4]
+            elif kind[0] == "cgroup" and "freezer" in kind[2].split(","):
+                mounts["freezer"] = fields[4]
+    with open("/proc/self/cgroup") as file:
+        ours = {line.split(":", 2)[1]: line.rstrip("\n").split(":", 2)[2] for line in file}
+    if "v2" in mounts and "" in ours:
+        yield mounts["v2"], ours[""]
+    if "freezer" in mounts and "freezer" in ours:
+        yield mounts["freezer"], ours["freezer"]
+
+
+def _sweep(directory: str) -> None:
+    """Remove what servers left that were killed; a cgroup that somebody is in stays."""
+    for name in os.listdir(directory):
+        prefix, _, pid = name.partition("-")
+        if prefix == "holdfast" and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+            _remove_below(f"{directory}/{name}")
+
+
+def _remove_below(parent: str) -> None:
+    for name in os.listdir(parent):
+        if os.path.isdir(f"{parent}/{name}"):
+            Cgroup(f"{parent}/{name}").remove()
+    Cgroup(parent).remove()
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
