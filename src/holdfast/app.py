@@ -6,6 +6,7 @@ Nothing here decides anything; it wires, waits for the word to stop, and takes a
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -53,6 +54,8 @@ def run_server(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     open_files = raise_descriptor_limit()
+    # What is loaded by now stays: the collector need not look at it again and again.
+    gc.freeze()
     seal_descriptors({ready_fd} if ready_fd is not None else set())
     try:
         asyncio.run(_serve(config, listen, ready_fd, token, no_auth, open_files))
@@ -62,11 +65,15 @@ def run_server(
     return 0
 
 
-def raise_descriptor_limit() -> int:
-    """As many descriptors as we may have: a thousand processes need several thousand. Returns the old limit."""
+def raise_descriptor_limit() -> int | None:
+    """As many descriptors as we may have: a thousand processes need several thousand.
+
+    Returns the limit that processes are to have, if it is no longer ours.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if soft == hard:
+        return None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return soft
 
 
@@ -130,7 +137,7 @@ class Server:
         # The channels tell their loss in the next turn of the loop.
         await asyncio.sleep(0)
 
-    async def _shutdown_requested(self, grace: float | None) -> None:
+    def _shutdown_requested(self, grace: float | None) -> None:
         if grace is not None:
             self.grace = grace
         # After the reply to whoever asked.
@@ -159,7 +166,7 @@ async def _serve(
     ready_fd: int | None,
     token: str | None,
     no_auth: bool,
-    open_files: int,
+    open_files: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files)

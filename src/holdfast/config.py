@@ -96,7 +96,7 @@ def _from_file(path: str) -> dict[str, Any]:
             values = tomllib.load(file)
     except OSError as error:
         raise InvalidParams(f"settings file {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidParams(f"settings file {path}: {error}") from None
     unknown = sorted(set(values) - set(ExecServerConfig.__struct_fields__))
     if unknown:

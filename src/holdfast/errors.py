@@ -37,7 +37,8 @@ connection arrives as the class that left.
 from __future__ import annotations
 
 import builtins
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
 
 Fault = Literal["caller", "sandbox", "process", "transport"]
 
@@ -48,7 +49,7 @@ class HoldfastError(Exception):
     code: ClassVar[int] = -32603
     fault: ClassVar[Fault] = "sandbox"
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details: dict[str, Any] = details
@@ -208,8 +209,9 @@ class TimeoutError(ProcessError, builtins.TimeoutError):
 
     code = -32042
 
-    def __init__(self, message: str, *, stdout: str = "", stderr: str = "", **details: Any) -> None:
-        super().__init__(message, **details)
+    def __init__(self, message: str, /, *, stdout: str = "", stderr: str = "", **details: Any) -> None:
+        printed = {name: text for name, text in (("stdout", stdout), ("stderr", stderr)) if text}
+        super().__init__(message, **printed, **details)
         self.stdout = stdout
         self.stderr = stderr
 
@@ -233,15 +235,24 @@ class HandshakeFailed(TransportError):
     code = -32061
 
 
+_ROOTS: Final[Mapping[str, type[HoldfastError]]] = {
+    "": HoldfastError,
+    "caller": CallerError,
+    "sandbox": SandboxError,
+    "process": ProcessError,
+    "transport": TransportError,
+}
+
+
 def error_classes() -> dict[int, type[HoldfastError]]:
     """The class for each wire code: the one table from which codes are decoded and documented."""
     table: dict[int, type[HoldfastError]] = {}
     pending: list[type[HoldfastError]] = [HoldfastError]
     while pending:
         cls = pending.pop()
-        children = cls.__subclasses__()
-        pending.extend(children)
-        if not children:
+        pending.extend(cls.__subclasses__())
+        # A class without a code of its own, a user's subclass say, crosses a connection as the class above it.
+        if "code" in vars(cls) and cls not in _ROOTS.values():
             table[cls.code] = cls
     return table
 
@@ -250,11 +261,8 @@ def error_from_wire(code: int, message: str, data: object = None) -> HoldfastErr
     """The error that the other side raised, as our own class; an unknown code becomes its nearest root."""
     cls = error_classes().get(code)
     details = {k: v for k, v in data.items() if isinstance(k, str)} if isinstance(data, dict) else {}
-    details.pop("fault", None)
+    fault = details.pop("fault", "")
     if cls is None:
-        error = HoldfastError(message, code=code, **details)
-    elif cls is TimeoutError:
-        error = TimeoutError(message, **details)
-    else:
-        error = cls(message, **details)
-    return error
+        root = _ROOTS.get(fault, HoldfastError) if isinstance(fault, str) else HoldfastError
+        return root(message, **{**details, "code": code})
+    return cls(message, **details)

@@ -20,6 +20,10 @@ SECRET_PATTERNS = ("*KEY*", "*SECRET*", "*TOKEN*")
 DEFAULT_TERM = "xterm-256color"
 
 
+#: To the kernel the next one is -1.
+MAX_ID = 2**32 - 2
+
+
 class Account(NamedTuple):
     """The user that a process runs as."""
 
@@ -31,10 +35,14 @@ class Account(NamedTuple):
     shell: str
 
 
-def build_environment(spec: ProcessSpec, base: Mapping[str, str], account: Account | None = None) -> dict[str, str]:
-    """The variables of a process. `env` without a policy is the environment, exactly."""
+def build_environment(
+    spec: ProcessSpec, base: Mapping[str, str], account: Account | None = None
+) -> Mapping[str, str]:
+    """The variables of a process; `base` itself where nothing changes. `env` without a policy is exact."""
     if spec.env is not None and spec.env_policy is None:
-        return dict(spec.env)
+        return spec.env
+    if spec.env is None and spec.env_policy is None and account is None and not spec.tty:
+        return base
     variables = apply_policy(spec.env_policy, base) if spec.env_policy else dict(base)
     if spec.tty:
         variables.setdefault("TERM", DEFAULT_TERM)
@@ -68,12 +76,12 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def resolve_user(user: str) -> Account:
     """An account by `name`, `uid`, or `uid:gid`; a uid needs no entry in the user database."""
     name, _, group = user.partition(":")
+    uid = _parse_id(name)
     try:
-        entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
-    except KeyError:
-        if not name.isdecimal():
+        entry = pwd.getpwnam(name) if uid is None else pwd.getpwuid(uid)
+    except (KeyError, ValueError):  # the latter for a name that holds a NUL or is no text
+        if uid is None:
             raise UnknownUser(f"unknown user {name!r}") from None
-        uid = int(name)
         entry = pwd.struct_passwd((name, "x", uid, uid, "", "/", "/bin/sh"))
     gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
     if group:
@@ -86,20 +94,38 @@ def resolve_user(user: str) -> Account:
 
 
 def _resolve_group(group: str) -> int:
-    if group.isdecimal():
-        return int(group)
+    gid = _parse_id(group)
+    if gid is not None:
+        return gid
     try:
         return grp.getgrnam(group).gr_gid
-    except KeyError:
+    except (KeyError, ValueError):
         raise UnknownUser(f"unknown group {group!r}") from None
+
+
+def _parse_id(text: str) -> int | None:
+    """A numeric user or group id; None for a name.
+
+    The largest 32-bit number is refused: to setresuid(2) it means "leave it as it is", and the process would run as us.
+    """
+    if not text.isdecimal():
+        return None
+    if len(text) > 10 or int(text) > MAX_ID:
+        raise UnknownUser(f"unknown user or group: {text[:20]} is no id, the largest is {MAX_ID}")
+    return int(text)
 
 
 def resolve_cwd(cwd: str | None) -> str:
     """A path from a path or a `file:` URI; None is our own working directory."""
     if cwd is None:
         return os.getcwd()
+    if not cwd:
+        raise InvalidParams("cwd is empty")
     if cwd.startswith("file:"):
-        parts = urlsplit(cwd)
+        try:
+            parts = urlsplit(cwd)
+        except ValueError as error:
+            raise InvalidParams(f"cwd {cwd!r}: {error}") from None
         if parts.netloc not in ("", "localhost"):
             raise InvalidParams(f"cwd {cwd!r}: not a file of this machine")
         cwd = unquote(parts.path)

@@ -41,18 +41,30 @@ class InputQueue:
 
     async def write(self, data: bytes, write_id: str | None = None) -> None:
         """Accept `data`, once for each `write_id`; returns when the queue is within its bound again."""
+        self.put(data, write_id)
+        await self.wait_for_room()
+
+    def put(self, data: bytes, write_id: str | None = None) -> None:
+        """Accept `data` without waiting. Whoever does not wait for room next has no bound."""
+        if write_id is not None and write_id in self._writes:
+            return
+        if self._closing:
+            raise StdinClosed(f"stdin of process {self._name!r} is closed")
         if write_id is not None:
-            if write_id in self._writes:
-                await self._room()
-                return
-            self._check_open()
             self._writes[write_id] = None
             if len(self._writes) > REMEMBERED_WRITES:
                 self._writes.popitem(last=False)
-        else:
-            self._check_open()
         self._put(data)
-        await self._room()
+
+    @property
+    def has_room(self) -> bool:
+        return self._queued <= self._limit
+
+    async def wait_for_room(self) -> None:
+        while not self.has_room:
+            if self._drained is None:
+                self._drained = asyncio.Event()
+            await self._drained.wait()
 
     def close(self) -> None:
         """No more input: what is queued still goes, then the pipe closes (a terminal gets Ctrl-D)."""
@@ -72,10 +84,6 @@ class InputQueue:
         self._queued = 0
         self._release()
 
-    def _check_open(self) -> None:
-        if self._closing:
-            raise StdinClosed(f"stdin of process {self._name!r} is closed")
-
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
         if not self._queue:
@@ -85,12 +93,6 @@ class InputQueue:
                 asyncio.get_running_loop().add_writer(self._fd, self._flush)
             self._queue.append(view)
             self._queued += len(view)
-
-    async def _room(self) -> None:
-        while self._queued > self._limit:
-            if self._drained is None:
-                self._drained = asyncio.Event()
-            await self._drained.wait()
 
     def _write(self, view: memoryview) -> int:
         try:
@@ -128,6 +130,6 @@ class InputQueue:
         self._wake()
 
     def _wake(self) -> None:
-        if self._drained is not None and self._queued <= self._limit:
+        if self._drained is not None and self.has_room:
             self._drained.set()
             self._drained = None

@@ -105,6 +105,10 @@ class Journal:
         self._sealed = max(self._sealed, first + last)
         return Record(seq, first + last, kind, start, ends[2 * last + 2 + slot] - start)
 
+    def seal(self, seq: int) -> None:
+        """Somebody goes on after `seq`: what comes now gets a number of its own."""
+        self._sealed = max(self._sealed, min(seq, self.last_seq))
+
     def offset_at(self, seq: int, kind: int) -> int:
         """How far a stream had come when `seq` was the last record; for one that is gone, the next that is kept."""
         if self._tail_seq > seq > len(self._head_kinds):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import os
 import platform
 import pwd
-import resource
 import socket
-import termios
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -22,10 +21,10 @@ from holdfast.config import ExecServerConfig
 from holdfast.errors import (
     DuplicateProcess,
     Forbidden,
+    HoldfastError,
     InvalidParams,
     InvalidRequest,
     LimitReached,
-    ResourceExhausted,
     ShuttingDown,
     TimeoutError,
     UnknownProcess,
@@ -45,19 +44,17 @@ from holdfast.model import (
     TerminalSize,
 )
 from holdfast.runtime.cgroup import JOIN_AFTER_SECONDS, Cgroups
-from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.environment import resolve_user
 from holdfast.runtime.libc import become_subreaper
 from holdfast.runtime.orphans import OrphanReaper
 from holdfast.runtime.output_log import Spool
-from holdfast.runtime.process import ManagedProcess, set_terminal_size
-from holdfast.runtime.process_table import TableReader, new_mark
+from holdfast.runtime.process import ManagedProcess
+from holdfast.runtime.process_table import TableReader
 from holdfast.runtime.process_tree import Tree
 from holdfast.runtime.reader import Reader
 from holdfast.runtime.signals import parse_signal
-from holdfast.runtime.spawn import Command, StandardStreams, encode_variables, find_program, spawn
+from holdfast.runtime.starting import Started, Starter, starts_at_once
 
-#: The environment variable that marks descendants where the rlimit cannot.
-MARK_VARIABLE: Final = "HOLDFAST_MARK"
 MAX_ID_CHARACTERS: Final = 256
 DEFAULT_READ_BYTES: Final = 1024 * 1024
 #: Between two attempts to connect to a port: no event tells that somebody listens.
@@ -78,20 +75,16 @@ class LocalExec:
         """`adopt_orphans` makes us the parent of descendants whose parent died: right for a server, not in
         somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised."""
         self.config = config or ExecServerConfig()
-        self._environ = dict(os.environ if environ is None else environ)
-        #: Most processes get just this: encoded once.
-        self._variables = encode_variables(self._environ)
         self._spool = Spool(self.config.spool_directory)
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
-        self._starting: dict[str, asyncio.Future[ManagedProcess]] = {}
+        self._starting: dict[str, asyncio.Task[ManagedProcess]] = {}
         #: The pids of those that run.
         self._leaders: set[int] = set()
         #: Ended processes in the order of their end.
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
-        self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
-        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._starter = Starter(os.environ if environ is None else environ, open_files)
         self._cgroups = Cgroups.open() if self.config.cgroup == "auto" else None
         self._joining: set[asyncio.Task[None]] = set()
         self._orphans: OrphanReaper | None = None
@@ -109,30 +102,32 @@ class LocalExec:
 
     async def start_process(self, spec: ProcessSpec) -> ManagedProcess:
         """Start it, or find the one that an earlier attempt with the same `start_id` has started."""
+        if starts_at_once(spec):
+            return self.start_now(spec)
+        if spec.process_id not in self._processes and spec.process_id in self._starting:
+            with contextlib.suppress(HoldfastError):  # then this attempt is the first that counts
+                await asyncio.shield(self._starting[spec.process_id])
+        if (existing := self._existing(spec)) is not None:
+            return existing
+        attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_through_launcher(spec))
+        try:
+            return await asyncio.shield(attempt)
+        finally:
+            self._starting.pop(spec.process_id, None)
+
+    def start_now(self, spec: ProcessSpec) -> ManagedProcess:
+        """The same for a spec that `starts_at_once`, without waiting for anything."""
+        existing = self._existing(spec)
+        return self._start(spec) if existing is None else existing
+
+    def _existing(self, spec: ProcessSpec) -> ManagedProcess | None:
+        """What an earlier attempt has started; an error if the id is another's."""
         self._check(spec)
         existing = self._processes.get(spec.process_id)
-        if existing is None and spec.process_id in self._starting:
-            existing = await asyncio.shield(self._starting[spec.process_id])
-        if existing is not None:
-            if spec.start_id is not None and spec.start_id == existing.spec.start_id:
-                return existing
+        taken = existing is not None or spec.process_id in self._starting
+        if taken and (existing is None or spec.start_id is None or spec.start_id != existing.spec.start_id):
             raise DuplicateProcess(f"process id {spec.process_id!r} is taken")
-        attempt: asyncio.Future[ManagedProcess] = asyncio.get_running_loop().create_future()
-        self._starting[spec.process_id] = attempt
-        try:
-            process = await self._spawn(spec)
-        except BaseException as error:
-            attempt.set_exception(error)
-            attempt.exception()  # nobody may be waiting
-            raise
-        finally:
-            del self._starting[spec.process_id]
-        self._processes[spec.process_id] = process
-        self._leaders.add(process.pid)
-        if self._cgroups is not None:
-            asyncio.get_running_loop().call_later(JOIN_AFTER_SECONDS, self._join_cgroup, process)
-        attempt.set_result(process)
-        return process
+        return existing
 
     def _check(self, spec: ProcessSpec) -> None:
         """What can be said before anything is tried."""
@@ -158,57 +153,32 @@ class LocalExec:
         if spec.size is not None and not spec.tty:
             raise InvalidParams("size goes with tty")
 
-    async def _spawn(self, spec: ProcessSpec) -> ManagedProcess:
-        account = resolve_user(spec.user) if spec.user is not None else None
-        cwd = resolve_cwd(spec.cwd)
-        environment = build_environment(spec, self._environ, account)
-        mark = new_mark()
-        soft_limits = dict(self._soft_limits)
-        if mark is not None:
-            soft_limits[resource.RLIMIT_RTTIME] = mark
-        else:
-            environment = {**environment, MARK_VARIABLE: spec.process_id}
-        command = Command(
-            path=find_program(spec.argv[0], environment, cwd),
-            argv=spec.argv if spec.arg0 is None else (spec.arg0, *spec.argv[1:]),
-            variables=self._variables if environment is self._environ else encode_variables(environment),
-            cwd=cwd,
-            account=account,
-            limits=spec.limits,
-        )
-        ours: list[int] = []
-        theirs: list[int] = []
-        try:
-            if spec.tty:
-                streams = self._open_terminal(spec.size or TerminalSize(), account and account.uid, ours, theirs)
-            else:
-                streams = self._open_pipes(spec.pipe_stdin, ours, theirs)
-            pid = await spawn(command, streams, soft_limits)
-        except OSError as error:
-            _close_all(ours)
-            raise ResourceExhausted(f"cannot start {spec.argv[0]!r}: {error.strerror}") from None
-        except BaseException:
-            _close_all(ours)
-            raise
-        finally:
-            _close_all(theirs)
-        # Not before the caller has its answer: the child is busy loading its program.
-        asyncio.get_running_loop().call_soon(self._raise_oom_score, pid)
-        if spec.tty:
-            outputs, stdin = {2: ours[0]}, ours[0]
-        else:
-            outputs, stdin = {0: ours[0], 1: ours[1]}, ours[2] if spec.pipe_stdin else -1
-        return ManagedProcess(
+    def _start(self, spec: ProcessSpec) -> ManagedProcess:
+        return self._manage(spec, self._starter.start(spec))
+
+    async def _start_through_launcher(self, spec: ProcessSpec) -> ManagedProcess:
+        return self._manage(spec, await self._starter.start_through_launcher(spec))
+
+    def _manage(self, spec: ProcessSpec, started: Started) -> ManagedProcess:
+        process = ManagedProcess(
             spec,
-            cwd=cwd,
-            tree=Tree(pid, mark, self._tables),
-            outputs=outputs,
-            stdin=stdin,
+            cwd=started.cwd,
+            tree=Tree(started.pid, started.mark, self._tables),
+            outputs=started.outputs,
+            stdin=started.stdin,
             spool=self._spool,
             config=self.config,
             on_exit=self._process_ended,
             on_growth=self._spool_grew,
         )
+        self._processes[spec.process_id] = process
+        self._leaders.add(process.pid)
+        loop = asyncio.get_running_loop()
+        # Not before the caller has its answer: the child is busy loading its program.
+        loop.call_soon(self._raise_oom_score, process.pid)
+        if self._cgroups is not None:
+            loop.call_later(JOIN_AFTER_SECONDS, self._join_cgroup, process)
+        return process
 
     def _join_cgroup(self, process: ManagedProcess) -> None:
         if self._cgroups is None or not process.running or self._closing:
@@ -217,36 +187,6 @@ class LocalExec:
         task = asyncio.get_running_loop().create_task(self._cgroups.join(process.tree.cgroup, process.pid))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
-
-    def _open_pipes(self, pipe_stdin: bool, ours: list[int], theirs: list[int]) -> StandardStreams:
-        for _ in ("stdout", "stderr"):
-            read, write = os.pipe2(os.O_CLOEXEC)
-            ours.append(read)
-            theirs.append(write)
-            os.set_blocking(read, False)
-        stdin = self._null
-        if pipe_stdin:
-            stdin, write = os.pipe2(os.O_CLOEXEC)
-            theirs.append(stdin)
-            ours.append(write)
-            os.set_blocking(write, False)
-        return StandardStreams(stdin, theirs[0], theirs[1])
-
-    def _open_terminal(
-        self, size: TerminalSize, owner: int | None, ours: list[int], theirs: list[int]
-    ) -> StandardStreams:
-        try:
-            master, slave = os.openpty()
-        except OSError as error:
-            raise ResourceExhausted(f"no terminal can be opened: {error.strerror}") from None
-        ours.append(master)
-        theirs.append(slave)
-        set_terminal_size(master, size)
-        os.set_blocking(master, False)
-        _use_utf8(slave)
-        if owner is not None and owner != os.geteuid():
-            os.fchown(slave, owner, -1)
-        return StandardStreams(terminal=os.ttyname(slave))
 
     def _raise_oom_score(self, pid: int) -> None:
         """The kernel takes a job before it takes us. Refused in some containers: then the kernel decides."""
@@ -415,7 +355,7 @@ class LocalExec:
             await asyncio.gather(*self._joining)
             self._cgroups.close()
         self._reap_orphans()
-        os.close(self._null)
+        self._starter.close()
         self._spool.remove()
 
     async def aclose(self) -> None:
@@ -514,18 +454,6 @@ class LocalEvents:
             self._reader.close()
             self._reader = None
             self._news.set()
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def _use_utf8(terminal: int) -> None:
-    """Erasing a character in line mode must erase all its bytes."""
-    mode = termios.tcgetattr(terminal)
-    mode[0] |= 0o040000  # IUTF8, which the termios module does not name
-    termios.tcsetattr(terminal, termios.TCSANOW, mode)
 
 
 def _user_name() -> str:

@@ -11,6 +11,7 @@ Touches its spool's files only; knows no processes and no event loop.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -156,8 +157,14 @@ class OutputLog:
 
     def append(self, data: bytes) -> None:
         """Write bytes that had to be read anyway: a terminal cannot be spliced."""
-        if self.fd < 0:
-            self._open()
+        try:
+            if self.fd < 0:
+                self._open()
+        except OSError:
+            # No descriptors, no room, or somebody removed the spool. Raising would not help: the bytes are printed,
+            # and more come.
+            self._lose(len(data))
+            return
         try:
             written = 0
             while written < len(data):
@@ -192,10 +199,10 @@ class OutputLog:
         if tail_start - self.lost_end > self._tail // SLACK_FRACTION:
             self._cut(tail_start)
 
-    def shrink(self) -> None:
+    def shrink(self, floor: int | None = None) -> None:
         """Keep half as much from now on; for when all logs together hold too much."""
         self._tail = max(PAGE, self._tail // 2)
-        self.trim()
+        self.trim(floor)
 
     def contents(self) -> bytes:
         """All that is kept, head and tail joined."""
@@ -206,13 +213,13 @@ class OutputLog:
         return os.pread(self.fd, self.lost_start, 0) + os.pread(self.fd, self.end - self.lost_end, self.lost_end)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget everything: all of it is lost from now on, to a reader that is still there too."""
         if self.fd >= 0:
             self._rescue_leases()
-            os.close(self.fd)
-            os.unlink(self._path)
             self._spool.used -= self.kept_bytes
+            _remove(self.fd, self._path)
             self.fd = -1
+        self.lost_start, self.lost_end = 0, self.end
 
     def _rescue_leases(self) -> None:
         for lease in self.leases:
@@ -232,13 +239,15 @@ class OutputLog:
     def _lose(self, amount: int) -> None:
         """Count bytes that were printed and could not be kept: the tail before them goes too, so that one range
         says what is lost."""
-        self._spool.used -= self.end - max(self.lost_end, min(self._head, self.end))
+        kept = self.kept_bytes
         if not self.truncated:
             self.lost_start = min(self._head, self.end)
         self.end += amount
-        if self.fd >= 0 and self._punching:
-            self._punch(self.lost_start, self.end)
         self.lost_end = self.end
+        self._spool.used -= kept - self.lost_start
+        if self.fd >= 0:
+            self._rescue_leases()
+            os.ftruncate(self.fd, self.lost_start)
 
     def _copy_from(self, pipe: int, limit: int) -> int:
         data = os.read(pipe, limit)
@@ -262,8 +271,9 @@ class OutputLog:
             self._rewrite()
 
     def _punch(self, start: int, stop: int) -> None:
-        # Whole pages only: the kernel would zero the rest of a page that still holds kept bytes for nothing.
-        first = start // PAGE * PAGE if start != self.lost_start else -(-start // PAGE) * PAGE
+        # Whole pages only: the kernel would zero the rest of a page that still holds kept bytes for nothing. The
+        # head may end inside a page, if there was no room for more of it: that page stays.
+        first = max(start // PAGE, -(-self.lost_start // PAGE)) * PAGE
         last = stop // PAGE * PAGE
         if last <= first:
             return
@@ -278,10 +288,22 @@ class OutputLog:
     def _rewrite(self) -> None:
         """Where holes cannot be punched: a new sparse file with the kept ranges at their old offsets."""
         self._rescue_leases()
-        fd, path = self._spool.open()
-        for start, stop in ((0, self.lost_start), (self.lost_end, self.end)):
-            while start < stop:
-                start += os.pwrite(fd, os.pread(self.fd, min(MOVE_BYTES, stop - start), start), start)
-        os.close(self.fd)
-        os.unlink(self._path)
+        fd, path = -1, ""
+        try:
+            fd, path = self._spool.open()
+            for start, stop in ((0, self.lost_start), (self.lost_end, self.end)):
+                while start < stop:
+                    start += os.pwrite(fd, os.pread(self.fd, min(MOVE_BYTES, stop - start), start), start)
+        except OSError:
+            if fd >= 0:
+                _remove(fd, path)
+            self._lose(0)  # what is over the bound must go, and the tail with it if it can go nowhere
+            return
+        _remove(self.fd, self._path)
         self.fd, self._path = fd, path
+
+
+def _remove(fd: int, path: str) -> None:
+    os.close(fd)
+    with contextlib.suppress(FileNotFoundError):  # somebody cleaned up after us
+        os.unlink(path)

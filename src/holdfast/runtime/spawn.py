@@ -55,10 +55,6 @@ class Command(NamedTuple):
     account: Account | None = None
     limits: Limits | None = None
 
-    @property
-    def needs_launcher(self) -> bool:
-        return self.account is not None or self.limits is not None
-
 
 class StandardStreams(NamedTuple):
     """The child's descriptors 0, 1 and 2: ours to pass on, or the path of a terminal for all three."""
@@ -96,10 +92,8 @@ def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
     raise CommandNotFound(f"{name}: command not found")
 
 
-async def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]) -> int:
-    """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we keep not."""
-    if command.needs_launcher:
-        return await _spawn_through_launcher(command, streams, soft_limits)
+def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]) -> int:
+    """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we do not keep."""
     plan = _plan(streams)
     plan.chdir(os.fsencode(command.cwd))
     plan.close_from(3)
@@ -111,9 +105,8 @@ async def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping
         raise explain(error.errno or 0, command) from None
 
 
-async def _spawn_through_launcher(
-    command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]
-) -> int:
+async def spawn_through_launcher(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]) -> int:
+    """The same for a command with a user or limits: waits until the launcher has become the program."""
     limits = command.limits or Limits()
     orders = {
         "path": os.fsencode(command.path),

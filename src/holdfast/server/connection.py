@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from typing import TYPE_CHECKING
 
@@ -105,21 +106,26 @@ class ServerConnection:
                 raise LimitReached(f"{len(self._tasks)} requests are unanswered: that is max_pending_requests")
             method, handler = row
             params = self._peer.codec.decode_body(request.params, method.params, f"params of {method.name}")
+            answer = handler(self, params)
         except HoldfastError as error:
             self._fail(request.id, error)
-            return
-        task = asyncio.get_running_loop().create_task(self._answer(request.id, handler(self, params)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        except Exception as error:  # noqa: BLE001 - a bug of ours fails this request and not the connection
+            self._fail_unexpectedly(request.id, error)
+        else:
+            if not inspect.iscoroutine(answer):
+                self._send(self._peer.codec.result(request.id, answer))
+                return
+            task = asyncio.get_running_loop().create_task(self._answer(request.id, answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, id: Id, answer: Coroutine[None, None, object]) -> None:
         try:
             result = await answer
         except HoldfastError as error:
             self._fail(id, error)
-        except Exception as error:
-            log.exception("%s: a request failed", self.channel.description)
-            self._fail(id, InternalError(f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 - the same
+            self._fail_unexpectedly(id, error)
         else:
             self._send(self._peer.codec.result(id, result))
 
@@ -163,6 +169,11 @@ class ServerConnection:
 
     def _fail(self, id: Id, error: HoldfastError) -> None:
         self._send(self._peer.codec.failure(id, error))
+
+    def _fail_unexpectedly(self, id: Id, error: Exception) -> None:
+        """A bug of ours: told to the caller in a word, to the log in full."""
+        log.error("%s: a request failed", self.channel.description, exc_info=error)
+        self._fail(id, InternalError(f"{type(error).__name__}: {error}"))
 
     def _send(self, message: bytes) -> None:
         self.channel.send(message)

@@ -1,8 +1,12 @@
-"""The method table joined to the exec interface: one short function a method. Translates, and does nothing else."""
+"""The method table joined to the runtime: one short function a method. Translates, and does nothing else.
+
+A handler returns its result, and the reply leaves in the same turn of the loop; one that has to wait returns a
+coroutine, which becomes a task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -17,19 +21,24 @@ from holdfast.model import (
     Snapshot,
     TerminalSize,
 )
+from holdfast.runtime.starting import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
 from holdfast.wire import messages as m, methods as w
 
 if TYPE_CHECKING:
+    from holdfast.runtime.input_queue import InputQueue
     from holdfast.runtime.local import LocalExec
+    from holdfast.runtime.process import ManagedProcess
     from holdfast.server.connection import ServerConnection
     from holdfast.server.sessions import Sessions
 
 P = TypeVar("P")
 R = TypeVar("R")
-Handler = Callable[["ServerConnection", Any], Coroutine[None, None, Any]]
+Waiting = Coroutine[None, None, R]
+Handler = Callable[["ServerConnection", Any], Any]
 
-_SPEC_FIELDS = tuple(field for field in ProcessSpec.__struct_fields__)
+_SPEC_FIELDS = ProcessSpec.__struct_fields__
+_ACCEPTED = m.WriteResult("accepted")
 
 
 class Dispatcher:
@@ -41,7 +50,7 @@ class Dispatcher:
         sessions: Sessions,
         *,
         listening: Callable[[], tuple[str, ...]],
-        shutdown: Callable[[float | None], Awaitable[None]] | None,
+        shutdown: Callable[[float | None], None] | None,
     ) -> None:
         self._exec = exec_
         self._sessions = sessions
@@ -75,27 +84,25 @@ class Dispatcher:
         self._add(w.EXEC_REMOTE_WRITE_STDIN, lambda _, params: remote.write_stdin(params))
         self._add(w.EXEC_REMOTE_CLOSE_STDIN, lambda _, params: remote.close_stdin(params))
 
-    def _add(
-        self, method: w.Method[P, R], handler: Callable[[ServerConnection, P], Coroutine[None, None, R]]
-    ) -> None:
+    def _add(self, method: w.Method[P, R], handler: Callable[[ServerConnection, P], R | Waiting[R]]) -> None:
         self.methods[method.name] = (method, handler)
 
     # --- the place -------------------------------------------------------------------------------------------
 
-    async def _ping(self, connection: ServerConnection, params: m.Empty) -> m.Empty:
+    def _ping(self, connection: ServerConnection, params: m.Empty) -> m.Empty:
         return m.Empty()
 
-    async def _info(self, connection: ServerConnection, params: m.Empty) -> EnvironmentInfo:
-        return await self._exec.info()
+    def _info(self, connection: ServerConnection, params: m.Empty) -> Waiting[EnvironmentInfo]:
+        return self._exec.info()
 
     async def _status(self, connection: ServerConnection, params: m.Empty) -> ServerStatus:
         status = await self._exec.status()
         return msgspec.structs.replace(status, sessions=self._sessions.attached, listening=self._listening())
 
-    async def _stop(self, connection: ServerConnection, params: m.ShutdownParams) -> m.Empty:
+    def _stop(self, connection: ServerConnection, params: m.ShutdownParams) -> m.Empty:
         if self._shutdown is None:
             raise Forbidden("this server is not for clients to shut down")
-        await self._shutdown(None if params.grace_ms is None else params.grace_ms / 1000)
+        self._shutdown(None if params.grace_ms is None else params.grace_ms / 1000)
         return m.Empty()
 
     async def _wait_for_port(self, connection: ServerConnection, params: m.WaitForPortParams) -> m.Empty:
@@ -104,45 +111,62 @@ class Dispatcher:
 
     # --- processes -------------------------------------------------------------------------------------------
 
-    async def _start(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult:
-        session = connection.session
-        assert session is not None
-        self._exec.check_room(self._sessions.running(session))
+    def _start(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult | Waiting[m.StartResult]:
+        assert connection.session is not None
+        self._exec.check_room(self._sessions.running(connection.session))
         spec = ProcessSpec(**{field: getattr(params, field) for field in _SPEC_FIELDS})
-        process = await self._exec.start_process(spec)
-        self._sessions.started(session, spec.process_id, bound=spec.lifetime == "connection")
-        if params.subscribe is True:
-            connection.outbox.subscribe(process)
-        elif isinstance(params.subscribe, m.SubscribeSpec):
-            wanted = params.subscribe
-            connection.outbox.subscribe(
-                process, after_seq=wanted.after_seq, name=wanted.subscription, window=wanted.window
-            )
-        return m.StartResult(process_id=spec.process_id, pid=process.pid, process=process.info())
+        if starts_at_once(spec):
+            return self._started(connection, params, self._exec.start_now(spec))
+        return self._start_later(connection, params, spec)
 
-    async def _read(self, connection: ServerConnection, params: m.ReadParams) -> ReadResult:
-        return await self._exec.read(
+    async def _start_later(
+        self, connection: ServerConnection, params: m.StartParams, spec: ProcessSpec
+    ) -> m.StartResult:
+        return self._started(connection, params, await self._exec.start_process(spec))
+
+    def _started(
+        self, connection: ServerConnection, params: m.StartParams, process: ManagedProcess
+    ) -> m.StartResult:
+        if connection.session is not None:  # else the connection broke while the launcher was at work
+            bound = params.lifetime == "connection"
+            self._sessions.started(connection.session, params.process_id, bound=bound)
+            if params.subscribe is True:
+                connection.outbox.subscribe(process)
+            elif isinstance(params.subscribe, m.SubscribeSpec):
+                wanted = params.subscribe
+                connection.outbox.subscribe(
+                    process, after_seq=wanted.after_seq, name=wanted.subscription, window=wanted.window
+                )
+        return m.StartResult(process_id=params.process_id, pid=process.pid, process=process.info())
+
+    def _read(self, connection: ServerConnection, params: m.ReadParams) -> Waiting[ReadResult]:
+        return self._exec.read(
             params.process_id,
             after_seq=params.after_seq or 0,
             max_bytes=params.max_bytes,
             wait=(params.wait_ms or 0) / 1000,
         )
 
-    async def _write(self, connection: ServerConnection, params: m.WriteParams) -> m.WriteResult:
+    def _write(self, connection: ServerConnection, params: m.WriteParams) -> m.WriteResult | Waiting[m.WriteResult]:
         try:
-            await self._exec.write(params.process_id, params.chunk, write_id=params.write_id)
+            queue = self._exec.process(params.process_id).input
+            queue.put(params.chunk, params.write_id)
         except UnknownProcess:
             return m.WriteResult("unknownProcess")
         except StdinClosed:
             return m.WriteResult("stdinClosed")
-        return m.WriteResult("accepted")
+        return _ACCEPTED if queue.has_room else self._accept_later(queue)
 
-    async def _close_stdin(self, connection: ServerConnection, params: m.ProcessParams) -> m.Empty:
-        await self._exec.close_stdin(params.process_id)
+    async def _accept_later(self, queue: InputQueue) -> m.WriteResult:
+        await queue.wait_for_room()
+        return _ACCEPTED
+
+    def _close_stdin(self, connection: ServerConnection, params: m.ProcessParams) -> m.Empty:
+        self._exec.process(params.process_id).input.close()
         return m.Empty()
 
-    async def _resize(self, connection: ServerConnection, params: m.ResizeParams) -> m.Empty:
-        await self._exec.resize(params.process_id, TerminalSize(params.rows, params.cols))
+    def _resize(self, connection: ServerConnection, params: m.ResizeParams) -> m.Empty:
+        self._exec.process(params.process_id).resize(TerminalSize(params.rows, params.cols))
         return m.Empty()
 
     async def _signal(self, connection: ServerConnection, params: m.SignalParams) -> m.Empty:
@@ -165,11 +189,11 @@ class Dispatcher:
             return m.WaitResult(running=True)
         return m.WaitResult(running=False, exit_code=status.exit_code, signal=status.signal)
 
-    async def _snapshot(self, connection: ServerConnection, params: m.ProcessParams) -> Snapshot:
-        return await self._exec.snapshot(params.process_id)
+    def _snapshot(self, connection: ServerConnection, params: m.ProcessParams) -> Snapshot:
+        return self._exec.process(params.process_id).snapshot()
 
-    async def _describe(self, connection: ServerConnection, params: m.ProcessParams) -> ProcessInfo:
-        return await self._exec.describe(params.process_id)
+    def _describe(self, connection: ServerConnection, params: m.ProcessParams) -> ProcessInfo:
+        return self._exec.process(params.process_id).info()
 
     async def _list(self, connection: ServerConnection, params: m.Empty) -> m.ListResult:
         return m.ListResult(await self._exec.list())
@@ -178,7 +202,7 @@ class Dispatcher:
         await self._exec.forget(params.process_id)
         return m.Empty()
 
-    async def _subscribe(self, connection: ServerConnection, params: m.SubscribeParams) -> m.Empty:
+    def _subscribe(self, connection: ServerConnection, params: m.SubscribeParams) -> m.Empty:
         connection.outbox.subscribe(
             self._exec.process(params.process_id),
             after_seq=params.after_seq,
@@ -187,6 +211,6 @@ class Dispatcher:
         )
         return m.Empty()
 
-    async def _unsubscribe(self, connection: ServerConnection, params: m.UnsubscribeParams) -> m.Empty:
+    def _unsubscribe(self, connection: ServerConnection, params: m.UnsubscribeParams) -> m.Empty:
         connection.outbox.unsubscribe(params.subscription)
         return m.Empty()

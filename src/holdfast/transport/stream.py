@@ -23,10 +23,12 @@ MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 #: Asked for at a time while no large message is under way. What a small read holds of a large message is copied
 #: once more, so this is much smaller than such a message.
 READ_SIZE: Final = 64 * 1024
+#: Copied at a time where sendfile cannot be used; what the socket does not take is read once more.
+COPY_SIZE: Final = 256 * 1024
 #: Bytes moved in one turn of the loop before others get theirs: about half a millisecond.
 TURN_BYTES: Final = 1024 * 1024
 #: Asked of the kernel for sockets, so that a 1 MiB frame is one write and one read; it may give less.
-SOCKET_BUFFER_BYTES: Final = 2 * 1024 * 1024
+SOCKET_BUFFER_BYTES: Final = 1024 * 1024
 
 #: What sendfile says for a descriptor that it cannot read from or write to.
 _NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP})
@@ -40,6 +42,9 @@ class StreamChannel:
 
     With `lend`, the receiver gets large messages as memoryviews that hold good until it returns (see
     `FrameReader.wrote`); otherwise as bytes, which costs a copy.
+
+    sendfile puts the file's own pages into the socket. On a file system with large folios (seen on ext4) a hole
+    punched later shows as zeros in what the other end has not read yet; `sendfile=False` sends copies instead.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class StreamChannel:
         description: str,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         lend: bool = False,
+        sendfile: bool = True,
     ) -> None:
         self.description = description
         self._loop = asyncio.get_running_loop()
@@ -69,13 +75,14 @@ class StreamChannel:
         self._source: Source | None = None
         self._pumping = False
         self._armed = False
-        self._sendfile = True
+        self._sendfile = sendfile
         self._closed = False
         self._lost = False
         self._write_error: Exception | None = None
         self._drained: list[asyncio.Future[None]] = []
         self._read_turn: asyncio.Handle | None = None
         self._write_turn: asyncio.Handle | None = None
+        self._soon: asyncio.Handle | None = None
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         self._reading = False
@@ -94,7 +101,7 @@ class StreamChannel:
     def send(self, message: bytes) -> None:
         if self._closed or self._write_error is not None:
             return
-        frame = len(message).to_bytes(LENGTH_BYTES, "big") + message if self._lengths else message + b"\n"
+        frame = self._framed(message)
         self._queue.append(frame)
         self._queued_bytes += len(frame)
         if not self._armed:
@@ -105,8 +112,9 @@ class StreamChannel:
         self.wake()
 
     def wake(self) -> None:
-        if not self._armed and self._source is not None and self._write_error is None:
-            self._pump()
+        # At the end of this turn of the loop: what else happens in it, an exit and a close, leaves in one write.
+        if not self._armed and self._soon is None and self._source is not None and self._write_error is None:
+            self._soon = self._loop.call_soon(self._pump_soon)
 
     def use_lengths(self) -> None:
         self._lengths = True
@@ -229,6 +237,11 @@ class StreamChannel:
             if self._drained and not self._queued_bytes:
                 self._wake_drained()
 
+    def _pump_soon(self) -> None:
+        self._soon = None
+        if not self._armed and self._write_error is None:
+            self._pump()
+
     def _next_control(self) -> bytes:
         """The next control message, with those behind it if they are small: one call sends them all."""
         if len(self._queue) == 1 or self._queued_bytes > READ_SIZE:
@@ -238,20 +251,24 @@ class StreamChannel:
         return joined
 
     def _pull(self) -> bool:
-        """Take the source's next frame as what is sent now; False if there is none."""
-        frame = None if self._source is None else self._source.next_frame()
-        if frame is None:
-            return False
-        self._rest_is_control = False
-        if isinstance(frame, SpoolFrame):
-            length = len(frame.header) + frame.length
-            self._rest = length.to_bytes(LENGTH_BYTES, "big") + frame.header
-            self._spool = frame if frame.length else None
-        elif self._lengths:
-            self._rest = len(frame).to_bytes(LENGTH_BYTES, "big") + frame
-        else:
-            self._rest = frame + b"\n"
-        return True
+        """Take the source's next frames as what is sent now, several if they are small; False if there are none."""
+        frames: list[bytes] = []
+        size = 0
+        while self._source is not None and self._spool is None and size < READ_SIZE:
+            frame = self._source.next_frame()
+            if frame is None:
+                break
+            if isinstance(frame, SpoolFrame):
+                self._spool = frame if frame.length else None
+                frames.append((len(frame.header) + frame.length).to_bytes(LENGTH_BYTES, "big") + frame.header)
+            else:
+                frames.append(self._framed(frame))
+            size += len(frames[-1])
+        self._rest, self._rest_is_control = b"".join(frames), False
+        return bool(frames)
+
+    def _framed(self, message: bytes) -> bytes:
+        return len(message).to_bytes(LENGTH_BYTES, "big") + message if self._lengths else message + b"\n"
 
     def _write_rest(self) -> int:
         rest = self._rest
@@ -277,7 +294,7 @@ class StreamChannel:
             if sent == 0:
                 raise OSError(errno.EIO, f"the spool ends {frame.length} bytes before its frame")
         else:
-            sent = os.write(self._write_fd, self._read_spool(frame, min(frame.length, READ_SIZE)))
+            sent = os.write(self._write_fd, self._read_spool(frame, min(frame.length, COPY_SIZE)))
         left = frame.length - sent
         self._spool = SpoolFrame(b"", frame.fd, frame.offset + sent, left) if left else None
         return sent
@@ -361,9 +378,18 @@ def from_socket(
     description: str,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     lend: bool = False,
+    sendfile: bool = True,
 ) -> StreamChannel:
     """A channel on a connected socket, which it takes over."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
     fd = sock.detach()
-    return StreamChannel(fd, fd, receiver, description=description, max_message_bytes=max_message_bytes, lend=lend)
+    return StreamChannel(
+        fd,
+        fd,
+        receiver,
+        description=description,
+        max_message_bytes=max_message_bytes,
+        lend=lend,
+        sendfile=sendfile,
+    )

@@ -133,6 +133,20 @@ class Codec:
         return notification[:-2] + b"\xc6" + length.to_bytes(4, "big")
 
     def _encode(self, message: object) -> bytes:
-        if self.encoding == "json":
-            return _json_encoder.encode(message)
-        return _msgpack_encoder.encode(message)
+        encoder = _json_encoder if self.encoding == "json" else _msgpack_encoder
+        try:
+            return encoder.encode(message)
+        except UnicodeEncodeError:
+            return encoder.encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
+
+
+def _escape(value: Any) -> Any:
+    """The same with backslashes in place of surrogates: in Python's view of the system they stand for bytes that are
+    no UTF-8, in a file name say, and neither encoding takes them."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escape(key): _escape(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escape(item) for item in value]
+    return value

@@ -1,0 +1,81 @@
+"""The `holdfast` command: finds the verb and loads its module alone.
+
+`exec`, `connect` and `serve` run inside sandboxes and start with the standard library; typer and rich are loaded
+only for the verbs that people type.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the verb that the arguments name; returns the exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdin is None or sys.stdout is None or sys.stderr is None:
+        _open_standard_descriptors()
+    verb = argv[0] if argv else ""
+    if verb == "exec":
+        from holdfast.cli import exec as exec_verb
+
+        return exec_verb.main(argv[1:])
+    if verb == "connect":
+        from holdfast.cli import connect as connect_verb
+
+        return connect_verb.main(argv[1:])
+    if verb == "serve":
+        from holdfast.cli import serve as serve_verb
+
+        return serve_verb.main(argv[1:])
+    return _for_people(verb, argv[1:])
+
+
+def _open_standard_descriptors() -> None:
+    """Somebody started us with 0, 1 or 2 closed: the next file or socket would get that number and our output."""
+    import os
+
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def _for_people(verb: str, rest: list[str]) -> int:
+    from holdfast import __version__
+    from holdfast.cli import VERBS
+
+    if verb in ("-V", "--version"):
+        sys.stdout.write(f"holdfast {__version__}\n")
+        return 0
+    if verb in ("", "-h", "--help", "help"):
+        (sys.stdout if verb else sys.stderr).write(_help(VERBS))
+        return 0 if verb else 2
+    if verb not in VERBS:
+        sys.stderr.write(f"holdfast: no verb {verb!r}; `holdfast --help` lists them\n")
+        return 2
+    try:
+        from holdfast.cli import typed_verb
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
+        return 2
+    return typed_verb.run(verb, rest)
+
+
+def _help(verbs: dict[str, str]) -> str:
+    lines = [f"  {name:<8} {line}\n" for name, line in verbs.items()]
+    return (
+        "usage: holdfast VERB [ARGUMENTS]\n\n"
+        "Commands for sandboxes, and none of them is ever lost.\n\n"
+        f"verbs:\n{''.join(lines)}\n"
+        "`holdfast VERB --help` tells more; `holdfast --version` tells the version.\n"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

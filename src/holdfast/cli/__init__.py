@@ -1,0 +1,22 @@
+"""The command line, one module a verb. This file only names the verbs, so that `holdfast exec` loads no other."""
+
+from __future__ import annotations
+
+#: Every verb with its line in `holdfast --help`.
+VERBS = {
+    "run": "Run a command, stream what it prints, exit with its code.",
+    "ps": "List processes.",
+    "logs": "Show what a process printed.",
+    "wait": "Wait for a process and exit with its code.",
+    "kill": "End processes and everything they started, or send a signal.",
+    "attach": "Stream a running process and type into it.",
+    "serve": "Run the server.",
+    "status": "Tell how this machine's server is; exit 3 if none runs.",
+    "stop": "Stop this machine's server and everything that runs in it.",
+    "exec": "Send one JSON-RPC request to the server and print the reply.",
+    "connect": "Bridge stdin and stdout to the server's socket.",
+    "doctor": "Tell what this machine offers and what is missing.",
+}
+
+#: Verbs that need the standard library and msgspec alone: they run inside sandboxes, where typer and rich are not.
+PLAIN_VERBS = ("exec", "connect", "serve")

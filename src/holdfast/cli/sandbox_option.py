@@ -1,0 +1,41 @@
+"""The `--sandbox` option, and how a verb gets at the processes of the sandbox that it names.
+
+Verbs work on `ExecApi`, the interface that every sandbox has; the client is loaded when the first verb asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Final
+
+import typer
+
+from holdfast.exec_api import ExecApi
+
+LOCAL: Final = "local"
+
+SandboxOption = Annotated[
+    str,
+    typer.Option(
+        "--sandbox",
+        envvar="HOLDFAST_SANDBOX",
+        metavar="ADDR",
+        help="Where: local (this machine's server), unix:PATH, ws://HOST:PORT ...",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@asynccontextmanager
+async def open_exec(address: str) -> AsyncIterator[ExecApi]:
+    """The processes of the sandbox at `address`; `local` starts this machine's server if none runs."""
+    from holdfast.client.sandbox import connect
+
+    async with connect(address) as box:
+        yield box.api
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether our own working directory and environment mean something there."""
+    return address in (LOCAL, "inprocess")

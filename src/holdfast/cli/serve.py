@@ -1,0 +1,116 @@
+"""`holdfast serve`: the server, with a flag for each of its settings, made from `ExecServerConfig`.
+
+It runs inside sandboxes, where typer and rich are not, and stays in memory for days: argparse it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from holdfast.errors import HoldfastError, InvalidParams
+
+if TYPE_CHECKING:
+    from holdfast.config import ExecServerConfig
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def main(arguments: list[str]) -> int:
+    from holdfast.config import load_config
+
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as ended:
+        # argparse has said what is wrong, or printed the help.
+        return int(ended.code or 0)
+    try:
+        config = load_config(options.config, **_settings(options))
+        listen = options.listen or [f"unix:{_default_socket()}"]
+        return _serve(config, listen, options.ready_fd, _token(options.token_file), options.no_auth)
+    except (HoldfastError, OSError) as error:
+        sys.stderr.write(f"holdfast: serve: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `serve`, and one for each setting."""
+    from holdfast.config import ExecServerConfig
+
+    made = argparse.ArgumentParser(
+        prog="holdfast serve",
+        description="Run the server until it is told to stop. Settings come from (last wins) their defaults, the "
+        "file, HOLDFAST_NAME in the environment, and these flags.",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "--listen",
+        action="append",
+        metavar="ADDR",
+        help="unix:PATH, ws://HOST:PORT or stdio; may be repeated (default: this machine's own socket)",
+    )
+    made.add_argument("--config", metavar="FILE", help="a TOML file with settings")
+    made.add_argument("--token-file", metavar="FILE", help="the file that holds the bearer token for ws://")
+    made.add_argument("--no-auth", action="store_true", help="no token for ws:// on loopback")
+    made.add_argument("--ready-fd", type=int, metavar="N", help="write a JSON line to descriptor N once listening")
+    settings = made.add_argument_group("settings")
+    hints = get_type_hints(ExecServerConfig)
+    defaults = ExecServerConfig()
+    for name in ExecServerConfig.__struct_fields__:
+        kind = hints[name]
+        settings.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=name,
+            type=_yes_or_no if kind is bool else kind,
+            metavar={bool: "yes|no", int: "N", float: "N"}.get(kind, "TEXT"),
+            help=f"default: {_shown(getattr(defaults, name))}",
+        )
+    return made
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    from holdfast.config import ExecServerConfig
+
+    return {name: getattr(options, name) for name in ExecServerConfig.__struct_fields__}
+
+
+def _serve(
+    config: ExecServerConfig, listen: list[str], ready_fd: int | None, token: str | None, no_auth: bool
+) -> int:
+    from holdfast.app import run_server
+
+    return run_server(config, listen, ready_fd=ready_fd, token=token, no_auth=no_auth)
+
+
+def _token(path: str | None) -> str | None:
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        token = file.read().strip()
+    if not token:
+        raise InvalidParams(f"--token-file {path}: the file is empty")
+    return token
+
+
+def _default_socket() -> str:
+    from holdfast.local_server import socket_path
+
+    return socket_path()
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) or "chosen by the server"

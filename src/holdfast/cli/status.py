@@ -1,0 +1,62 @@
+"""`holdfast status`: how this machine's server is, without starting one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.cli import stateless
+from holdfast.cli.exit_codes import NO_SERVER
+from holdfast.cli.sandbox_option import JsonOption
+from holdfast.cli.text import age, amount
+from holdfast.cli.typed_verb import complain
+from holdfast.errors import HandshakeFailed, error_from_wire
+from holdfast.local_server import connect_running, log_path, socket_path
+from holdfast.model import ServerStatus
+
+
+def command(as_json: JsonOption = False) -> int:
+    """Tell how this machine's server is; exit code 3 if none runs."""
+    status = ask()
+    if status is None:
+        if as_json:
+            print('{"running": false}')
+        else:
+            complain(f"no server runs at {socket_path()}")
+        return NO_SERVER
+    if as_json:
+        print(msgspec.json.encode({"running": True, **msgspec.to_builtins(status)}).decode())
+        return 0
+    for name, value in _rows(status):
+        print(f"{name:<12} {value}")
+    return 0
+
+
+def ask() -> ServerStatus | None:
+    """What the server says of itself; None if none runs."""
+    connection = connect_running()
+    if connection is None:
+        return None
+    with connection:
+        try:
+            reply = stateless.call(connection, "environment/status", {})
+        except stateless.Refused as error:
+            raise HandshakeFailed(f"the server refused: {error}") from None
+    if reply.is_error:
+        failure = reply.message["error"]
+        raise error_from_wire(failure["code"], failure["message"], failure.get("data"))
+    return msgspec.convert(reply.message["result"], ServerStatus)
+
+
+def _rows(status: ServerStatus) -> list[tuple[str, str]]:
+    return [
+        ("version", status.version),
+        ("pid", str(status.pid)),
+        ("up", age(status.uptime)),
+        ("running", str(status.processes_running)),
+        ("ended, kept", str(status.processes_kept)),
+        ("sessions", str(status.sessions)),
+        ("spool", f"{status.spool} ({amount(status.spool_bytes)})"),
+        ("containment", ", ".join(status.containment) or "none"),
+        ("listening", ", ".join(status.listening) or socket_path()),
+        ("log", log_path()),
+    ]

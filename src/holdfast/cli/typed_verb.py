@@ -1,0 +1,84 @@
+"""Runs one of the verbs that people type: its module's `command` function, read by typer.
+
+Only that module is imported. Errors become one line on stderr and an exit code; a traceback means a bug of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import typer
+
+from holdfast.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OURS, USAGE, describe, exit_code_of
+from holdfast.errors import HoldfastError
+
+#: Verbs whose exit code is the command's: what goes wrong on our side must not look like the command's own 1 or 2.
+_EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach")
+
+#: typer carries its own copy of click from 0.20 on and imports click before, so the class is found by inheritance.
+_UsageError: Final = typer.BadParameter.__mro__[1]
+
+
+def run(verb: str, arguments: list[str]) -> int:
+    """Parse the arguments, run the verb, return the exit code."""
+    ours = OURS if verb in _EXIT_AS_THE_COMMAND else FAILED
+    module = importlib.import_module(f"holdfast.cli.{verb}")
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    # What follows the command's name belongs to the command: `holdfast run ls -l`.
+    settings = {"allow_interspersed_args": verb != "run", "help_option_names": ["-h", "--help"]}
+    # Lines of a paragraph are joined: typer would break them where the source does.
+    text = "\n\n".join(" ".join(part.split()) for part in (module.command.__doc__ or "").split("\n\n"))
+    app.command(help=text, context_settings=settings)(_quiet_when_unread(module.command))
+    try:
+        return int(app(args=arguments, prog_name=f"holdfast {verb}", standalone_mode=False) or 0)
+    except (HoldfastError, OSError) as error:
+        complain(describe(error))
+        return exit_code_of(error, ours=ours)
+    except (KeyboardInterrupt, typer.Abort, asyncio.CancelledError):
+        return INTERRUPTED
+    except Exception as error:
+        if not isinstance(error, _UsageError):
+            raise
+        complain(f"{verb}: {error.format_message().rstrip('.')}. See `holdfast {verb} --help`.")  # type: ignore[attr-defined]
+        return OURS if ours == OURS else USAGE
+
+
+def run_async(work: Coroutine[Any, Any, int]) -> int:
+    """Run a verb's coroutine to its exit code."""
+    return asyncio.run(work)
+
+
+def complain(message: str) -> None:
+    """Say one line on stderr."""
+    sys.stderr.write(f"holdfast: {message}\n")
+    sys.stderr.flush()
+
+
+def _quiet_when_unread(command: Callable[..., int]) -> Callable[..., int]:
+    """The verb, ending as PIPE ends other programs when whoever read our stdout has left (`holdfast ps | head`)."""
+
+    @functools.wraps(command)
+    def guarded(**values: Any) -> int:
+        try:
+            code = command(**values)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            _forget_stdout()
+            return BROKEN_PIPE
+
+    return guarded
+
+
+def _forget_stdout() -> None:
+    """The reader of our stdout went away: point it elsewhere, or the interpreter fails to flush it at exit."""
+    import os
+
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,0 +1,267 @@
+"""Bounded gathering of output: the latest bytes, the first and the latest bytes, and the search for a pattern.
+
+Everything here is pure and works on bytes, so that a character which is split over two chunks stays whole and no
+output is too large: each class holds at most the bytes that it was told to keep.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.model import ExitStatus, OutputChunk, OutputGap, Stream, Struct
+
+MIB: Final = 1024 * 1024
+
+#: How far back a regular expression may reach: a match longer than this is not found.
+SEARCH_WINDOW_BYTES: Final = 64 * 1024
+#: How much of the latest output an error message shows.
+SHOWN_TAIL_BYTES: Final = 2_000
+
+
+def unfinished_character(data: bytes | bytearray) -> int:
+    """How many bytes at the end begin a UTF-8 character that is not complete: 0 to 3."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+        return back if length > back else 0
+    return 0
+
+
+def leading_continuation(data: bytes | bytearray) -> int:
+    """How many bytes at the start belong to a UTF-8 character whose beginning is cut off: 0 to 3."""
+    count = 0
+    while count < min(3, len(data)) and data[count] & 0xC0 == 0x80:
+        count += 1
+    return count
+
+
+def _cut(data: bytearray, length: int) -> bytes:
+    cut = bytes(data[len(data) - length :])
+    del data[len(data) - length :]
+    return cut
+
+
+class TailBuffer:
+    """The most recent `limit` bytes of what was appended."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        #: Bytes that came before the kept ones.
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def append(self, data: bytes) -> None:
+        self._data += data
+        excess = len(self._data) - self._limit
+        if excess > 0:
+            del self._data[:excess]
+            self.dropped += excess
+
+    def skip(self, length: int) -> None:
+        """Bytes of the stream that never reached us."""
+        self.dropped += length
+
+    def clear(self) -> None:
+        """Forget the kept bytes; they count as dropped."""
+        self.dropped += len(self._data)
+        self._data.clear()
+
+    def cut_unfinished(self) -> bytes:
+        """Take back the beginning of a character at the end."""
+        return _cut(self._data, unfinished_character(self._data))
+
+    def value(self) -> bytes:
+        return bytes(self._data)
+
+
+class StreamTails:
+    """The most recent `limit` bytes of stdout and of stderr."""
+
+    def __init__(self, limit: int) -> None:
+        self.stdout = TailBuffer(limit)
+        self.stderr = TailBuffer(limit)
+
+    def take(self, event: OutputChunk | OutputGap) -> None:
+        buffer = self.stderr if event.stream == "stderr" else self.stdout
+        if isinstance(event, OutputChunk):
+            buffer.append(event.data)
+        else:
+            # The two sides of a gap must not be joined as if they belonged together. The sandbox keeps the latest
+            # part of a stream, so what follows is what the caller wants.
+            buffer.clear()
+            buffer.skip(event.length)
+
+    @property
+    def truncated(self) -> bool:
+        return bool(self.stdout.dropped or self.stderr.dropped)
+
+
+class Collected(Struct, frozen=True):
+    """One bounded window of output, all streams in the order in which they were printed.
+
+    `head` is followed by `tail`; between the two exactly `omitted_bytes` are left out. Without omission `tail` is
+    empty or simply continues `head`.
+    """
+
+    head: bytes
+    tail: bytes
+    omitted_bytes: int
+    #: How the process ended; None while it runs.
+    exit: ExitStatus | None = None
+    #: Seconds that the collection took.
+    elapsed: float = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self.exit is None
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self.exit is None else self.exit.exit_code
+
+    @property
+    def truncated(self) -> bool:
+        return self.omitted_bytes > 0
+
+    @property
+    def output(self) -> bytes:
+        """Head and tail joined, with nothing put between them."""
+        return self.head + self.tail
+
+    @property
+    def text(self) -> str:
+        """The output as text; where bytes are left out, a line says how many."""
+        if not self.omitted_bytes:
+            return self.output.decode("utf-8", "replace")
+        mark = f"\n[... {self.omitted_bytes} bytes omitted ...]\n"
+        return self.head.decode("utf-8", "replace") + mark + self.tail.decode("utf-8", "replace")
+
+
+class HeadTailBuffer:
+    """The first and the latest bytes of a window, `limit` together; what is between is counted, not kept."""
+
+    def __init__(self, limit: int) -> None:
+        self._head = bytearray()
+        self._head_room = limit // 2
+        self._tail = TailBuffer(limit - limit // 2)
+
+    def append(self, data: bytes) -> None:
+        if self._head_room:
+            taken = data[: self._head_room]
+            self._head += taken
+            self._head_room -= len(taken)
+            data = data[len(taken) :]
+        if data:
+            self._tail.append(data)
+
+    def skip(self, length: int) -> None:
+        """Bytes that are no longer kept by the sandbox. The head ends here, and the tail begins anew after it."""
+        self._head_room = 0
+        self._tail.clear()
+        self._tail.skip(length)
+
+    def cut_unfinished(self) -> bytes:
+        """Take back the beginning of a character at the end: it belongs to the next window, with its rest."""
+        if len(self._tail):
+            return self._tail.cut_unfinished()
+        return _cut(self._head, unfinished_character(self._head))
+
+    def collected(self, *, exit: ExitStatus | None = None, elapsed: float = 0.0) -> Collected:
+        """The window. Where bytes are left out, the cut is moved so that it splits no UTF-8 character."""
+        head, tail, omitted = bytes(self._head), self._tail.value(), self._tail.dropped
+        if omitted:
+            split = unfinished_character(head)
+            head = head[: len(head) - split]
+            joined = leading_continuation(tail)
+            tail = tail[joined:]
+            omitted += split + joined
+        return Collected(head, tail, omitted, exit, elapsed)
+
+
+class OutputMatch(Struct, frozen=True):
+    """Where a pattern was found: `data` at `offset` of `stream`. `seq` is that of the chunk which completed it."""
+
+    stream: Stream
+    offset: int
+    data: bytes
+    seq: int
+    groups: tuple[bytes | None, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+Pattern = str | bytes | re.Pattern[str] | re.Pattern[bytes]
+
+
+class OutputSearch:
+    """Looks for a pattern in each stream, over chunk boundaries, holding `SEARCH_WINDOW_BYTES` a stream.
+
+    A str or bytes pattern is looked for as it stands; a compiled one is a regular expression. It matches as soon
+    as it can: `\\d+` is content with the first digit.
+    """
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self._windows: dict[Stream, bytearray] = {}
+        self._tail = TailBuffer(SHOWN_TAIL_BYTES)
+        literal = pattern.encode() if isinstance(pattern, str) else pattern if isinstance(pattern, bytes) else None
+        # A literal needs no more than what could be its beginning.
+        self._keep = SEARCH_WINDOW_BYTES if literal is None else max(len(literal) - 1, 0)
+        self._bytes_pattern: re.Pattern[bytes] | None = None
+        self._text_pattern: re.Pattern[str] | None = None
+        if literal is not None:
+            self._bytes_pattern = re.compile(re.escape(literal))
+        elif isinstance(pattern, re.Pattern):
+            if isinstance(pattern.pattern, bytes):
+                self._bytes_pattern = re.compile(pattern)
+            else:
+                self._text_pattern = re.compile(pattern)
+
+    def feed(self, event: OutputChunk | OutputGap) -> OutputMatch | None:
+        """Take the next piece of output; the match that it completes, if any."""
+        if isinstance(event, OutputGap):
+            # What comes after a gap does not continue what came before it.
+            self._windows.pop(event.stream, None)
+            return None
+        self._tail.append(event.data)
+        window = self._windows.setdefault(event.stream, bytearray())
+        window += event.data
+        start = event.offset + len(event.data) - len(window)
+        match = self._search(bytes(window))
+        if match is not None:
+            position, data, groups = match
+            return OutputMatch(event.stream, start + position, data, event.seq, groups)
+        if len(window) > self._keep:
+            del window[: len(window) - self._keep]
+        return None
+
+    def _search(self, window: bytes) -> tuple[int, bytes, tuple[bytes | None, ...]] | None:
+        if self._bytes_pattern is not None:
+            found = self._bytes_pattern.search(window)
+            return None if found is None else (found.start(), found.group(), found.groups())
+        assert self._text_pattern is not None
+        # surrogateescape keeps every byte, so positions in the text can be turned back into positions in the bytes.
+        text = window.decode("utf-8", "surrogateescape")
+        match = self._text_pattern.search(text)
+        if match is None:
+            return None
+        groups = tuple(None if group is None else _as_bytes(group) for group in match.groups())
+        return len(_as_bytes(text[: match.start()])), _as_bytes(match.group()), groups
+
+    def describe(self) -> str:
+        """The pattern, and the latest output, for an error message."""
+        shown = self.pattern.pattern if isinstance(self.pattern, re.Pattern) else self.pattern
+        tail = self._tail.value().decode("utf-8", "replace")
+        return f"{shown!r}; its output ends with {tail!r}" if tail else f"{shown!r}; it printed nothing"
+
+
+def _as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,232 @@
+"""What `exec` and `exec_remote` share: a command's start, its input, its kill, its result, and the run to its end.
+
+A command has ended when its leader has. What it printed before that is complete; what children that it left behind
+print later is not waited for, and the children stay. Everything goes through `ExecApi`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import shlex
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
+
+from holdfast.client.collect import MIB, StreamTails, leading_continuation
+from holdfast.client.process import READER_WINDOW_BYTES, write_pieces
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    InvalidParams,
+    StdinClosed,
+    TimeoutError,
+    UnknownProcess,
+)
+from holdfast.exec_api import EventStream, ExecApi
+from holdfast.model import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
+
+#: Kept of each stream of a command; of more, the most recent.
+OUTPUT_LIMIT_BYTES: Final = 10 * MIB
+#: How long a killed command has for its end to be told. The kill itself waits until nothing is left, so this is
+#: only ever used up where the sandbox does not answer.
+_END_AFTER_KILL_SECONDS: Final = 5.0
+
+
+class ExecResult(Struct, frozen=True):
+    """What a command came to. On overflow the most recent 10 MiB a stream are kept, and `truncated` says so."""
+
+    returncode: int
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    truncated: bool = False
+
+    @property
+    def success(self) -> bool:
+        return self.returncode == 0
+
+    @property
+    def stdout(self) -> str:
+        """stdout as text; bytes that are not UTF-8 become U+FFFD."""
+        return _text(self.stdout_bytes, self.truncated)
+
+    @property
+    def stderr(self) -> str:
+        """stderr as text; bytes that are not UTF-8 become U+FFFD."""
+        return _text(self.stderr_bytes, self.truncated)
+
+
+def check_command(cmd: Sequence[str]) -> tuple[str, ...]:
+    """The argument vector. A plain string would fall apart into its characters."""
+    if isinstance(cmd, str | bytes):
+        raise InvalidParams(f"cmd: a list of arguments, not a string; for a shell use ['sh', '-c', {cmd!r}]")
+    if not cmd:
+        raise InvalidParams("cmd: an empty list has no program to run")
+    for index, argument in enumerate(cmd):
+        if not isinstance(argument, str):
+            raise InvalidParams(f"cmd[{index}]: a string, not {argument!r}")
+    return tuple(cmd)
+
+
+def check_env(env: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The variables. Numbers are a common slip, and would fail far from here."""
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidParams(f"env: names and values are strings, not {name!r}: {value!r}")
+    return None if env is None else dict(env)
+
+
+def retry_timeouts(timeout: float | None, retry: bool) -> tuple[float | None, ...]:
+    """The time of each attempt: the whole, then half of it and at most 60 s, then a quarter and at most 30 s."""
+    if timeout is None or not retry:
+        return (timeout,)
+    return (timeout, min(timeout / 2, 60.0), min(timeout / 4, 30.0))
+
+
+@runtime_checkable
+class StartsStreaming(Protocol):
+    """An `ExecApi` that starts a process and opens its reader in one round trip."""
+
+    async def start_streaming(
+        self, spec: ProcessSpec, *, window: int | None = None
+    ) -> tuple[ProcessInfo, EventStream]: ...
+
+
+async def start_streaming(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo, EventStream]:
+    """Start a process and read it from its first byte, in one round trip where the implementation can."""
+    if isinstance(api, StartsStreaming):
+        return await api.start_streaming(spec, window=READER_WINDOW_BYTES)
+    info = await api.start(spec)
+    return info, api.events(spec.process_id, window=READER_WINDOW_BYTES)
+
+
+def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
+    return ExecResult(exit_code, printed.stdout.value(), printed.stderr.value(), printed.truncated)
+
+
+def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float) -> TimeoutError:
+    so_far = result_of(printed, -1)
+    command = shlex.join(argv)
+    shown = command if len(command) <= 200 else command[:200] + "..."
+    return TimeoutError(
+        f"not ended within {timeout:g} s, so it was killed with all that it had started: {shown}",
+        stdout=so_far.stdout,
+        stderr=so_far.stderr,
+    )
+
+
+async def kill_now(api: ExecApi, process_id: str) -> None:
+    """KILL the whole tree. An unknown process has nothing to kill: its start did not get that far."""
+    with contextlib.suppress(UnknownProcess):
+        await api.terminate(process_id, force=True)
+
+
+async def kill_cancelled(killing: Coroutine[Any, Any, None], cancelled: asyncio.CancelledError) -> None:
+    """Kill on the way out of a cancelled call. A kill that fails becomes a note: the cancellation goes first."""
+    try:
+        # In a task of its own, so that a second cancellation does not leave the tree running.
+        await asyncio.shield(asyncio.ensure_future(killing))
+    except HoldfastError as error:
+        cancelled.add_note(f"the command could not be killed: {error}")
+
+
+async def feed(api: ExecApi, process_id: str, input: str | bytes | None, close: bool, turn: asyncio.Lock) -> None:
+    """Write the input of a command. That it ends, or closes stdin, without reading all of it is its right."""
+    try:
+        if input:
+            await write_pieces(api, process_id, input, turn)
+        if close:
+            await api.close_stdin(process_id)
+    except StdinClosed:
+        return
+    except HoldfastError:
+        # With half of its input a command may wait for ever, or do half of its work.
+        await kill_now(api, process_id)
+        raise
+
+
+async def run_command(
+    api: ExecApi, spec: ProcessSpec, *, input: str | bytes | None, timeout: float | None
+) -> ExecResult:
+    """Run a command to its end. A timeout or a cancellation kills its tree before it is raised."""
+    run = _Run(api, spec)
+    try:
+        async with asyncio.timeout(timeout) as deadline:
+            return await run.to_end(input)
+    except builtins.TimeoutError as error:
+        if timeout is None or not deadline.expired():
+            # Not ours: the sandbox told of a timeout, and the command may run on.
+            await kill_now(api, spec.process_id)
+            raise
+        # Ending by itself while the time ran out is as good as in time.
+        result = await run.kill_and_end()
+        if result is not None:
+            return result
+        raise timeout_error(run.printed, spec.argv, timeout) from error
+    except asyncio.CancelledError as cancelled:
+        await kill_cancelled(kill_now(api, spec.process_id), cancelled)
+        raise
+    finally:
+        await run.aclose()
+
+
+class _Run:
+    """The reading of one command that nobody else sees."""
+
+    def __init__(self, api: ExecApi, spec: ProcessSpec) -> None:
+        self._api = api
+        self._spec = spec
+        self._stream: EventStream | None = None
+        self._feeding: asyncio.Task[None] | None = None
+        self._last_seq = 0
+        self.printed = StreamTails(OUTPUT_LIMIT_BYTES)
+
+    async def to_end(self, input: str | bytes | None) -> ExecResult:
+        _, self._stream = await start_streaming(self._api, self._spec)
+        if input is not None:
+            self._feeding = asyncio.create_task(feed(self._api, self._spec.process_id, input, True, asyncio.Lock()))
+        return result_of(self.printed, await self._exit_code(self._stream))
+
+    async def _exit_code(self, stream: EventStream) -> int:
+        async for event in stream:
+            if isinstance(event, OutputChunk):
+                self.printed.take(event)
+                self._last_seq = event.seq
+            elif isinstance(event, OutputGap):
+                self.printed.take(event)
+            elif isinstance(event, Exited):
+                return event.status.exit_code
+        raise InternalError(f"the events of process {self._spec.process_id!r} ended without its exit")
+
+    async def kill_and_end(self) -> ExecResult | None:
+        """Kill, and take what was still printed. The result, if the command had ended before the kill."""
+        process_id = self._spec.process_id
+        try:
+            # Shielded: a cancellation that comes now must not leave the tree half killed.
+            running = await asyncio.shield(asyncio.ensure_future(self._api.terminate(process_id, force=True)))
+            # The timeout cancelled the old reader in the middle of a step; a new one goes on behind its last chunk.
+            await self.aclose()
+            self._stream = self._api.events(process_id, after_seq=self._last_seq, window=READER_WINDOW_BYTES)
+            async with asyncio.timeout(_END_AFTER_KILL_SECONDS):
+                exit_code = await self._exit_code(self._stream)
+        except (UnknownProcess, builtins.TimeoutError):
+            # The time ran out before it had started, or the sandbox does not tell its end.
+            return None
+        return None if running else result_of(self.printed, exit_code)
+
+    async def aclose(self) -> None:
+        if self._feeding is not None:
+            self._feeding.cancel()
+            await asyncio.wait((self._feeding,))
+            if not self._feeding.cancelled() and (error := self._feeding.exception()) is not None:
+                self._feeding = None
+                raise error
+            self._feeding = None
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            await stream.aclose()
+
+
+def _text(data: bytes, truncated: bool) -> str:
+    # A cut may fall into a character; its rest is left out rather than shown as garbage.
+    return (data[leading_continuation(data) :] if truncated else data).decode("utf-8", "replace")

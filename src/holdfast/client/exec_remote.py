@@ -1,0 +1,284 @@
+"""`exec_remote`: a command that starts when it is asked for and streams its output as events.
+
+It ends at `Exited`, and kills the whole tree when its iteration is cancelled or it runs out of time. It knows
+nothing of connections: everything goes through `ExecApi`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+from collections import deque
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from holdfast.client.collect import StreamTails
+from holdfast.client.command import (
+    OUTPUT_LIMIT_BYTES,
+    ExecResult as ExecResult,
+    feed,
+    kill_cancelled,
+    result_of,
+    start_streaming,
+    timeout_error,
+)
+from holdfast.client.process import write_pieces
+from holdfast.errors import HoldfastError, InvalidRequest, StdinClosed, UnknownProcess
+from holdfast.exec_api import EventStream, ExecApi
+from holdfast.model import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
+
+T = TypeVar("T")
+
+
+class StdoutChunk(Struct, frozen=True):
+    """Text printed on stdout."""
+
+    data: str
+
+
+class StderrChunk(Struct, frozen=True):
+    """Text printed on stderr."""
+
+    data: str
+
+
+class Completed(Struct, frozen=True):
+    """The command ended; `stdout` and `stderr` are all its output, or the most recent 10 MiB of each."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    truncated: bool = False
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0
+
+
+ExecRemoteEvent = StdoutChunk | StderrChunk | Completed
+
+
+class ExecRemoteOptions(Struct, frozen=True):
+    """Options of `exec_remote`."""
+
+    #: Written to stdin, which is then closed.
+    input: str | bytes | None = None
+    cwd: str | None = None
+    #: Additional variables, laid over the sandbox's environment.
+    env: dict[str, str] | None = None
+    user: str | None = None
+    #: Seconds until the command's whole tree is killed and `TimeoutError` is raised.
+    timeout: float | None = None
+    #: With `stream=False`: run a command that timed out again, up to twice. A stream cannot begin again.
+    timeout_retry: bool = True
+    #: With `stream=False`: take one of the sandbox's places for commands that run at the same time. A streamed
+    #: command takes none, because it may live as long as the sandbox.
+    concurrency: bool = True
+    #: Accepted for callers of polling interfaces. Output is pushed here, nothing polls.
+    poll_interval: float | None = None
+    #: Keep stdin open, after `input`, for `write_stdin`.
+    stdin_open: bool = False
+
+
+class Spawn(Protocol):
+    """Makes a task and holds it until it is done: the event loop itself would not."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Task[T]: ...
+
+
+class ExecRemoteProcess:
+    """A command that streams its output; it starts when this object is made, with nothing to await.
+
+    Iterate over it, or over `events`, once: text as it is printed, then `Completed`. A start that failed and a
+    timeout are raised by the iteration. An iteration that is cancelled kills the command, then re-raises. Output
+    that nobody takes stays in the sandbox, the latest 16 MiB of each stream, and holds up nobody.
+    """
+
+    def __init__(self, api: ExecApi, spec: ProcessSpec, options: ExecRemoteOptions, spawn: Spawn) -> None:
+        self._api = api
+        self._spec = spec
+        self._options = options
+        self._turn = asyncio.Lock()
+        self._printed = StreamTails(OUTPUT_LIMIT_BYTES)
+        self._decoders = {"stdout": _decoder(), "stderr": _decoder()}
+        self._ready: deque[ExecRemoteEvent] = deque()
+        self._finished = False
+        self._killed = False
+        self._timed_out = False
+        self._failure: HoldfastError | None = None
+        self._fed = asyncio.Event()
+        self._info: ProcessInfo | None = None
+        # Whoever iterates is told of a start that failed. If nobody does, the event loop logs it.
+        self._starting = spawn(self._start())
+        self._tending = spawn(self._tend())
+
+    async def _start(self) -> EventStream:
+        self._info, stream = await start_streaming(self._api, self._spec)
+        return stream
+
+    async def _tend(self) -> None:
+        """Write the input and watch the time, whether or not somebody iterates."""
+        await asyncio.wait((self._starting,))
+        if self._info is None:
+            return
+        timeout = self._options.timeout
+        watching = None if timeout is None else asyncio.create_task(self._watch(timeout))
+        try:
+            if self._spec.pipe_stdin:
+                close = not self._options.stdin_open
+                await feed(self._api, self.id, self._options.input, close, self._turn)
+            self._fed.set()
+            if watching is not None:
+                await watching
+        except HoldfastError as error:
+            self._failure = error
+        finally:
+            self._fed.set()
+            if watching is not None:
+                watching.cancel()
+
+    async def _watch(self, timeout: float) -> None:
+        if await self._api.wait(self.id, timeout=timeout) is None and not self._killed:
+            self._timed_out = True
+            # False: it ended by itself while we were about to kill it.
+            self._timed_out = await self._api.terminate(self.id, force=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The OS pid inside the sandbox; None until the command has started."""
+        return None if self._info is None else self._info.pid
+
+    @property
+    def id(self) -> str:
+        """The process's logical id, under which `Sandbox.process` finds it."""
+        return self._spec.process_id
+
+    # --- iteration -----------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> ExecRemoteProcess:
+        """The events, as an async iterator."""
+        return self
+
+    def __aiter__(self) -> ExecRemoteProcess:
+        return self
+
+    async def __anext__(self) -> ExecRemoteEvent:
+        if self._ready and not self._killed:
+            return self._ready.popleft()
+        if self._finished or self._killed:
+            raise StopAsyncIteration
+        try:
+            return await self._next()
+        except asyncio.CancelledError as cancelled:
+            self._finished = True
+            await kill_cancelled(self._kill(force=True), cancelled)
+            raise
+        except HoldfastError:
+            self._finished = True
+            raise
+
+    async def _next(self) -> ExecRemoteEvent:
+        stream = await asyncio.shield(self._starting)
+        async for event in stream:
+            if self._killed:
+                break
+            if isinstance(event, OutputChunk):
+                self._printed.take(event)
+                text = self._decode(event)
+                if text is not None:
+                    return text
+            elif isinstance(event, OutputGap):
+                self._printed.take(event)
+                # What follows a gap does not continue the character before it.
+                self._decoders[event.stream].reset()
+            elif isinstance(event, Exited):
+                return await self._end(event.status.exit_code, stream)
+        await self._finish(stream)
+        raise StopAsyncIteration
+
+    def _decode(self, chunk: OutputChunk) -> StdoutChunk | StderrChunk | None:
+        text = self._decoders[chunk.stream].decode(chunk.data)
+        if not text:
+            return None
+        return StderrChunk(text) if chunk.stream == "stderr" else StdoutChunk(text)
+
+    async def _end(self, exit_code: int, stream: EventStream) -> ExecRemoteEvent:
+        if self._timed_out:
+            # Whether the kill came first is known when it has returned.
+            await asyncio.wait((self._tending,))
+        await self._finish(stream)
+        if self._failure is not None:
+            raise self._failure
+        if self._timed_out and self._options.timeout is not None:
+            raise timeout_error(self._printed, self._spec.argv, self._options.timeout)
+        result = result_of(self._printed, exit_code)
+        if rest := self._decoders["stdout"].decode(b"", True):
+            self._ready.append(StdoutChunk(rest))
+        if rest := self._decoders["stderr"].decode(b"", True):
+            self._ready.append(StderrChunk(rest))
+        self._ready.append(Completed(exit_code, result.stdout, result.stderr, result.truncated))
+        return self._ready.popleft()
+
+    async def _finish(self, stream: EventStream) -> None:
+        self._finished = True
+        self._tending.cancel()
+        await stream.aclose()
+
+    # --- input and end -------------------------------------------------------------------------------------------
+
+    async def write_stdin(self, data: str | bytes) -> None:
+        """Write to stdin, after `input`. `StdinClosed` unless the command was started with `stdin_open`."""
+        await asyncio.shield(self._starting)
+        if not self._options.stdin_open:
+            raise StdinClosed(f"process {self.id!r} was started without stdin_open=True")
+        await self._fed.wait()
+        await write_pieces(self._api, self.id, data, self._turn)
+
+    async def close_stdin(self) -> None:
+        """End of input. Closing what is closed is no error."""
+        await asyncio.shield(self._starting)
+        await self._fed.wait()
+        with contextlib.suppress(StdinClosed):
+            await self._api.close_stdin(self.id)
+
+    async def kill(self, grace: float = 5.0) -> None:
+        """End the whole tree: TERM, up to `grace` seconds, KILL. Output that was not taken yet is discarded.
+
+        The iteration ends without `Completed`. Killing what has ended, or never started, is no error.
+        """
+        await self._kill(force=False, grace=grace)
+
+    async def _kill(self, *, force: bool, grace: float = 5.0) -> None:
+        self._killed = True
+        self._ready.clear()
+        await asyncio.wait((self._starting,))
+        # Looking at the error of a start that failed is enough: who kills does not want to hear of it.
+        if self._starting.cancelled() or self._starting.exception() is not None:
+            return
+        with contextlib.suppress(UnknownProcess):
+            await self._api.terminate(self.id, grace=grace, force=force)
+        await self._finish(self._starting.result())
+
+    async def __aenter__(self) -> ExecRemoteProcess:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._finished:
+            await self._kill(force=isinstance(error, asyncio.CancelledError))
+
+
+def check_running_loop() -> None:
+    """`exec_remote` starts at once, so it needs the loop to be there."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidRequest("exec_remote needs a running event loop; without one, use holdfast.sync") from None
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")

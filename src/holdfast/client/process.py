@@ -1,0 +1,308 @@
+"""A handle on one process in a sandbox, wherever that is: everything goes through `ExecApi`.
+
+A handle holds no resources. Dropping it leaves the process running; another handle on the same id, in another
+program or after a reconnect, sees the same output from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import signal as signals
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Final
+
+from holdfast.client.collect import (
+    MIB,
+    Collected,
+    HeadTailBuffer,
+    OutputMatch,
+    OutputSearch,
+    Pattern,
+)
+from holdfast.errors import (
+    InvalidParams,
+    LimitReached,
+    ProcessError,
+    StdinClosed,
+    TimeoutError,
+    UnknownProcess,
+)
+from holdfast.exec_api import EventStream, ExecApi
+from holdfast.model import (
+    Closed,
+    Exited,
+    ExitStatus,
+    OutputChunk,
+    OutputGap,
+    ProcessInfo,
+    ReadResult,
+    Snapshot,
+    Stream,
+    TerminalSize,
+)
+
+#: Input goes in pieces of this size: the sandbox takes about as much before it makes the writer wait.
+WRITE_PIECE_BYTES: Final = 256 * 1024
+#: Output on its way to a reader that does not take it. Beyond this it stays in the sandbox's log.
+READER_WINDOW_BYTES: Final = 4 * MIB
+#: What one step of `collect` asks for.
+_COLLECT_STEP_BYTES: Final = 1 * MIB
+#: What `collect` still takes when its time is over: a backlog as large as the sandbox keeps by default. Without a
+#: bound, a process that prints faster than it is read would hold the window open.
+_COLLECT_BACKLOG_BYTES: Final = 32 * MIB
+#: What `communicate` holds in memory at most.
+COMMUNICATE_LIMIT_BYTES: Final = 256 * MIB
+
+
+class Process:
+    """One process by its logical id. `info` is what was known when the handle was made; `describe` asks again."""
+
+    def __init__(self, api: ExecApi, info: ProcessInfo) -> None:
+        self._api = api
+        self.info = info
+        self._writing = asyncio.Lock()
+        self._collecting = asyncio.Lock()
+        self._collected_seq = 0
+        #: The beginning of a character whose rest was not printed yet when `collect` returned.
+        self._carried = b""
+
+    def __repr__(self) -> str:
+        return f"<Process {self.id!r} pid={self.pid}>"
+
+    @property
+    def id(self) -> str:
+        """The key that the caller chose. It is not an OS pid."""
+        return self.info.process_id
+
+    @property
+    def pid(self) -> int:
+        """The OS pid inside the sandbox."""
+        return self.info.pid
+
+    async def describe(self) -> ProcessInfo:
+        """How the process is now."""
+        self.info = await self._api.describe(self.id)
+        return self.info
+
+    # --- output ------------------------------------------------------------------------------------------------
+
+    def events(self, since: int = 0) -> EventStream:
+        """Output, gaps, exit and close after the position `since`, as they happen. Ends after `Closed`.
+
+        Every call makes a reader of its own; readers do not take output from each other. Close it with `aclose()`
+        when leaving before its end.
+        """
+        return self._api.events(self.id, after_seq=since, window=READER_WINDOW_BYTES)
+
+    async def output(self, since: int = 0) -> AsyncGenerator[OutputChunk | OutputGap, None]:
+        """Output after the position `since`, as it comes, until all streams have ended."""
+        stream = self.events(since)
+        try:
+            async for event in stream:
+                if isinstance(event, OutputChunk | OutputGap):
+                    yield event
+        finally:
+            await stream.aclose()
+
+    async def read(self, since: int = 0, max_bytes: int | None = None, wait: float = 0.0) -> ReadResult:
+        """What came after the position `since`, waiting up to `wait` seconds for something to come."""
+        return await self._api.read(self.id, after_seq=since, max_bytes=max_bytes, wait=wait)
+
+    async def snapshot(self) -> Snapshot:
+        """What is kept of the output now."""
+        return await self._api.snapshot(self.id)
+
+    async def collect(self, yield_after: float = 10.0, max_bytes: int = 64 * 1024) -> Collected:
+        """The bounded window for model tool calls: output since the last `collect`, at most `max_bytes` of it.
+
+        Returns when the process ends, or after `yield_after` seconds with what there is; the process goes on.
+        Head and tail are kept, and `omitted_bytes` counts exactly what is left out between them. A character that
+        is printed only in part stays for the next window.
+        """
+        if max_bytes < 2:
+            raise InvalidParams(f"max_bytes: at least 2, not {max_bytes}")
+        async with self._collecting:
+            return await self._collect(yield_after, max_bytes)
+
+    async def _collect(self, yield_after: float, max_bytes: int) -> Collected:
+        now = asyncio.get_running_loop().time
+        began = now()
+        buffer = HeadTailBuffer(max_bytes)
+        buffer.append(self._carried)
+        backlog = _COLLECT_BACKLOG_BYTES
+        exit: ExitStatus | None = None
+        while True:
+            remaining = max(0.0, began + yield_after - now())
+            over = remaining == 0.0 or exit is not None
+            result = await self._api.read(
+                self.id,
+                after_seq=self._collected_seq,
+                max_bytes=_COLLECT_STEP_BYTES,
+                wait=0.0 if over else remaining,
+            )
+            self._collected_seq = result.next_seq - 1
+            size = _take(result, buffer)
+            if over:
+                backlog -= size
+            if result.exited and exit is None:
+                exit = await self.wait()
+            if size == 0 and (exit is not None or over):
+                break
+            if backlog <= 0:
+                break
+        self._carried = buffer.cut_unfinished() if exit is None else b""
+        return buffer.collected(exit=exit, elapsed=now() - began)
+
+    async def wait_for_output(
+        self, pattern: Pattern, timeout: float | None = None, *, since: int = 0
+    ) -> OutputMatch:
+        """Wait until `pattern` was printed, looking from the position `since` on (0: the start).
+
+        A str or bytes pattern is looked for as it stands; `re.compile(...)` makes it a regular expression. Raises
+        `ProcessError` when the process ends first, and `TimeoutError` after `timeout` seconds; the process goes on.
+        """
+        search = OutputSearch(pattern)
+        stream = self.events(since)
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                async for event in stream:
+                    if isinstance(event, OutputChunk | OutputGap):
+                        match = search.feed(event)
+                        if match is not None:
+                            return match
+                    elif isinstance(event, Exited):
+                        raise ProcessError(
+                            f"process {self.id!r} ended with exit code {event.status.exit_code} "
+                            f"before it printed {search.describe()}",
+                            exit_code=event.status.exit_code,
+                        )
+        except builtins.TimeoutError:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(
+                f"process {self.id!r} did not within {timeout:g} s print {search.describe()}"
+            ) from None
+        finally:
+            await stream.aclose()
+        raise ProcessError(f"the output of process {self.id!r} ended before it printed {search.describe()}")
+
+    async def communicate(
+        self, input: bytes | str | None = None, *, max_bytes: int = COMMUNICATE_LIMIT_BYTES
+    ) -> tuple[bytes, bytes]:
+        """Write `input`, close stdin, and return stdout and stderr once the process has ended.
+
+        On a terminal the first is all its output and the second is empty. Nothing is left out: if more than
+        `max_bytes` came, or the sandbox did not keep it all, that is a `LimitReached` and the process goes on.
+        What children that were left behind print after the end is not waited for.
+        """
+        feeding = asyncio.create_task(self._feed(b"" if input is None else input))
+        parts: dict[Stream, list[bytes]] = {"stdout": [], "stderr": [], "pty": []}
+        size = 0
+        stream = self.events()
+        try:
+            async for event in stream:
+                if isinstance(event, OutputChunk):
+                    parts[event.stream].append(event.data)
+                    size += len(event.data)
+                    if size > max_bytes:
+                        raise LimitReached(
+                            f"process {self.id!r} printed more than max_bytes={max_bytes}; read it with output()"
+                        )
+                elif isinstance(event, OutputGap):
+                    raise LimitReached(
+                        f"process {self.id!r}: {event.length} bytes of {event.stream} at offset {event.offset} "
+                        "are no longer kept; start it with overflow='block' to lose nothing"
+                    )
+                elif isinstance(event, Exited | Closed):
+                    break
+        finally:
+            # A process may end without having taken all its input; then nobody waits for the rest to be taken.
+            feeding.cancel()
+            await asyncio.wait((feeding,))
+            await stream.aclose()
+        if not feeding.cancelled():
+            feeding.result()
+        return b"".join(parts["stdout"]) + b"".join(parts["pty"]), b"".join(parts["stderr"])
+
+    async def _feed(self, input: bytes | str) -> None:
+        # A process may end, or close its stdin, without having read everything; that is its right.
+        with contextlib.suppress(StdinClosed):
+            await self.write(input)
+            if not self.info.tty:
+                await self.close_stdin()
+
+    # --- input and control ---------------------------------------------------------------------------------------
+
+    async def write(self, data: bytes | str) -> None:
+        """Write to stdin, or type on the terminal. Returns when all was accepted; waits while nobody reads."""
+        await write_pieces(self._api, self.id, data, self._writing)
+
+    async def close_stdin(self) -> None:
+        """End of input."""
+        await self._api.close_stdin(self.id)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Give the terminal another size; the program gets WINCH."""
+        await self._api.resize(self.id, TerminalSize(rows, cols))
+
+    async def signal(self, signal: str | int) -> None:
+        """Send a signal, by name (`INT`, `SIGINT`) or number, to the process's group."""
+        name = signal if isinstance(signal, str) else _signal_name(signal)
+        await self._api.signal(self.id, name)
+
+    async def terminate(self, grace: float = 5.0, force: bool = False) -> bool:
+        """End the process and everything it started: TERM, up to `grace` seconds, KILL (`force`: KILL at once).
+
+        Returns whether it was running. Nothing of it is left when this returns.
+        """
+        return await self._api.terminate(self.id, grace=grace, force=force)
+
+    async def wait(self, timeout: float | None = None) -> ExitStatus:
+        """How the process ended. `TimeoutError` if it still runs after `timeout` seconds; it goes on."""
+        status = await self._api.wait(self.id, timeout=timeout)
+        if status is None:
+            raise TimeoutError(f"process {self.id!r} still runs after {timeout or 0.0:g} s")
+        return status
+
+    async def forget(self) -> None:
+        """Drop an ended process and its output now rather than after its retention."""
+        await self._api.forget(self.id)
+
+    async def __aenter__(self) -> Process:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A process that was forgotten has ended.
+        with contextlib.suppress(UnknownProcess):
+            await self.terminate(force=isinstance(error, asyncio.CancelledError))
+
+
+def _take(result: ReadResult, buffer: HeadTailBuffer) -> int:
+    """Put what was read into a window; returns how many bytes that were, lost ones included."""
+    size = sum(gap.length for gap in result.gap)
+    if size:
+        buffer.skip(size)
+    for chunk in result.chunks:
+        buffer.append(chunk.data)
+        size += len(chunk.data)
+    return size
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+async def write_pieces(api: ExecApi, process_id: str, data: bytes | str, turn: asyncio.Lock) -> None:
+    """Write in pieces, one writer at a time, so that two large writes do not mix."""
+    raw = data.encode() if isinstance(data, str) else data
+    async with turn:
+        for start in range(0, len(raw), WRITE_PIECE_BYTES):
+            await api.write(process_id, raw[start : start + WRITE_PIECE_BYTES])

@@ -1,0 +1,148 @@
+"""`ExecApi` over a connection: each call is one row of the method table. Touches nothing but the connection."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from holdfast.client.connection import DEFAULT_WINDOW, Connection
+from holdfast.client.subscription import Subscription
+from holdfast.errors import StdinClosed, UnknownProcess
+from holdfast.model import (
+    EnvironmentInfo,
+    ExitStatus,
+    ProcessInfo,
+    ProcessSpec,
+    ReadResult,
+    ServerStatus,
+    Snapshot,
+    TerminalSize,
+)
+from holdfast.wire import messages as m, methods
+
+#: Larger input goes in pieces: no single message grows with it, and a repeated piece is cheap.
+WRITE_PIECE_BYTES: Final = 1024 * 1024
+
+_EMPTY: Final = m.Empty()
+
+
+class RemoteExec:
+    """Processes of a server at the other end of `connection`, which it closes with itself."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def start(self, spec: ProcessSpec) -> ProcessInfo:
+        result = await self.connection.call(methods.PROCESS_START, _start_params(spec, False))
+        return result.process
+
+    async def start_streaming(
+        self, spec: ProcessSpec, *, window: int | None = None
+    ) -> tuple[ProcessInfo, Subscription]:
+        """Start a process and read it from its first byte on, in one round trip."""
+        reader = self.connection.reader(spec.process_id, window=window)
+        subscribe = m.SubscribeSpec(reader.id, 0, reader.window)
+        call = self.connection.begin(methods.PROCESS_START, _start_params(spec, subscribe))
+        self.connection.attach(reader, call)
+        try:
+            result = await self.connection.reply(call)
+        except BaseException:
+            await reader.aclose()
+            raise
+        return result.process, reader
+
+    async def read(
+        self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
+    ) -> ReadResult:
+        params = m.ReadParams(process_id, after_seq, max_bytes, _milliseconds(wait))
+        return await self.connection.call(methods.PROCESS_READ, params)
+
+    def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> Subscription:
+        return self.connection.reader(process_id, after_seq, window or DEFAULT_WINDOW)
+
+    async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
+        write_id = write_id or uuid.uuid4().hex
+        if len(data) <= WRITE_PIECE_BYTES:
+            await self._write_piece(process_id, data, write_id)
+            return
+        for number, start in enumerate(range(0, len(data), WRITE_PIECE_BYTES)):
+            piece = data[start : start + WRITE_PIECE_BYTES]
+            await self._write_piece(process_id, piece, f"{write_id}.{number}")
+
+    async def _write_piece(self, process_id: str, data: bytes, write_id: str) -> None:
+        result = await self.connection.call(methods.PROCESS_WRITE, m.WriteParams(process_id, data, write_id))
+        if result.status == "unknownProcess":
+            raise UnknownProcess(f"no process {process_id!r}")
+        if result.status == "stdinClosed":
+            raise StdinClosed(f"process {process_id!r}: its stdin is closed")
+
+    async def close_stdin(self, process_id: str) -> None:
+        await self.connection.call(methods.PROCESS_CLOSE_STDIN, m.ProcessParams(process_id))
+
+    async def resize(self, process_id: str, size: TerminalSize) -> None:
+        await self.connection.call(methods.PROCESS_RESIZE, m.ResizeParams(process_id, size.rows, size.cols))
+
+    async def signal(self, process_id: str, signal: str) -> None:
+        await self.connection.call(methods.PROCESS_SIGNAL, m.SignalParams(process_id, signal))
+
+    async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
+        params = m.TerminateParams(process_id, _milliseconds(grace), force)
+        return (await self.connection.call(methods.PROCESS_TERMINATE, params)).running
+
+    async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
+        params = m.WaitParams(process_id, None if timeout is None else _milliseconds(timeout))
+        result = await self.connection.call(methods.PROCESS_WAIT, params)
+        if result.exit_code is None:
+            return None
+        return ExitStatus(result.exit_code, result.signal)
+
+    async def snapshot(self, process_id: str) -> Snapshot:
+        return await self.connection.call(methods.PROCESS_SNAPSHOT, m.ProcessParams(process_id))
+
+    async def describe(self, process_id: str) -> ProcessInfo:
+        return await self.connection.call(methods.PROCESS_DESCRIBE, m.ProcessParams(process_id))
+
+    async def list(self) -> tuple[ProcessInfo, ...]:
+        return (await self.connection.call(methods.PROCESS_LIST, _EMPTY)).processes
+
+    async def forget(self, process_id: str) -> None:
+        await self.connection.call(methods.PROCESS_FORGET, m.ProcessParams(process_id))
+
+    async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
+        await self.connection.call(methods.PORT_WAIT, m.WaitForPortParams(port, host, _milliseconds(timeout)))
+
+    async def info(self) -> EnvironmentInfo:
+        return await self.connection.call(methods.ENVIRONMENT_INFO, _EMPTY)
+
+    async def status(self) -> ServerStatus:
+        return await self.connection.call(methods.ENVIRONMENT_STATUS, _EMPTY)
+
+    async def aclose(self) -> None:
+        await self.connection.aclose()
+
+
+def _milliseconds(seconds: float) -> int:
+    """Rounded up, so that a short wait does not become none."""
+    return max(0, -int(-seconds * 1000 // 1))
+
+
+def _start_params(spec: ProcessSpec, subscribe: bool | m.SubscribeSpec) -> m.StartParams:
+    return m.StartParams(
+        process_id=spec.process_id,
+        argv=spec.argv,
+        cwd=spec.cwd,
+        env=spec.env,
+        env_policy=spec.env_policy,
+        arg0=spec.arg0,
+        tty=spec.tty,
+        size=spec.size,
+        pipe_stdin=spec.pipe_stdin,
+        user=spec.user,
+        overflow=spec.overflow,
+        lifetime=spec.lifetime,
+        limits=spec.limits,
+        kind=spec.kind,
+        # Without one, a start that is sent again after a reconnect would meet itself as a duplicate.
+        start_id=spec.start_id or uuid.uuid4().hex,
+        subscribe=subscribe,
+    )

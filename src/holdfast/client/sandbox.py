@@ -1,0 +1,316 @@
+"""The public `Sandbox`, and `connect`, which finds the way to one by its address.
+
+A sandbox is anything that implements `ExecApi`; the addresses differ only in how that implementation is made. The
+runtime is imported when `inprocess` asks for it, so that this module also loads where no server could run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal, TypeVar, overload
+
+from holdfast.client.command import (
+    ExecResult,
+    check_command,
+    check_env,
+    kill_cancelled,
+    kill_now,
+    retry_timeouts,
+    run_command,
+)
+from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
+from holdfast.client.process import Process
+from holdfast.config import ExecServerConfig
+from holdfast.errors import InvalidParams, TimeoutError
+from holdfast.exec_api import ExecApi
+from holdfast.model import (
+    EnvironmentInfo,
+    EnvPolicy,
+    Lifetime,
+    Limits,
+    Overflow,
+    ProcessSpec,
+    ServerStatus,
+    StdinMode,
+    TerminalSize,
+)
+
+T = TypeVar("T")
+
+#: Commands that `exec` runs at the same time in one sandbox; further ones wait for a place. Far more than a sandbox
+#: has cores, and few enough that a thousand calls at once do not exhaust its pids and descriptors.
+MAX_CONCURRENT_EXECS: Final = 64
+#: How long calls wait for a broken connection to come back: as long as the server keeps a session for its client.
+RECONNECT_DEADLINE: Final = 60.0
+#: `env` adds to the sandbox's whole environment: the caller asked for more variables, not for fewer.
+_ADD_TO_ALL: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
+#: What stands before the colon, and how such an address is written.
+_ADDRESSES: Final = {
+    "local": "local",
+    "inprocess": "inprocess",
+    "unix": "unix:PATH",
+    "ws": "ws://HOST:PORT",
+    "wss": "wss://HOST:PORT",
+    "stdio": "stdio:COMMAND",
+}
+
+
+class Sandbox:
+    """A place where commands run. `connect` makes one; it can be shared by any number of tasks of one loop."""
+
+    def __init__(self, api: ExecApi, *, max_concurrent_execs: int = MAX_CONCURRENT_EXECS) -> None:
+        self._api = api
+        self._exec_places = asyncio.Semaphore(max_concurrent_execs)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def api(self) -> ExecApi:
+        """The interface below: processes by id, without the conveniences."""
+        return self._api
+
+    # --- processes -----------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        id: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        arg0: str | None = None,
+        tty: TerminalSize | None = None,
+        stdin: StdinMode = "closed",
+        user: str | None = None,
+        overflow: Overflow = "drop",
+        lifetime: Lifetime = "server",
+        limits: Limits | None = None,
+        env_policy: EnvPolicy | None = None,
+        exact_env: bool = False,
+    ) -> Process:
+        """Start a process and return a handle on it; the process does not depend on the handle.
+
+        `id` names it for later (`process`); without one it gets a short unique id. With a `tty` size it runs on a
+        terminal, which is always writable. `env` adds to the sandbox's environment, or to what `env_policy` leaves
+        of it; with `exact_env` it is the whole environment. `overflow="block"` makes the process wait for its
+        readers rather than lose output; `lifetime="connection"` ends it when this client is gone for good.
+        """
+        if exact_env and (env is None or env_policy is not None):
+            raise InvalidParams("exact_env: needs env, and no env_policy")
+        spec = ProcessSpec(
+            process_id=id if id is not None else _new_id(),
+            argv=check_command(argv),
+            cwd=cwd,
+            env=check_env(env),
+            env_policy=None if exact_env else _policy(env, env_policy),
+            arg0=arg0,
+            tty=tty is not None,
+            size=tty,
+            pipe_stdin=stdin == "open",
+            user=user,
+            overflow=overflow,
+            lifetime=lifetime,
+            limits=limits,
+            start_id=_new_id(),
+        )
+        try:
+            return Process(self._api, await self._api.start(spec))
+        except asyncio.CancelledError as cancelled:
+            # It may have started already, and its caller will never know its id.
+            await kill_cancelled(kill_now(self._api, spec.process_id), cancelled)
+            raise
+
+    async def process(self, id: str) -> Process:
+        """A handle on a process that was started before, by whomever. `UnknownProcess` if there is none."""
+        return Process(self._api, await self._api.describe(id))
+
+    async def processes(self) -> list[Process]:
+        """Handles on all processes: those that run, and those that ended and are still kept."""
+        return [Process(self._api, info) for info in await self._api.list()]
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        cmd: Sequence[str],
+        *,
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult:
+        """Run a command to its end and return what it printed and its exit code.
+
+        After `timeout` seconds, and when this call is cancelled, everything that the command started is killed.
+        A command that timed out is run again up to twice, each time with less time; say `timeout_retry=False` for
+        one that must not run twice. The `TimeoutError` holds what the last attempt printed. With `concurrency` at
+        most 64 commands run at a time, and the time counts from when this one starts.
+        """
+        argv = check_command(cmd)
+        options = ExecRemoteOptions(
+            input=input,
+            cwd=cwd,
+            env=check_env(env),
+            user=user,
+            timeout=timeout,
+            timeout_retry=timeout_retry,
+            concurrency=concurrency,
+        )
+        return await self._run(argv, options)
+
+    @overload
+    def exec_remote(
+        self, cmd: Sequence[str], options: ExecRemoteOptions | None = None, stream: Literal[True] = True
+    ) -> ExecRemoteProcess: ...
+
+    @overload
+    def exec_remote(
+        self, cmd: Sequence[str], options: ExecRemoteOptions | None = None, *, stream: Literal[False]
+    ) -> Coroutine[Any, Any, ExecResult]: ...
+
+    @overload
+    def exec_remote(
+        self, cmd: Sequence[str], options: ExecRemoteOptions | None, stream: Literal[False]
+    ) -> Coroutine[Any, Any, ExecResult]: ...
+
+    def exec_remote(
+        self, cmd: Sequence[str], options: ExecRemoteOptions | None = None, stream: bool = True
+    ) -> ExecRemoteProcess | Coroutine[Any, Any, ExecResult]:
+        """Start a command at once and stream it, or, with `stream=False`, await its result.
+
+        A plain method: the streamed command starts without an `await`, in the background of the running loop.
+        """
+        argv = check_command(cmd)
+        options = options or ExecRemoteOptions()
+        check_env(options.env)
+        if not stream:
+            return self._run(argv, options)
+        check_running_loop()
+        spec = _command_spec(argv, options, pipe_stdin=options.input is not None or options.stdin_open)
+        return ExecRemoteProcess(self._api, spec, options, self._spawn)
+
+    async def _run(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
+        if not options.concurrency:
+            return await self._attempts(argv, options)
+        async with self._exec_places:
+            return await self._attempts(argv, options)
+
+    async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
+        *earlier, last = retry_timeouts(options.timeout, options.timeout_retry)
+        for timeout in earlier:
+            try:
+                return await self._attempt(argv, options, timeout)
+            except TimeoutError:
+                # Its whole tree is gone, so the next attempt does not run beside it.
+                continue
+        return await self._attempt(argv, options, last)
+
+    async def _attempt(
+        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None
+    ) -> ExecResult:
+        # Nobody could write to it later, so `stdin_open` would only make the command wait.
+        spec = _command_spec(argv, options, pipe_stdin=options.input is not None)
+        return await run_command(self._api, spec, input=options.input, timeout=timeout)
+
+    # --- the place itself ----------------------------------------------------------------------------------------
+
+    async def wait_for_port(self, port: int, timeout: float = 30.0, *, host: str = "127.0.0.1") -> None:
+        """Return once something in the sandbox accepts connections on `port`; `TimeoutError` otherwise."""
+        await self._api.wait_for_port(port, host=host, timeout=timeout)
+
+    async def info(self) -> EnvironmentInfo:
+        """What kind of place the sandbox is."""
+        return await self._api.info()
+
+    async def status(self) -> ServerStatus:
+        """How the sandbox's server is."""
+        return await self._api.status()
+
+    async def aclose(self) -> None:
+        """Let go of the sandbox. Processes with `lifetime="server"` run on."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._api.aclose()
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+@asynccontextmanager
+async def connect(
+    address: str | Sequence[str],
+    *,
+    token: str | None = None,
+    config: ExecServerConfig | None = None,
+    reconnect_deadline: float = RECONNECT_DEADLINE,
+    max_concurrent_execs: int = MAX_CONCURRENT_EXECS,
+) -> AsyncIterator[Sandbox]:
+    """The sandbox at `address`, for the length of a `with` block.
+
+    `local` is the machine's own server, started when needed; `inprocess` runs processes as children of this
+    program, with `config`; `unix:PATH` and `ws://...` are servers that listen there, the latter with `token` or
+    HOLDFAST_TOKEN; a list is a command that serves on its stdio (`["holdfast", "serve", "--listen", "stdio"]`).
+    A connection that breaks comes back by itself and loses nothing, if it can within `reconnect_deadline` seconds.
+    """
+    api = await open_exec(address, token=token, config=config, reconnect_deadline=reconnect_deadline)
+    box = Sandbox(api, max_concurrent_execs=max_concurrent_execs)
+    try:
+        yield box
+    finally:
+        await box.aclose()
+
+
+async def open_exec(
+    address: str | Sequence[str],
+    *,
+    token: str | None = None,
+    config: ExecServerConfig | None = None,
+    reconnect_deadline: float = RECONNECT_DEADLINE,
+) -> ExecApi:
+    """The `ExecApi` behind an address. The caller closes it."""
+    if address == "inprocess":
+        from holdfast.runtime.local import LocalExec
+
+        return LocalExec(config)
+    if config is not None:
+        raise InvalidParams(f"config: only for 'inprocess'; the server at {address!r} has settings of its own")
+    if isinstance(address, str) and address.partition(":")[0] not in _ADDRESSES:
+        raise InvalidParams(
+            f"address {address!r}: not one of {', '.join(_ADDRESSES.values())}, or a command as a list"
+        )
+    from holdfast.client.dial import open_connection
+    from holdfast.client.remote import RemoteExec
+
+    return RemoteExec(await open_connection(address, token=token, reconnect_deadline=reconnect_deadline))
+
+
+def _new_id() -> str:
+    return secrets.token_hex(6)
+
+
+def _policy(env: Mapping[str, str] | None, policy: EnvPolicy | None) -> EnvPolicy | None:
+    return _ADD_TO_ALL if policy is None and env is not None else policy
+
+
+def _command_spec(argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool) -> ProcessSpec:
+    return ProcessSpec(
+        process_id=f"exec-{_new_id()}",
+        argv=argv,
+        cwd=options.cwd,
+        env=options.env,
+        env_policy=_policy(options.env, None),
+        pipe_stdin=pipe_stdin,
+        user=options.user,
+        start_id=_new_id(),
+    )

@@ -1,0 +1,208 @@
+"""One reader of one process over a connection: its cursor, its buffer and its credit. Touches only the event loop.
+
+Rules. The server has at most `window` bytes on their way that we have not given credit for; credit is given for
+what the consumer took, so a slow consumer stops its own process's output and no other's. After a reconnect the
+reader subscribes again behind the last event that arrived; what it holds already stays. An event that arrives twice
+is dropped by its `seq`, and what a stream skips is told as a gap, computed from the offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, Stream
+from holdfast.wire.messages import ClosedParams, ExitedParams, GapParams, OutputParams, SubscribeParams
+
+if TYPE_CHECKING:
+    from holdfast.client.backoff import Timer
+    from holdfast.client.connection import Call, Connection
+
+#: Credit for less than half a window is given after this long: soon for a process, and rarely for the wire.
+LATE_CREDIT_SECONDS: Final = 0.02
+
+
+class Subscription:
+    """`EventStream` over a connection. Ends after `Closed`; dropping it unsubscribes as `aclose` does."""
+
+    _opened = False
+
+    def __init__(self, connection: Connection, id: str, process_id: str, after_seq: int, window: int) -> None:
+        self.id = id
+        self.process_id = process_id
+        self.window = window
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[ProcessEvent] = deque()
+        self._buffered = 0
+        #: The `seq` of the last event that arrived, and of the last one that the consumer took.
+        self._seq = after_seq
+        self._taken_seq = after_seq
+        #: Where each stream goes on. From the start every stream is at 0; from elsewhere its first chunk tells.
+        self._next_offset: dict[Stream, int] = {} if after_seq else {"stdout": 0, "stderr": 0, "pty": 0}
+        #: Taken and not yet credited; and held since before the last subscription, for which none is due.
+        self._taken = 0
+        self._not_due = 0
+        #: The start that opens this reader in the same round trip.
+        self._starting: Call[Any] | None = None
+        self._deferred = False
+        self._ended = False
+        self._error: HoldfastError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._late_credit: Timer | None = None
+
+    # --- the consumer's side ---------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> ProcessEvent:
+        if self._waiter is not None:
+            raise InvalidRequest(f"two readers wait on one event stream of process {self.process_id!r}")
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            if not self._opened:
+                self._opened = True
+                self._connection.attach(self)
+                continue
+            if self._taken and self._late_credit is None:
+                # A process that waits for its reader must hear of a reader that waits for it.
+                self._late_credit = self._connection.clock.call_later(LATE_CREDIT_SECONDS, self._give_credit)
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        event = self._events.popleft()
+        if type(event) is OutputChunk:
+            self._take(event)
+        return event
+
+    async def aclose(self) -> None:
+        """Stop reading. The process goes on, and another reader can begin where this one stopped."""
+        if not self._ended:
+            self._ended = True
+            if self._opened:
+                self._connection.detach(self.id)
+        self._events.clear()
+        self._wake()
+
+    def __del__(self) -> None:
+        # Left in the middle of an `async for`. The collector may run in any thread.
+        if self._opened and not self._ended and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._connection.detach, self.id)
+
+    def _take(self, chunk: OutputChunk) -> None:
+        count = len(chunk.data)
+        self._buffered -= count
+        self._taken_seq = chunk.seq
+        not_due = min(self._not_due, count)
+        self._not_due -= not_due
+        self._taken += count - not_due
+        if self._deferred:
+            if self._buffered * 2 < self.window:
+                self._subscribe()
+        elif self._taken * 2 >= self.window:
+            self._give_credit()
+
+    def _give_credit(self) -> None:
+        self._late_credit = None
+        if self._taken and not self._ended and not self._deferred:
+            self._connection.credit(self.id, self._taken_seq, self._taken)
+            self._taken = 0
+
+    # --- the connection's side -------------------------------------------------------------------------------
+
+    def opened_by(self, call: Call[Any]) -> None:
+        """`call` starts the process and opens this reader."""
+        self._starting = call
+        self._opened = True
+
+    def connected(self) -> None:
+        """The connection is open (again): subscribe behind what arrived."""
+        if self._starting is not None and not self._starting.future.done():
+            # The start is sent again and brings the reader with it, from the first event on.
+            self._begin_window()
+            return
+        if self._buffered * 2 < self.window:
+            self._subscribe()
+        else:
+            # A new window on top of a full buffer, at every reconnect, would have no bound.
+            self._deferred = True
+
+    def _subscribe(self) -> None:
+        self._begin_window()
+        params = SubscribeParams(self.process_id, self.id, self._seq, self.window)
+        self._connection.subscribe(params, self._subscribed)
+
+    def _begin_window(self) -> None:
+        """The server counts from nothing again; no credit is due for what is held already."""
+        self._deferred = False
+        self._taken = 0
+        self._not_due = self._buffered
+
+    def _subscribed(self, result: object, error: HoldfastError | None) -> None:
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: HoldfastError) -> None:
+        """Nothing more will come; what arrived before can still be read."""
+        if not self._ended and self._error is None:
+            self._error = error
+            self._wake()
+
+    # --- what arrives ----------------------------------------------------------------------------------------
+
+    def output(self, output: OutputParams) -> None:
+        data, offset, stream = output.chunk, output.offset, output.stream
+        if self._ended:
+            return
+        if output.seq <= self._seq:
+            self._taken += len(data)
+            return
+        self._seq = output.seq
+        expected = self._next_offset.get(stream, offset)
+        if offset > expected:
+            self._events.append(OutputGap(stream, expected, offset - expected))
+        elif offset < expected:
+            # Joined with a chunk that had arrived before the connection broke.
+            repeated = min(expected - offset, len(data))
+            self._taken += repeated
+            data, offset = data[repeated:], expected
+        self._next_offset[stream] = offset + len(data)
+        if data:
+            self._buffered += len(data)
+            self._events.append(OutputChunk(stream, offset, data, output.seq))
+        self._wake()
+
+    def gap(self, params: GapParams) -> None:
+        for gap in params.gap:
+            end = gap.offset + gap.length
+            start = max(gap.offset, self._next_offset.get(gap.stream, gap.offset))
+            if end > start and not self._ended:
+                self._events.append(OutputGap(gap.stream, start, end - start))
+                self._next_offset[gap.stream] = end
+        self._wake()
+
+    def exited(self, params: ExitedParams) -> None:
+        if params.seq > self._seq and not self._ended:
+            self._seq = params.seq
+            self._events.append(Exited(params.seq, ExitStatus(params.exit_code, params.signal)))
+            self._wake()
+
+    def closed(self, params: ClosedParams) -> None:
+        if params.seq > self._seq and not self._ended:
+            self._seq = params.seq
+            self._ended = True
+            self._events.append(Closed(params.seq))
+            self._connection.ended(self.id)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,366 @@
+"""The tool surface for models: `exec_command` and `write_stdin`, each answered by a bounded window of output.
+
+A call returns when the command ends or its yield time is over, whichever comes first; a command that still runs is
+kept as a session. A watcher a session reads the output as it comes and tells the four events of the surface, so
+that the end of a command is told also when no call is waiting for it. Everything goes through `Sandbox`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Final
+
+from holdfast.client.collect import MIB, Collected, HeadTailBuffer
+from holdfast.client.process import Process
+from holdfast.client.sandbox import Sandbox
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    InvalidParams,
+    LimitReached,
+    StdinClosed,
+    UnknownProcess,
+)
+from holdfast.model import Exited, ExitStatus, OutputChunk, OutputGap, Stream, Struct, TerminalSize
+
+#: The yield window. Shorter than a quarter of a second a model only polls; longer than half a minute it seems hung.
+MIN_YIELD_MS: Final = 250
+MAX_YIELD_MS: Final = 30_000
+#: What a model is given by default: some 10,000 tokens of four bytes.
+DEFAULT_OUTPUT_BYTES: Final = 40_000
+#: Kept of what a session prints between two calls, and of its whole transcript for `ExecCommandEnd`.
+TRANSCRIPT_BYTES: Final = 1 * MIB
+#: Sessions at a time. A model that has 64 programs running has lost count of them.
+MAX_SESSIONS: Final = 64
+
+
+class ExecCommandBegin(Struct, frozen=True):
+    """A command started."""
+
+    session_id: int
+    process_id: str
+    command: tuple[str, ...]
+    cwd: str
+    tty: bool
+
+
+class ExecCommandOutputDelta(Struct, frozen=True):
+    """A command printed something. `text` holds whole characters only."""
+
+    session_id: int
+    stream: Stream
+    chunk: bytes
+    text: str
+
+
+class TerminalInteraction(Struct, frozen=True):
+    """The model typed something to a command."""
+
+    session_id: int
+    process_id: str
+    stdin: str
+
+
+class ExecCommandEnd(Struct, frozen=True):
+    """A command ended, told once. `transcript` is the head and the tail of all that it printed."""
+
+    session_id: int
+    process_id: str
+    exit_code: int
+    signal: str | None
+    transcript: Collected
+    duration: float
+
+
+UnifiedExecEvent = ExecCommandBegin | ExecCommandOutputDelta | TerminalInteraction | ExecCommandEnd
+OnEvent = Callable[[UnifiedExecEvent], Awaitable[None] | None]
+
+
+class ToolOutput(Struct, frozen=True):
+    """What a model gets back from a call: output since the call before, bounded."""
+
+    #: Names the session for `write_stdin` while the command runs; None once it ended.
+    session_id: int | None
+    #: None while the command runs.
+    exit_code: int | None
+    #: The output as text; where bytes are left out, a line says how many.
+    output: str
+    #: The same as bytes, head and tail joined with nothing between them.
+    output_bytes: bytes
+    omitted_bytes: int
+    #: Seconds that the call took.
+    wall_time: float
+
+    @property
+    def truncated(self) -> bool:
+        return self.omitted_bytes > 0
+
+    @property
+    def running(self) -> bool:
+        return self.session_id is not None
+
+
+class _Session:
+    """One command: its process, its watcher, and what was printed since the last call."""
+
+    def __init__(self, session_id: int, process: Process, began: float) -> None:
+        self.session_id = session_id
+        self.process = process
+        self.began = began
+        self.pending = HeadTailBuffer(TRANSCRIPT_BYTES)
+        self.transcript = HeadTailBuffer(TRANSCRIPT_BYTES)
+        self.status: ExitStatus | None = None
+        self.failure: HoldfastError | None = None
+        #: Set when the command has ended, or when nothing more can be known of it.
+        self.over = asyncio.Event()
+        #: Held here because the event loop holds tasks only weakly.
+        self.watcher: asyncio.Task[None] | None = None
+        #: One call at a time: two would share out the output between them.
+        self.turn = asyncio.Lock()
+
+
+class UnifiedExec:
+    """Commands for a model. Leaving its `with` block, or `aclose`, ends the sessions that still run."""
+
+    def __init__(
+        self,
+        box: Sandbox,
+        on_event: OnEvent | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        max_sessions: int = MAX_SESSIONS,
+    ) -> None:
+        self._box = box
+        self._on_event = on_event
+        self._env = env
+        self._max_sessions = max_sessions
+        #: In the order of their last use, so that the first ended one is the one to drop.
+        self._sessions: dict[int, _Session] = {}
+        self._starting = 0
+        self._last_id = 0
+        self._shell: str | None = None
+
+    async def exec_command(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        workdir: str | None = None,
+        tty: bool = False,
+        yield_time_ms: int = 10_000,
+        max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+    ) -> ToolOutput:
+        """Run a command: a string by the sandbox's login shell, a list as it stands.
+
+        With `tty` it runs on a terminal and can be written to. Without, its stdin is empty: programs such as
+        ripgrep read a pipe that is offered to them, and would wait for it for ever.
+        """
+        began = asyncio.get_running_loop().time()
+        self._make_room()
+        self._starting += 1
+        try:
+            argv = await self._argv(cmd)
+            process = await self._box.start(
+                argv, cwd=workdir, env=self._env, tty=TerminalSize() if tty else None, stdin="closed"
+            )
+        finally:
+            self._starting -= 1
+        self._last_id += 1
+        session = _Session(self._last_id, process, began)
+        self._sessions[session.session_id] = session
+        # No await since the start: a call that is cancelled from here on leaves a session that is watched.
+        session.watcher = asyncio.create_task(self._watch(session))
+        async with session.turn:
+            return await self._window(session, began, yield_time_ms, max_output_bytes)
+
+    async def write_stdin(
+        self,
+        session_id: int,
+        chars: str = "",
+        *,
+        yield_time_ms: int = 250,
+        max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+    ) -> ToolOutput:
+        """Type to a command that runs, and see what it prints; empty `chars` only look.
+
+        To a command that ended meanwhile nothing is written; the result tells its end.
+        """
+        began = asyncio.get_running_loop().time()
+        session = self._session(session_id)
+        async with session.turn:
+            if chars and not session.over.is_set():
+                await self._type(session, chars)
+            return await self._window(session, began, yield_time_ms, max_output_bytes)
+
+    async def terminate(self, session_id: int) -> None:
+        """End a session's command and everything that it started. Its end is told as any other."""
+        await _end(self._session(session_id))
+
+    def sessions(self) -> dict[int, Process]:
+        """The commands whose end no call has told yet, by session."""
+        return {session_id: session.process for session_id, session in self._sessions.items()}
+
+    async def aclose(self) -> None:
+        """End every session. The first error is raised when all were tried."""
+        sessions, self._sessions = list(self._sessions.values()), {}
+        outcomes = await asyncio.gather(*map(_end, sessions), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def __aenter__(self) -> UnifiedExec:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    async def _argv(self, cmd: str | Sequence[str]) -> Sequence[str]:
+        if not isinstance(cmd, str):
+            return cmd
+        if self._shell is None:
+            self._shell = (await self._box.info()).shell.path
+        return [self._shell, "-lc", cmd]
+
+    def _session(self, session_id: int) -> _Session:
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            raise UnknownProcess(f"no session {session_id}: it never began, or its end was already told")
+        # Put back at the end: it is now the one used last.
+        self._sessions[session_id] = session
+        return session
+
+    def _make_room(self) -> None:
+        while len(self._sessions) + self._starting >= self._max_sessions:
+            ended = next((s for s in self._sessions.values() if s.over.is_set()), None)
+            if ended is None:
+                raise LimitReached(
+                    f"{self._max_sessions} commands run already (max_sessions); end one of them: "
+                    f"sessions {', '.join(map(str, self._sessions))}"
+                )
+            del self._sessions[ended.session_id]
+
+    async def _type(self, session: _Session, chars: str) -> None:
+        if not session.process.info.tty:
+            raise StdinClosed(f"session {session.session_id} takes no input; run the command with tty=true")
+        try:
+            await session.process.write(chars)
+        except StdinClosed:
+            # It ended between our look and the write; the window below tells so.
+            await session.over.wait()
+            return
+        await self._tell(TerminalInteraction(session.session_id, session.process.id, chars))
+
+    async def _window(
+        self, session: _Session, began: float, yield_time_ms: int, max_output_bytes: int
+    ) -> ToolOutput:
+        if max_output_bytes < 2:
+            raise InvalidParams(f"max_output_bytes: at least 2, not {max_output_bytes}")
+        loop = asyncio.get_running_loop()
+        seconds = min(max(yield_time_ms, MIN_YIELD_MS), MAX_YIELD_MS) / 1000
+        # Not `asyncio.timeout`: a window that ends in time is the ordinary case, not an error.
+        waiting = asyncio.ensure_future(session.over.wait())
+        try:
+            await asyncio.wait((waiting,), timeout=max(0.0, began + seconds - loop.time()))
+        finally:
+            waiting.cancel()
+        over = session.over.is_set()
+        carried = b"" if over else session.pending.cut_unfinished()
+        gathered = session.pending.collected()
+        session.pending = HeadTailBuffer(TRANSCRIPT_BYTES)
+        session.pending.append(carried)
+        if over:
+            self._sessions.pop(session.session_id, None)
+            if session.failure is not None:
+                raise session.failure
+        shown = _shortened(gathered, max_output_bytes)
+        return ToolOutput(
+            session_id=None if over else session.session_id,
+            exit_code=None if session.status is None else session.status.exit_code,
+            output=shown.text,
+            output_bytes=shown.output,
+            omitted_bytes=shown.omitted_bytes,
+            wall_time=loop.time() - began,
+        )
+
+    async def _watch(self, session: _Session) -> None:
+        """Read to the end of the command; tell that it began, what it prints and, once, that it ended."""
+        decoders: dict[Stream, codecs.IncrementalDecoder] = {}
+        info = session.process.info
+        stream = session.process.events()
+        try:
+            await self._tell(ExecCommandBegin(session.session_id, info.process_id, info.argv, info.cwd, info.tty))
+            async for event in stream:
+                if isinstance(event, OutputChunk):
+                    session.pending.append(event.data)
+                    session.transcript.append(event.data)
+                    decoder = decoders.setdefault(event.stream, codecs.getincrementaldecoder("utf-8")("replace"))
+                    text = decoder.decode(event.data)
+                    await self._tell(ExecCommandOutputDelta(session.session_id, event.stream, event.data, text))
+                elif isinstance(event, OutputGap):
+                    session.pending.skip(event.length)
+                    session.transcript.skip(event.length)
+                    decoders.pop(event.stream, None)
+                elif isinstance(event, Exited):
+                    session.status = event.status
+                    return
+            session.failure = InternalError(f"the events of process {info.process_id!r} ended without its exit")
+        except HoldfastError as error:
+            # The way to the sandbox is gone. The next call raises this.
+            session.failure = error
+        finally:
+            # The end is told before a call returns it.
+            await self._tell_end(session)
+            session.over.set()
+            await stream.aclose()
+
+    async def _tell_end(self, session: _Session) -> None:
+        if session.status is None:
+            return
+        duration = asyncio.get_running_loop().time() - session.began
+        await self._tell(
+            ExecCommandEnd(
+                session.session_id,
+                session.process.id,
+                session.status.exit_code,
+                session.status.signal,
+                session.transcript.collected(exit=session.status, elapsed=duration),
+                duration,
+            )
+        )
+
+    async def _tell(self, event: UnifiedExecEvent) -> None:
+        if self._on_event is None:
+            return
+        try:
+            outcome = self._on_event(event)
+            if inspect.isawaitable(outcome):
+                await outcome
+        except Exception as error:  # noqa: BLE001 - a broken listener must not end the command that it listens to
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"on_event failed for {type(event).__name__}", "exception": error}
+            )
+
+
+async def _end(session: _Session) -> None:
+    if not session.over.is_set():
+        await session.process.terminate()
+        await session.over.wait()
+
+
+def _shortened(gathered: Collected, max_bytes: int) -> Collected:
+    """The window cut down to what the caller takes; what was omitted before stays counted."""
+    if len(gathered.head) + len(gathered.tail) <= max_bytes:
+        return gathered
+    buffer = HeadTailBuffer(max_bytes)
+    buffer.append(gathered.head)
+    if gathered.omitted_bytes:
+        buffer.skip(gathered.omitted_bytes)
+    buffer.append(gathered.tail)
+    return buffer.collected()

@@ -1,0 +1,169 @@
+"""From a spec to a running pid with our ends of its streams: what to execute, on which descriptors, how marked.
+
+Opens pipes and terminals, and closes what the child has taken. What happens to the process afterwards is `process`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import termios
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from holdfast.errors import ResourceExhausted
+from holdfast.model import ProcessSpec, TerminalSize
+from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.process import set_terminal_size
+from holdfast.runtime.process_table import new_mark
+from holdfast.runtime.spawn import (
+    Command,
+    StandardStreams,
+    encode_variables,
+    find_program,
+    spawn,
+    spawn_through_launcher,
+)
+
+#: Marks descendants where the rlimit cannot.
+MARK_VARIABLE: Final = "HOLDFAST_MARK"
+#: Erase a whole character in line mode, not its last byte. The termios module does not name it.
+_IUTF8: Final = 0o040000
+
+
+class Started(NamedTuple):
+    """A process that runs, and our ends of its streams."""
+
+    pid: int
+    mark: int | None
+    cwd: str
+    #: Descriptors by the journal's kinds: stdout and stderr, or a terminal.
+    outputs: dict[int, int]
+    #: Where its input goes, or -1.
+    stdin: int
+
+
+class _Streams:
+    """The descriptors of one start: ours to keep, the child's to close once it has them."""
+
+    def __init__(self) -> None:
+        self.for_child = StandardStreams()
+        self.outputs: dict[int, int] = {}
+        self.stdin = -1
+        self._theirs: list[int] = []
+
+    def open_pipes(self, null: int, *, pipe_stdin: bool) -> None:
+        for kind in (0, 1):
+            self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
+            self._theirs.append(write)
+            os.set_blocking(self.outputs[kind], False)
+        stdin = null
+        if pipe_stdin:
+            stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
+            self._theirs.append(stdin)
+            os.set_blocking(self.stdin, False)
+        self.for_child = StandardStreams(stdin, self._theirs[0], self._theirs[1])
+
+    def open_terminal(self, size: TerminalSize, account: Account | None) -> None:
+        master, slave = os.openpty()
+        self.outputs[2] = self.stdin = master
+        self._theirs.append(slave)
+        set_terminal_size(master, size)
+        os.set_blocking(master, False)
+        mode = termios.tcgetattr(slave)
+        mode[0] |= _IUTF8
+        termios.tcsetattr(slave, termios.TCSANOW, mode)
+        if account is not None and account.uid != os.geteuid():
+            os.fchown(slave, account.uid, -1)
+        self.for_child = StandardStreams(terminal=os.ttyname(slave))
+
+    def close_theirs(self) -> None:
+        for fd in self._theirs:
+            os.close(fd)
+        self._theirs.clear()
+
+    def close(self) -> None:
+        self.close_theirs()
+        for fd in {self.stdin, *self.outputs.values()} - {-1}:
+            os.close(fd)
+
+
+def starts_at_once(spec: ProcessSpec) -> bool:
+    """Whether one posix_spawn is enough; a user switch and limits go through the launcher, and take a while."""
+    return spec.user is None and spec.limits is None
+
+
+class Starter:
+    """Starts processes in an environment; `open_files` is their descriptor limit, if ours was raised."""
+
+    def __init__(self, environ: Mapping[str, str], open_files: int | None) -> None:
+        self._environ = dict(environ)
+        #: Most processes get just this: encoded once.
+        self._variables = encode_variables(self._environ)
+        self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._null)
+
+    def start(self, spec: ProcessSpec) -> Started:
+        """Start a spec that `starts_at_once`."""
+        mark = new_mark()
+        command = self._command(spec, mark, None)
+        streams = self._open(spec, None)
+        try:
+            pid = spawn(command, streams.for_child, self._limits(mark))
+        except BaseException:
+            streams.close()
+            raise
+        streams.close_theirs()
+        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin)
+
+    async def start_through_launcher(self, spec: ProcessSpec) -> Started:
+        """Start any spec."""
+        mark = new_mark()
+        account = None if spec.user is None else resolve_user(spec.user)
+        command = self._command(spec, mark, account)
+        streams = self._open(spec, account)
+        try:
+            pid = await spawn_through_launcher(command, streams.for_child, self._limits(mark))
+        except BaseException:
+            streams.close()
+            raise
+        streams.close_theirs()
+        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin)
+
+    def _command(self, spec: ProcessSpec, mark: int | None, account: Account | None) -> Command:
+        cwd = resolve_cwd(spec.cwd)
+        environment = build_environment(spec, self._environ, account)
+        if mark is None:
+            environment = {**environment, MARK_VARIABLE: spec.process_id}
+        return Command(
+            path=find_program(spec.argv[0], environment, cwd),
+            argv=spec.argv if spec.arg0 is None else (spec.arg0, *spec.argv[1:]),
+            variables=self._variables if environment is self._environ else encode_variables(environment),
+            cwd=cwd,
+            account=account,
+            limits=spec.limits,
+        )
+
+    def _open(self, spec: ProcessSpec, account: Account | None) -> _Streams:
+        streams = _Streams()
+        try:
+            if spec.tty:
+                streams.open_terminal(spec.size or TerminalSize(), account)
+            else:
+                streams.open_pipes(self._null, pipe_stdin=spec.pipe_stdin)
+        except OSError as error:
+            streams.close()
+            what = "terminal" if spec.tty else "pipe"
+            raise ResourceExhausted(
+                f"cannot start {spec.argv[0]!r}: no {what} can be opened: {error.strerror}"
+            ) from None
+        except BaseException:
+            streams.close()
+            raise
+        return streams
+
+    def _limits(self, mark: int | None) -> dict[int, int]:
+        return self._soft_limits if mark is None else {**self._soft_limits, resource.RLIMIT_RTTIME: mark}

@@ -1,0 +1,24 @@
+"""Fakes for tests of code that uses holdfast: channels in memory that can be cut, a clock moved by hand,
+processes that are coroutines."""
+
+from __future__ import annotations
+
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.fake_exec import FakeExec
+from holdfast.testing.fake_process import FakeProcess, cat, hangs, prints
+from holdfast.testing.memory import MemoryChannel, MemoryWire, memory_pair
+from holdfast.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
+
+__all__ = [
+    "FakeClock",
+    "FakeExec",
+    "FakeProcess",
+    "MemoryChannel",
+    "MemoryWire",
+    "VirtualTimeLoop",
+    "cat",
+    "hangs",
+    "memory_pair",
+    "prints",
+    "run_in_virtual_time",
+]
