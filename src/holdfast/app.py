@@ -107,6 +107,14 @@ class Server:
         self._idle: asyncio.TimerHandle | None = None
         self._watch_idle()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more connection is one too many; the log is told."""
+        if len(self.connections) < self.exec.config.max_connections:
+            return False
+        log.warning("refused a connection: %d are open (max_connections)", len(self.connections))
+        return True
+
     def connect(self) -> ServerConnection:
         """The receiver for a new connection."""
         connection = ServerConnection(self.exec, self.dispatcher, self.sessions)
@@ -116,8 +124,7 @@ class Server:
 
     def accept(self, sock: socket.socket) -> None:
         """Take a connected Unix socket, or turn it away when there are too many."""
-        if len(self.connections) >= self.exec.config.max_connections:
-            log.warning("refused a connection: %d are open (max_connections)", len(self.connections))
+        if self.is_full:
             sock.close()
             return
         connection = self.connect()
@@ -199,8 +206,11 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         from holdfast.transport import websocket
 
         def accept(channel: websocket.WebSocketChannel) -> ServerConnection:
+            full = server.is_full
             connection = server.connect()
             connection.open(channel)
+            if full:
+                channel.close()
             return connection
 
         parts = urlsplit(address)

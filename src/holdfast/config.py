@@ -31,7 +31,7 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exited_retention_seconds: float = 3_600.0
     #: How many ended processes stay readable, whatever their age: a loop that starts thousands must not fill us.
     max_exited_processes: int = 1_000
-    #: How long the server stays with nothing to do before it ends; 0 means for ever. Set by `connect("local")`.
+    #: How long the server stays with nothing to do before it ends; 0 means for ever.
     idle_shutdown_seconds: float = 0.0
 
     # --- how much --------------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Output kept of each process, shared by its streams: the first sixteenth and the latest rest. A pipe process
     #: thus keeps 16 MiB a stream, more than the 10 MiB that `exec` returns.
     retained_output_bytes_per_process: int = 32 * MIB
-    #: Output kept of all processes together; ended ones give theirs up first, oldest first. A spool in a
-    #: container's /dev/shm has 64 MiB, so the room found at start may lower this.
+    #: Output kept of all processes together; ended ones give theirs up first, oldest first. Never more than half
+    #: of the room that the spool's file system had at start: a container's /dev/shm has 64 MiB.
     retained_output_bytes_total: int = 2048 * MIB
     #: Chunks of each process that can be addressed by `seq`; older ones show as gaps. 17 bytes each.
     retained_chunks_per_process: int = 65_536

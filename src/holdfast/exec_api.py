@@ -60,8 +60,8 @@ class ExecApi(Protocol):
 
     async def resize(self, process_id: str, size: TerminalSize) -> None: ...
 
-    async def signal(self, process_id: str, signal: str) -> None:
-        """Send a signal by name (`INT`, `SIGINT`, `interrupt`) to the process's group."""
+    async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
+        """Send a signal by name (`INT`, `SIGINT`, `interrupt`) to the process's group, once a `signal_id`."""
         ...
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:

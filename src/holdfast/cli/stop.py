@@ -1,10 +1,16 @@
-"""`holdfast stop`: end this machine's server and everything that runs in it, and wait until it is gone."""
+"""`holdfast stop`: end this machine's server and everything that runs in it, and wait until it is gone.
+
+The server is asked over its socket. One that does not understand us, because it is of another version, gets TERM.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import signal
+import socket
+import struct
 from typing import Annotated, Final
 
 import typer
@@ -12,13 +18,13 @@ import typer
 from holdfast.cli import stateless
 from holdfast.cli.exit_codes import FAILED, NO_SERVER
 from holdfast.cli.sandbox_option import JsonOption
-from holdfast.cli.status import ask
 from holdfast.cli.typed_verb import complain
-from holdfast.errors import HandshakeFailed, error_from_wire
-from holdfast.local_server import connect_running
+from holdfast.local_server import connect_running, socket_path
 
 #: What the server has for itself beyond the grace of its processes: closing connections, removing its spool.
 _MARGIN_SECONDS: Final = 15.0
+#: The longest grace that its settings are likely to give when we do not name one.
+_SETTING_SECONDS: Final = 30.0
 
 
 def command(
@@ -32,46 +38,47 @@ def command(
 
     Returns when it is gone; exit code 3 if none runs.
     """
-    status = ask()
-    if status is None:
-        complain("no server runs")
+    connection = connect_running()
+    if connection is None:
+        complain(f"no server runs at {socket_path()}")
         return NO_SERVER
-    gone = _shut_down(status.pid, grace)
+    with connection:
+        pid = _listener(connection)
+        # Opened before the server is told, so that it is surely this server and not a later process with its pid.
+        watch = os.pidfd_open(pid)
+        try:
+            if not _ask(connection, grace):
+                signal.pidfd_send_signal(watch, signal.SIGTERM)
+            gone = _wait(watch, _MARGIN_SECONDS + (_SETTING_SECONDS if grace is None else grace))
+        finally:
+            os.close(watch)
     if not gone:
-        complain(f"the server, pid {status.pid}, was told to stop and still runs")
+        complain(f"the server, pid {pid}, was told to stop and still runs")
         return FAILED
     if as_json:
-        print(json.dumps({"pid": status.pid, "stopped": True}))
+        print(json.dumps({"pid": pid, "stopped": True}))
     return 0
 
 
-def _shut_down(pid: int, grace: float | None) -> bool:
-    """Whether the server is gone."""
-    connection = connect_running()
-    if connection is None:
-        return True
+def _listener(connection: socket.socket) -> int:
+    """The pid of the process that listens at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
+
+
+def _ask(connection: socket.socket, grace: float | None) -> bool:
+    """Whether the server took the request; one that went down before it had answered took it."""
     try:
-        # Opened before the server is told, so that it is surely this server's pid and not a later one's.
-        watch = os.pidfd_open(pid)
-    except ProcessLookupError:
-        connection.close()
+        params = {} if grace is None else {"graceMs": round(grace * 1000)}
+        return not stateless.call(connection, "server/shutdown", params).is_error
+    except ConnectionError:
         return True
-    try:
-        with connection:
-            try:
-                params = {} if grace is None else {"graceMs": round(grace * 1000)}
-                reply = stateless.call(connection, "server/shutdown", params)
-            except ConnectionError:
-                # It went down before it had answered: its end, not its answer, is what we wait for.
-                reply = None
-            except stateless.Refused as error:
-                raise HandshakeFailed(f"the server refused: {error}") from None
-        if reply is not None and reply.is_error:
-            failure = reply.message["error"]
-            raise error_from_wire(failure["code"], failure["message"], failure.get("data"))
-        poller = select.poll()
-        poller.register(watch, select.POLLIN)
-        patience = _MARGIN_SECONDS + (grace if grace is not None else 30.0)
-        return bool(poller.poll(patience * 1000))
-    finally:
-        os.close(watch)
+    except stateless.Refused:
+        return False
+
+
+def _wait(watch: int, seconds: float) -> bool:
+    poller = select.poll()
+    poller.register(watch, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))

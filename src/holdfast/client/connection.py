@@ -173,6 +173,10 @@ class Connection:
     async def reply(self, call: Call[R]) -> R:
         try:
             return await call.future
+        except asyncio.CancelledError:
+            # Else a wait that was given up would stay with the server until its process ends.
+            self.notify(methods.REQUEST_CANCEL, m.CancelParams(call.id))
+            raise
         finally:
             # A reply took the entry out of the peer; a cancelled caller leaves it behind.
             self._calls.pop(call.id, None)
@@ -297,6 +301,8 @@ class Connection:
             log.warning("%s: the server no longer knows our session", self.address)
         self.session_id = result.session_id
         self.server = result
+        if result.max_message_bytes is not None:
+            self._max_message_bytes = min(self._max_message_bytes, result.max_message_bytes)
         self._open = True
         link.opened_at = self.clock.time()
         link.received = 0
@@ -347,10 +353,6 @@ class Connection:
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
             if (reader := self._reader(closed.subscription)) is not None:
                 reader.closed(closed)
-        elif name == methods.PROCESS_GAP.name:
-            gap = codec.decode_body(notice.params, m.GapParams, name)
-            if (reader := self._reader(gap.subscription)) is not None:
-                reader.gap(gap)
 
     def _reader(self, id: str | None) -> Subscription | None:
         return None if id is None else self._readers.get(id)

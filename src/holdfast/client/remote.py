@@ -82,8 +82,9 @@ class RemoteExec:
     async def resize(self, process_id: str, size: TerminalSize) -> None:
         await self.connection.call(methods.PROCESS_RESIZE, m.ResizeParams(process_id, size.rows, size.cols))
 
-    async def signal(self, process_id: str, signal: str) -> None:
-        await self.connection.call(methods.PROCESS_SIGNAL, m.SignalParams(process_id, signal))
+    async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
+        signal_id = signal_id or uuid.uuid4().hex
+        await self.connection.call(methods.PROCESS_SIGNAL, m.SignalParams(process_id, signal, signal_id))
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
         params = m.TerminateParams(process_id, _milliseconds(grace), force)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, Stream
-from holdfast.wire.messages import ClosedParams, ExitedParams, GapParams, OutputParams, SubscribeParams
+from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeParams
 
 if TYPE_CHECKING:
     from holdfast.client.backoff import Timer
@@ -178,15 +178,6 @@ class Subscription:
         if data:
             self._buffered += len(data)
             self._events.append(OutputChunk(stream, offset, data, output.seq))
-        self._wake()
-
-    def gap(self, params: GapParams) -> None:
-        for gap in params.gap:
-            end = gap.offset + gap.length
-            start = max(gap.offset, self._next_offset.get(gap.stream, gap.offset))
-            if end > start and not self._ended:
-                self._events.append(OutputGap(gap.stream, start, end - start))
-                self._next_offset[gap.stream] = end
         self._wake()
 
     def exited(self, params: ExitedParams) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from holdfast.errors import InvalidParams, PermissionRefused, UnknownUser
+from holdfast.errors import CwdNotFound, InvalidParams, PermissionRefused, UnknownUser
 from holdfast.model import EnvPolicy, ProcessSpec
 
 #: What a login would set: enough to run, nothing to leak.
@@ -106,7 +106,7 @@ def _resolve_group(group: str) -> int:
 def _parse_id(text: str) -> int | None:
     """A numeric user or group id; None for a name.
 
-    The largest 32-bit number is refused: to setresuid(2) it means "leave it as it is", and the process would run as us.
+    The largest 32-bit number is refused: to setresuid(2) it means "leave it", and the process would run as us.
     """
     if not text.isdecimal():
         return None
@@ -118,7 +118,10 @@ def _parse_id(text: str) -> int | None:
 def resolve_cwd(cwd: str | None) -> str:
     """A path from a path or a `file:` URI; None is our own working directory."""
     if cwd is None:
-        return os.getcwd()
+        try:
+            return os.getcwd()
+        except OSError as error:
+            raise CwdNotFound(f"our own working directory is gone: {error.strerror}") from None
     if not cwd:
         raise InvalidParams("cwd is empty")
     if cwd.startswith("file:"):

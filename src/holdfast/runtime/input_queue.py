@@ -50,11 +50,11 @@ class InputQueue:
             return
         if self._closing:
             raise StdinClosed(f"stdin of process {self._name!r} is closed")
+        self._put(data)
         if write_id is not None:
             self._writes[write_id] = None
             if len(self._writes) > REMEMBERED_WRITES:
                 self._writes.popitem(last=False)
-        self._put(data)
 
     @property
     def has_room(self) -> bool:

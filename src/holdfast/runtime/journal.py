@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from holdfast.model import Stream
@@ -117,6 +118,19 @@ class Journal:
             index = min(seq, self.last_seq) - self._tail_seq + 1
             return self._ends[2 * index + _slot(kind)]
         return self._head_ends[2 * seq + _slot(kind)]
+
+    def is_full(self, taken: Sequence[int]) -> bool:
+        """Whether so many records lie beyond these offsets (one a stream) that more might push them out."""
+        if len(self._kinds) <= self._limit // 2:
+            return False
+        ends, low, high = self._ends, 0, len(self._kinds)
+        while low < high:
+            middle = (low + high) // 2
+            if ends[2 * middle + 2] <= taken[0] and ends[2 * middle + 3] <= taken[1]:
+                low = middle + 1
+            else:
+                high = middle
+        return len(self._kinds) - low > self._limit // 2
 
     def _part(self, seq: int) -> tuple[array[int], array[int], int]:
         if seq < self._tail_seq:

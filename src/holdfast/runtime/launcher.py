@@ -5,6 +5,8 @@ closes by itself when the program is executed), and becomes the program. Standar
 every import is paid by each start that needs a user switch or limits.
 """
 
+# `signal` is the same with enums, which take longer to import than all the rest.
+import _signal  # type: ignore[import-not-found]
 import marshal
 import os
 import sys
@@ -37,8 +39,11 @@ def main() -> None:
         stage = "cwd"
         os.chdir(orders["cwd"])
         stage = "exec"
+        # Python ignores these two in every program that it runs, and exec passes that on.
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+            _signal.signal(number, _signal.SIG_DFL)
         os.execve(orders["path"], orders["argv"], orders["environment"])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) else 22
         os.write(REPORT_FD, marshal.dumps((stage, number or 22, str(error))))
         sys.exit(127)

@@ -25,6 +25,7 @@ from holdfast.errors import (
     InvalidParams,
     InvalidRequest,
     LimitReached,
+    ResourceExhausted,
     ShuttingDown,
     TimeoutError,
     UnknownProcess,
@@ -34,6 +35,7 @@ from holdfast.model import (
     Closed,
     EnvironmentInfo,
     ExitStatus,
+    Limits,
     ProcessEvent,
     ProcessInfo,
     ProcessSpec,
@@ -76,12 +78,13 @@ class LocalExec:
         somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised."""
         self.config = config or ExecServerConfig()
         self._spool = Spool(self.config.spool_directory)
+        self._spool_limit = min(self.config.retained_output_bytes_total, self._spool.room // 2)
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
         self._starting: dict[str, asyncio.Task[ManagedProcess]] = {}
         #: The pids of those that run.
         self._leaders: set[int] = set()
-        #: Ended processes in the order of their end.
+        #: Closed processes in the order of their end.
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
         self._starter = Starter(os.environ if environ is None else environ, open_files)
@@ -90,8 +93,9 @@ class LocalExec:
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
             become_subreaper()
-            self._orphans = OrphanReaper(lambda: self._leaders)
+            self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn)
         self._closing = False
+        self._over = asyncio.Event()
         self._started_at = time.monotonic()
         self._retention_timer: asyncio.TimerHandle | None = None
 
@@ -104,16 +108,15 @@ class LocalExec:
         """Start it, or find the one that an earlier attempt with the same `start_id` has started."""
         if starts_at_once(spec):
             return self.start_now(spec)
-        if spec.process_id not in self._processes and spec.process_id in self._starting:
+        while spec.process_id in self._starting:
             with contextlib.suppress(HoldfastError):  # then this attempt is the first that counts
                 await asyncio.shield(self._starting[spec.process_id])
         if (existing := self._existing(spec)) is not None:
             return existing
         attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_through_launcher(spec))
-        try:
-            return await asyncio.shield(attempt)
-        finally:
-            self._starting.pop(spec.process_id, None)
+        # When it is over, and not when its caller is: a caller that gave up may come back and ask again.
+        attempt.add_done_callback(lambda _: self._starting.pop(spec.process_id))
+        return await asyncio.shield(attempt)
 
     def start_now(self, spec: ProcessSpec) -> ManagedProcess:
         """The same for a spec that `starts_at_once`, without waiting for anything."""
@@ -142,14 +145,17 @@ class LocalExec:
         if not spec.argv:
             raise InvalidParams("argv is empty: there is nothing to run")
         for index, argument in enumerate(spec.argv):
-            if "\0" in argument:
-                raise InvalidParams(f"argv[{index}] holds a NUL character")
-        if spec.arg0 is not None and "\0" in spec.arg0:
-            raise InvalidParams("arg0 holds a NUL character")
+            _check_text(argument, f"argv[{index}]")
+        _check_text(spec.arg0 or "", "arg0")
+        _check_text(spec.cwd or "", "cwd")
         variables = {**(spec.env or {}), **(spec.env_policy.set if spec.env_policy else {})}
         for name, value in variables.items():
-            if not name or "=" in name or "\0" in name or "\0" in value:
-                raise InvalidParams(f"environment variable {name!r}: an empty name, a '=' in it, or a NUL")
+            if not name or "=" in name:
+                raise InvalidParams(f"environment variable {name!r}: an empty name, or a '=' in it")
+            _check_text(name, f"the name of environment variable {name!r}")
+            _check_text(value, f"environment variable {name!r}")
+        if spec.limits is not None:
+            _check_limits(spec.limits)
         if spec.size is not None and not spec.tty:
             raise InvalidParams("size goes with tty")
 
@@ -160,17 +166,23 @@ class LocalExec:
         return self._manage(spec, await self._starter.start_through_launcher(spec))
 
     def _manage(self, spec: ProcessSpec, started: Started) -> ManagedProcess:
-        process = ManagedProcess(
-            spec,
-            cwd=started.cwd,
-            tree=Tree(started.pid, started.mark, self._tables),
-            outputs=started.outputs,
-            stdin=started.stdin,
-            spool=self._spool,
-            config=self.config,
-            on_exit=self._process_ended,
-            on_growth=self._spool_grew,
-        )
+        try:
+            process = ManagedProcess(
+                spec,
+                cwd=started.cwd,
+                tree=Tree(started.pid, started.mark, self._tables),
+                outputs=started.outputs,
+                stdin=started.stdin,
+                spool=self._spool,
+                config=self.config,
+                on_exit=self._process_exited,
+                on_close=self._process_closed,
+                on_growth=self._spool_grew,
+            )
+        except OSError as error:
+            # No descriptor to watch it by. It has just begun, and nobody knows of it.
+            started.undo()
+            raise ResourceExhausted(f"cannot watch {spec.argv[0]!r}: {error.strerror}") from None
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
         loop = asyncio.get_running_loop()
@@ -242,9 +254,9 @@ class LocalExec:
     async def resize(self, process_id: str, size: TerminalSize) -> None:
         self.process(process_id).resize(size)
 
-    async def signal(self, process_id: str, signal: str) -> None:
+    async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
         number = parse_signal(signal)
-        self.process(process_id).send_signal(number)
+        self.process(process_id).send_signal(number, signal_id)
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
         process = self.process(process_id)
@@ -331,7 +343,7 @@ class LocalExec:
     @property
     def running(self) -> int:
         """How many processes run now."""
-        return len(self._processes) - len(self._ended)
+        return len(self._leaders)
 
     def child_ended(self) -> None:
         """For the handler of SIGCHLD: orphans that we adopted may be among the ended."""
@@ -342,9 +354,14 @@ class LocalExec:
 
     async def shutdown(self, grace: float) -> None:
         """End everything and everybody, then let go. Nothing starts any more."""
-        self._closing = True
+        asked_before, self._closing = self._closing, True
+        if self._starting:
+            await asyncio.wait(self._starting.values())
         processes = list(self._processes.values())
         await asyncio.gather(*(self._end(process, grace) for process in processes))
+        if asked_before:
+            await self._over.wait()
+            return
         if self._retention_timer is not None:
             self._retention_timer.cancel()
         for process in processes:
@@ -357,6 +374,7 @@ class LocalExec:
         self._reap_orphans()
         self._starter.close()
         self._spool.remove()
+        self._over.set()
 
     async def aclose(self) -> None:
         if not self._closing:
@@ -373,12 +391,15 @@ class LocalExec:
         await process.tree.end(self._leaders, grace)
         await process.wait_exit()
 
-    def _process_ended(self, process: ManagedProcess) -> None:
+    def _process_exited(self, process: ManagedProcess) -> None:
         self._leaders.discard(process.pid)
+
+    def _process_closed(self, process: ManagedProcess) -> None:
+        """From now on it may be forgotten. Not before: a child that holds its streams would die of SIGPIPE."""
         self._ended[process.spec.process_id] = process
         while len(self._ended) > self.config.max_exited_processes:
             self._drop(next(iter(self._ended.values())))
-        if self._retention_timer is None:
+        if self._retention_timer is None and not self._closing:
             self._schedule_retention(self.config.exited_retention_seconds)
 
     def _schedule_retention(self, seconds: float) -> None:
@@ -386,10 +407,10 @@ class LocalExec:
 
     def _drop_old(self) -> None:
         self._retention_timer = None
-        now = time.time()
+        now = time.monotonic()
         for process in list(self._ended.values()):
-            assert process.exited_at is not None
-            left = process.exited_at + self.config.exited_retention_seconds - now
+            assert process.closed_at is not None
+            left = process.closed_at + self.config.exited_retention_seconds - now
             if left > 0:
                 self._schedule_retention(left)
                 return
@@ -402,15 +423,16 @@ class LocalExec:
 
     def _spool_grew(self) -> None:
         """Over the total, ended processes lose their output first, oldest first; then the largest keeps less."""
-        limit = self.config.retained_output_bytes_total
+        limit = self._spool_limit
         if self._spool.used <= limit:
             return
-        for process in list(self._ended.values()):
-            self._drop(process)
+        for process in self._ended.values():
+            process.give_up_output()
             if self._spool.used <= limit:
                 return
-        logs = [log for process in self._processes.values() for log in process.logs.values()]
-        max(logs, key=lambda log: log.kept_bytes).shrink()
+        logs = ((process, kind) for process in self._processes.values() for kind in process.logs)
+        process, kind = max(logs, key=lambda each: each[0].logs[each[1]].kept_bytes)
+        process.keep_less(kind)
 
     def is_known(self, process_id: str) -> bool:
         return process_id in self._processes
@@ -454,6 +476,23 @@ class LocalEvents:
             self._reader.close()
             self._reader = None
             self._news.set()
+
+
+def _check_text(text: str, what: str) -> None:
+    if "\0" in text:
+        raise InvalidParams(f"{what} holds a NUL character")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise InvalidParams(f"{what} holds half of a surrogate pair, which is no character") from None
+
+
+def _check_limits(limits: Limits) -> None:
+    for name in limits.__struct_fields__:
+        value = getattr(limits, name)
+        lowest, highest = (-20, 19) if name == "nice" else (0, 2**63 - 1)
+        if value is not None and not lowest <= value <= highest:
+            raise InvalidParams(f"limits.{name} {value}: must be {lowest} to {highest}")
 
 
 def _user_name() -> str:

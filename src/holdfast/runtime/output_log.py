@@ -52,6 +52,11 @@ class Spool:
             raise ResourceExhausted(f"no spool can be made in {parent}: {error.strerror}") from None
         self.used = 0
         self._files = 0
+        #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
+        self.lends_pages = lends_pages(self.path)
+        found = os.statvfs(self.path)
+        #: Bytes that were free when we began.
+        self.room = found.f_bavail * found.f_frsize
 
     def open(self) -> tuple[int, str]:
         """A new file: its descriptor and its path."""
@@ -73,6 +78,28 @@ def choose_place() -> str:
     except OSError:
         pass
     return tempfile.gettempdir()
+
+
+def lends_pages(path: str) -> bool:
+    """Whether a page that a socket still refers to keeps its bytes when the file gives it back.
+
+    True of tmpfs with pages of the usual size. Where the cache works in larger units (ext4, huge pages), punching a
+    part of one zeroes bytes that are already on their way to a reader: there, output is copied.
+    """
+    best, kind, options = "", "", ""
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            point = before.split()[4]
+            if len(point) >= len(best) and os.path.commonpath((path, point)) == point:
+                best, (kind, _, options) = point, after.split()
+    if kind != "tmpfs" or any(o.startswith("huge=") and o != "huge=never" for o in options.split(",")):
+        return False
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/shmem_enabled") as file:
+            return "[force]" not in file.read()
+    except OSError:
+        return True  # a kernel without huge pages
 
 
 def sweep_spools(parent: str) -> None:
@@ -124,6 +151,10 @@ class OutputLog:
         self.leases: set[Lease] = set()
 
     @property
+    def lends_pages(self) -> bool:
+        return self._spool.lends_pages
+
+    @property
     def kept_bytes(self) -> int:
         return self.end - (self.lost_end - self.lost_start)
 
@@ -134,6 +165,11 @@ class OutputLog:
     @property
     def capacity(self) -> int:
         return self._head + self._tail
+
+    @property
+    def head_end(self) -> int:
+        """Where what is lost begins, or will begin."""
+        return self.lost_start if self.truncated else self._head
 
     def move_from(self, pipe: int, limit: int = MOVE_BYTES) -> int:
         """Splice what the pipe holds into the log; returns how much, 0 at its end.

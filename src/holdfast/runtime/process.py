@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
     from holdfast.runtime.process_tree import Tree
 
+#: A client repeats only what it had unanswered when its connection broke.
+REMEMBERED_SIGNALS: Final = 16
 #: A terminal gives at most 4 KiB a read; so much is gathered before it goes into the log.
 _TTY_GATHER: Final = 64 * 1024
 _TTY_READ: Final = 16 * 1024
@@ -70,17 +72,22 @@ class ManagedProcess:
     """A process of ours, from its start until it is forgotten."""
 
     __slots__ = (
+        "_abandoned",
         "_blocking",
         "_grown",
         "_loop",
+        "_on_close",
         "_on_exit",
         "_on_growth",
         "_outputs",
+        "_patience",
         "_pidfd",
         "_readers",
+        "_signals",
         "_taken",
         "_terminal",
         "_waiters",
+        "closed_at",
         "cwd",
         "exited_at",
         "input",
@@ -105,6 +112,7 @@ class ManagedProcess:
         spool: Spool,
         config: ExecServerConfig,
         on_exit: Callable[[ManagedProcess], None],
+        on_close: Callable[[ManagedProcess], None],
         on_growth: Callable[[], None],
     ) -> None:
         self.spec = spec
@@ -113,6 +121,8 @@ class ManagedProcess:
         self.pid = tree.leader
         self.started_at = time.time()
         self.exited_at: float | None = None
+        #: By the monotonic clock: retention counts from here.
+        self.closed_at: float | None = None
         self.status: ExitStatus | None = None
         self.size = (spec.size or TerminalSize()) if spec.tty else None
         self.journal = Journal(config.retained_chunks_per_process)
@@ -125,10 +135,14 @@ class ManagedProcess:
         #: How far the last reader had come when it left: a blocking process keeps what comes after for the next.
         self._taken = [0, 0, 0]
         self._waiters: set[asyncio.Event] = set()
+        self._signals: tuple[str, ...] = ()
         self._on_exit = on_exit
+        self._on_close = on_close
         self._on_growth = on_growth
         self._grown = False
         self._blocking = spec.overflow == "block"
+        self._patience = config.detached_session_seconds
+        self._abandoned: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._leader_ended)
@@ -182,15 +196,19 @@ class ManagedProcess:
         reader = Reader(self, after_seq, _ignore)
         chunks: list[OutputChunk] = []
         gaps: list[OutputGap] = []
+        before: list[OutputGap] = []
         size = 0
         taken = after_seq
         try:
-            while size < max_bytes and (record := reader.next(1)) is not None:
+            while (record := reader.next(1)) is not None:
                 if isinstance(record, OutputGap):
-                    gaps.append(record)
+                    before.append(record)
                     continue
-                if chunks and size + record.length > max_bytes:
+                # The two ends of a chunk whose middle is lost have one number: they go together.
+                if chunks and record.seq > taken and size + record.length > max_bytes:
                     break
+                gaps += before
+                before.clear()
                 if record.kind < EXIT:
                     chunks.append(reader.chunk(record))
                     size += record.length
@@ -215,6 +233,7 @@ class ManagedProcess:
 
     async def wait_news(self, after_seq: int) -> None:
         """Until there is something after `after_seq`."""
+        self.journal.seal(after_seq)
         while self.journal.last_seq <= after_seq and not self.closed:
             await self.changed()
 
@@ -231,11 +250,17 @@ class ManagedProcess:
 
     def attach(self, reader: Reader) -> None:
         self._readers.add(reader)
+        if self._abandoned is not None:
+            self._abandoned.cancel()
+            self._abandoned = None
 
     def detach(self, reader: Reader) -> None:
         self._readers.discard(reader)
         if not self._readers:
             self._taken = reader.consumed
+            if self._blocking and not self.closed:
+                # A reader that is gone for good must not hold its process for ever.
+                self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
         self.reader_advanced()
 
     def reader_advanced(self) -> None:
@@ -245,9 +270,21 @@ class ManagedProcess:
                 output.paused = False
                 self._loop.add_reader(output.fd, self._readable, output)
 
+    def give_up_output(self) -> None:
+        """All of it: readers are told that it is lost. What is printed from now on is kept again."""
+        for log in self.logs.values():
+            log.close()
+
+    def keep_less(self, kind: int) -> None:
+        """Half as much of one stream; a blocking process still keeps what its readers have not taken."""
+        self.logs[kind].shrink(self._floor(kind) if self._blocking else None)
+
     def stop_blocking(self) -> None:
         """From now on output is dropped rather than held back: the process is being ended."""
         self._blocking = False
+        if self._abandoned is not None:
+            self._abandoned.cancel()
+            self._abandoned = None
         self.reader_advanced()
 
     # --- doing -----------------------------------------------------------------------------------------------
@@ -255,12 +292,17 @@ class ManagedProcess:
     def resize(self, size: TerminalSize) -> None:
         if not self.spec.tty:
             raise NotATerminal(f"process {self.spec.process_id!r} runs on pipes: it has no size")
-        self.size = size
+        check_size(size)
         if self._terminal >= 0:
-            set_terminal_size(self._terminal, size)
+            termios.tcsetwinsize(self._terminal, (size.rows, size.cols))
+        self.size = size
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals, signal_id: str | None = None) -> None:
         """To the leader's group; on a terminal to the group in the foreground, as a keystroke would."""
+        if signal_id is not None:
+            if signal_id in self._signals:
+                return
+            self._signals = (*self._signals[1 - REMEMBERED_SIGNALS :], signal_id)
         if not self.running:
             raise InvalidRequest(f"process {self.spec.process_id!r} has ended")
         group = self.pid
@@ -272,8 +314,12 @@ class ManagedProcess:
 
     def discard(self) -> None:
         """Forget its output and let go of every descriptor."""
+        self.stop_blocking()
+        was_closed = self.closed
         for output in tuple(self._outputs):
             self._let_go(output)
+        if not was_closed:
+            self._tell_close()
         self.input.abandon()
         for log in self.logs.values():
             log.close()
@@ -290,12 +336,13 @@ class ManagedProcess:
         try:
             moved = self._move(output, MOVE_BYTES)
         except BlockingIOError:
-            return
-        if moved == 0:
-            self._let_go(output)
-            self._tell_close()
-            return
-        self._took(output, moved)
+            output.owed = 0  # nothing is left of what was there when the leader ended
+        else:
+            if moved == 0:
+                self._let_go(output)
+                self._tell_close()
+            else:
+                self._took(output, moved)
         if self.status is None and self._pidfd < 0:
             self._tell_exit()
 
@@ -326,8 +373,14 @@ class ManagedProcess:
         return size
 
     def _took(self, output: _Output, amount: int) -> None:
-        self.journal.add_output(output.kind, amount)
         output.owed = max(0, output.owed - amount)
+        start, head_end = output.log.end - amount, output.log.head_end
+        if start <= head_end < output.log.end:
+            # No chunk reaches from the head into what is lost: a reader that goes on after a number has all of it.
+            self.journal.add_output(output.kind, head_end - start)
+            self.journal.seal(self.journal.last_seq)
+            start = head_end
+        self.journal.add_output(output.kind, output.log.end - start)
         if amount >= _PIPE_BYTES and not self._grown and not self.spec.tty:
             self._grow_pipes()
         if not self._blocking:
@@ -378,9 +431,11 @@ class ManagedProcess:
         self._tell_close()
 
     def _tell_close(self) -> None:
-        if self.closed:
+        if self.closed and self.closed_at is None:
+            self.closed_at = time.monotonic()
             self.journal.add_event(CLOSE)
             self._tell_readers()
+            self._on_close(self)
 
     def _tell_readers(self) -> None:
         for reader in tuple(self._readers):
@@ -414,7 +469,10 @@ class ManagedProcess:
     def _is_full(self, output: _Output) -> bool:
         if not self._blocking:
             return False
-        return output.log.end - self._floor(output.kind) >= output.log.capacity
+        if output.log.end - self._floor(output.kind) >= output.log.capacity:
+            return True
+        taken = (self._floor(2), 0) if self.spec.tty else (self._floor(0), self._floor(1))
+        return self.journal.is_full(taken)
 
 
 def reap(pid: int) -> ExitStatus:
@@ -432,9 +490,13 @@ def reap(pid: int) -> ExitStatus:
 
 def set_terminal_size(fd: int, size: TerminalSize) -> None:
     """Tell the terminal its size; the program in the foreground gets SIGWINCH if it changed."""
+    check_size(size)
+    termios.tcsetwinsize(fd, (size.rows, size.cols))
+
+
+def check_size(size: TerminalSize) -> None:
     if not (0 < size.rows < 65536 and 0 < size.cols < 65536):
         raise InvalidParams(f"terminal size {size.rows}x{size.cols}: rows and columns must be 1 to 65535")
-    termios.tcsetwinsize(fd, (size.rows, size.cols))
 
 
 def _ignore() -> None:

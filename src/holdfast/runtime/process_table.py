@@ -1,9 +1,9 @@
 """One look at every process of the machine, and the questions that a kill asks of it. Reads /proc only.
 
 Three threads lead from a process to what it started: children to parents; the session; and the mark. The mark is a
-soft RLIMIT_RTTIME that no other process has: it survives fork, exec, setsid, a double fork, `env -i` and sudo, it
-can be read of any process in /proc/PID/limits, and it limits nothing (over a hundred thousand years of real-time
-scheduling).
+soft RLIMIT_RTTIME that no other process has: it survives fork, exec, setsid, a double fork and `env -i`, it can be
+read of any process in /proc/PID/limits, and it limits nothing (over a hundred thousand years of real-time
+scheduling). A login (su, through pam_limits) resets it; the cgroup, where there is one, still holds those.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from collections.abc import Container, Iterable
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from holdfast.errors import ResourceExhausted
+
 #: Marks are large so that they limit nothing, and below 2**63 so that the kernel and Python agree on them.
 _MARK_BASE: Final = 1 << 62
+#: Marks where the limit cannot; `env -i` sheds it.
+MARK_VARIABLE: Final = "HOLDFAST_MARK"
 _LIMITS_LINE: Final = b"Max realtime timeout"
 
 
@@ -32,15 +36,33 @@ class Entry(NamedTuple):
     dead: bool
 
 
-def new_mark() -> int | None:
-    """A mark for one process, or None where the hard limit leaves no room for marks."""
-    if resource.getrlimit(resource.RLIMIT_RTTIME)[1] != resource.RLIM_INFINITY:
-        return None
+def new_mark() -> int:
+    """A mark for one process."""
     return _MARK_BASE | secrets.randbits(61)
+
+
+def limits_can_mark() -> bool:
+    """Whether our hard limit leaves room for marks; where it does not, an environment variable marks."""
+    return resource.getrlimit(resource.RLIMIT_RTTIME)[1] == resource.RLIM_INFINITY
 
 
 def read_mark(pid: int) -> int | None:
     """The mark that this process carries, if it has one."""
+    return _read_limit_mark(pid) if limits_can_mark() else _read_environment_mark(pid)
+
+
+def _read_environment_mark(pid: int) -> int | None:
+    prefix = f"{MARK_VARIABLE}=".encode()
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None  # gone, or another user's
+    marks = [variable.removeprefix(prefix) for variable in variables if variable.startswith(prefix)]
+    return int(marks[-1]) if marks and marks[-1].isdigit() else None
+
+
+def _read_limit_mark(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:
             for line in file:
@@ -117,7 +139,7 @@ class ProcessTable:
         leader: int,
         *,
         leader_lives: bool,
-        mark: int | None,
+        mark: int,
         others: Container[int] = (),
         inside: Iterable[int] = (),
     ) -> dict[int, Entry]:
@@ -131,10 +153,9 @@ class ProcessTable:
         if leader_lives:
             roots.add(leader)
         else:
-            roots = {pid for pid in roots if mark is not None and self.carries(pid, mark)}
-        if mark is not None:
-            candidates = (pid for pid in self.adopted if pid not in roots and pid not in others)
-            roots |= {pid for pid in candidates if self.carries(pid, mark)}
+            roots = {pid for pid in roots if self.carries(pid, mark)}
+        candidates = (pid for pid in self.adopted if pid not in roots and pid not in others)
+        roots |= {pid for pid in candidates if self.carries(pid, mark)}
         roots.update(inside)
         members: dict[int, Entry] = {}
         pending = list(roots)
@@ -162,7 +183,13 @@ class TableReader:
 
     def _read(self) -> None:
         waiting, self._waiting = self._waiting, []
-        table = ProcessTable.read()
+        try:
+            table = ProcessTable.read()
+        except OSError as error:
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(ResourceExhausted(f"/proc cannot be read: {error.strerror}"))
+            return
         for future in waiting:
             if not future.done():
                 future.set_result(table)

@@ -25,7 +25,7 @@ class Tree:
 
     __slots__ = ("_mark", "_tables", "cgroup", "leader", "leader_lives")
 
-    def __init__(self, leader: int, mark: int | None, tables: TableReader) -> None:
+    def __init__(self, leader: int, mark: int, tables: TableReader) -> None:
         self.leader = leader
         #: False from the moment the leader was reaped.
         self.leader_lives = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.errors import InvalidParams
 from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
 from holdfast.runtime.journal import CLOSE, EXIT, STREAMS, Record
 
@@ -21,18 +22,19 @@ EVENT_BYTES: Final = 1024 * 1024
 class Reader:
     """Reads on after `seq`. `on_ready` is called whenever there may be something new."""
 
-    __slots__ = ("_expected", "_held", "consumed", "on_ready", "process", "seq")
+    __slots__ = ("_expected", "consumed", "on_ready", "process", "seq")
 
     def __init__(self, process: ManagedProcess, after_seq: int, on_ready: Callable[[], None]) -> None:
+        if after_seq < 0:
+            raise InvalidParams(f"afterSeq {after_seq}: must not be negative")
         self.process = process
         self.on_ready = on_ready
         self.seq = after_seq
+        process.journal.seal(after_seq)
         #: Where each stream goes on for this reader.
         self._expected = [process.journal.offset_at(after_seq, kind) for kind in range(len(STREAMS))]
         #: How far the reader has taken each stream for good: a blocking process keeps what comes after.
         self.consumed = list(self._expected)
-        #: The second part of a record whose middle is lost.
-        self._held: Record | None = None
         process.attach(self)
 
     def close(self) -> None:
@@ -44,19 +46,40 @@ class Reader:
         return self.process.closed and self.seq >= self.process.journal.last_seq
 
     def next(self, max_bytes: int) -> Record | OutputGap | None:
-        """The next record with all its bytes there, or the gap before it, or None for now."""
-        record, self._held = self._held, None
-        if record is None:
-            record = self._next_kept(max_bytes)
-        if record is None or record.kind >= EXIT:
-            return record
-        expected = self._expected[record.kind]
-        if record.offset > expected:
-            self._held = record
-            self._expected[record.kind] = record.offset
-            return OutputGap(STREAMS[record.kind], expected, record.offset - expected)
-        self._expected[record.kind] = record.offset + record.length
-        return record
+        """The next record with all its bytes there, or the gap before it, or None for now.
+
+        A gap does not move `seq`: what comes after it is looked at anew, since it may be lost meanwhile.
+        """
+        journal = self.process.journal
+        while (record := journal.next(self.seq, max_bytes)) is not None:
+            if record.kind >= EXIT:
+                gap = self._gap_before(record)
+                if gap is None:
+                    self.seq = record.seq
+                return gap or record
+            log = self.process.logs[record.kind]
+            expected = self._expected[record.kind]
+            start, stop = max(record.offset, expected), record.offset + record.length
+            end = stop
+            if not log.is_kept(start, stop - start):
+                if record.seq > record.first_seq:
+                    max_bytes = 1  # several chunks joined over a lost range: take them one by one
+                    continue
+                if start < log.lost_start:
+                    end = log.lost_start
+                elif log.lost_end < stop:
+                    start = log.lost_end
+                else:
+                    self.seq = record.seq  # gone as a whole: the gap shows with what comes next
+                    continue
+            if start > expected:
+                self._expected[record.kind] = start
+                return OutputGap(STREAMS[record.kind], expected, start - expected)
+            self._expected[record.kind] = end
+            if end == stop:
+                self.seq = record.seq
+            return record._replace(offset=start, length=end - start)
+        return None
 
     def next_event(self) -> ProcessEvent | None:
         """The same as an event with its bytes; what it carries counts as consumed."""
@@ -83,26 +106,11 @@ class Reader:
             self.consumed[kind] = offset
             self.process.reader_advanced()
 
-    def _next_kept(self, max_bytes: int) -> Record | None:
-        """The next record, without what is lost of it."""
-        journal = self.process.journal
-        while (record := journal.next(self.seq, max_bytes)) is not None:
-            if record.kind >= EXIT:
-                self.seq = record.seq
-                return record
-            log = self.process.logs[record.kind]
-            if log.is_kept(record.offset, record.length):
-                self.seq = record.seq
-                return record
-            if record.seq > record.first_seq:
-                max_bytes = 1  # several chunks joined over a lost range: take them one by one
-                continue
-            self.seq = record.seq
-            stop = record.offset + record.length
-            tail = record._replace(offset=log.lost_end, length=stop - log.lost_end) if stop > log.lost_end else None
-            if record.offset < log.lost_start:
-                self._held = tail
-                return record._replace(length=log.lost_start - record.offset)
-            if tail is not None:
-                return tail
+    def _gap_before(self, event: Record) -> OutputGap | None:
+        """Output before the exit or the close that is lost: no later chunk shows that it is missing."""
+        for kind in self.process.logs:
+            expected, stop = self._expected[kind], self.process.journal.offset_at(event.seq, kind)
+            if expected < stop:
+                self._expected[kind] = stop
+                return OutputGap(STREAMS[kind], expected, stop - expected)
         return None

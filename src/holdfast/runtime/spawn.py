@@ -105,8 +105,13 @@ def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, 
         raise explain(error.errno or 0, command) from None
 
 
-async def spawn_through_launcher(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]) -> int:
-    """The same for a command with a user or limits: waits until the launcher has become the program."""
+async def spawn_through_launcher(
+    command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], newborn: set[int]
+) -> int:
+    """The same for a command with a user or limits: waits until the launcher has become the program.
+
+    Its pid is among `newborn` meanwhile: it may end before we look, and whoever reaps orphans must not take it.
+    """
     limits = command.limits or Limits()
     orders = {
         "path": os.fsencode(command.path),
@@ -144,7 +149,11 @@ async def spawn_through_launcher(command: Command, streams: StandardStreams, sof
             if fd != report:
                 os.close(fd)
         opened = [report]
-        said = await _read_report(report)
+        newborn.add(pid)
+        try:
+            said = await _read_report(report)
+        finally:
+            newborn.discard(pid)
     except OSError as error:
         raise explain(error.errno or 0, command) from None
     finally:

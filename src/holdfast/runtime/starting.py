@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import termios
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -15,7 +16,7 @@ from holdfast.errors import ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.process import set_terminal_size
-from holdfast.runtime.process_table import new_mark
+from holdfast.runtime.process_table import MARK_VARIABLE, limits_can_mark, new_mark
 from holdfast.runtime.spawn import (
     Command,
     StandardStreams,
@@ -25,8 +26,6 @@ from holdfast.runtime.spawn import (
     spawn_through_launcher,
 )
 
-#: Marks descendants where the rlimit cannot.
-MARK_VARIABLE: Final = "HOLDFAST_MARK"
 #: Erase a whole character in line mode, not its last byte. The termios module does not name it.
 _IUTF8: Final = 0o040000
 
@@ -35,12 +34,19 @@ class Started(NamedTuple):
     """A process that runs, and our ends of its streams."""
 
     pid: int
-    mark: int | None
+    mark: int
     cwd: str
     #: Descriptors by the journal's kinds: stdout and stderr, or a terminal.
     outputs: dict[int, int]
     #: Where its input goes, or -1.
     stdin: int
+
+    def undo(self) -> None:
+        """Kill it and close our ends, as if it had not been started."""
+        os.killpg(self.pid, signal.SIGKILL)
+        for fd in {self.stdin, *self.outputs.values()} - {-1}:
+            os.close(fd)
+        os.waitpid(self.pid, 0)
 
 
 class _Streams:
@@ -101,6 +107,8 @@ class Starter:
         #: Most processes get just this: encoded once.
         self._variables = encode_variables(self._environ)
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
+        #: Pids of starts that are under way: children of ours that are no orphans.
+        self.newborn: set[int] = set()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -126,18 +134,18 @@ class Starter:
         command = self._command(spec, mark, account)
         streams = self._open(spec, account)
         try:
-            pid = await spawn_through_launcher(command, streams.for_child, self._limits(mark))
+            pid = await spawn_through_launcher(command, streams.for_child, self._limits(mark), self.newborn)
         except BaseException:
             streams.close()
             raise
         streams.close_theirs()
         return Started(pid, mark, command.cwd, streams.outputs, streams.stdin)
 
-    def _command(self, spec: ProcessSpec, mark: int | None, account: Account | None) -> Command:
+    def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
         cwd = resolve_cwd(spec.cwd)
         environment = build_environment(spec, self._environ, account)
-        if mark is None:
-            environment = {**environment, MARK_VARIABLE: spec.process_id}
+        if not limits_can_mark():
+            environment = {**environment, MARK_VARIABLE: str(mark)}
         return Command(
             path=find_program(spec.argv[0], environment, cwd),
             argv=spec.argv if spec.arg0 is None else (spec.arg0, *spec.argv[1:]),
@@ -165,5 +173,6 @@ class Starter:
             raise
         return streams
 
-    def _limits(self, mark: int | None) -> dict[int, int]:
-        return self._soft_limits if mark is None else {**self._soft_limits, resource.RLIMIT_RTTIME: mark}
+    def _limits(self, mark: int) -> dict[int, int]:
+        marked = {resource.RLIMIT_RTTIME: mark} if limits_can_mark() else {}
+        return {**self._soft_limits, **marked}

@@ -27,7 +27,7 @@ from holdfast.server.outbox import Outbox
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
 from holdfast.wire.messages import InitializeParams, InitializeResult
-from holdfast.wire.methods import INITIALIZE, INITIALIZED, PROCESS_CREDIT, PROTOCOL_VERSION
+from holdfast.wire.methods import INITIALIZE, INITIALIZED, PROCESS_CREDIT, PROTOCOL_VERSION, REQUEST_CANCEL
 from holdfast.wire.peer import Notice, Peer, Request
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ class ServerConnection:
         self._dispatcher = dispatcher
         self._sessions = sessions
         self._peer = Peer(Codec("json"))
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: Requests that wait for something, by their id.
+        self._tasks: dict[Id, asyncio.Task[None]] = {}
+        self._close = self._close_channel  # one object, so that a session can tell who holds it
         self._catching_up: asyncio.Task[None] | None = None
         #: Called once when the connection is over.
         self.on_close = _nothing
@@ -82,13 +84,16 @@ class ServerConnection:
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             log.info("%s: connection lost: %s", self.channel.description, error)
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
         if self.session is not None:
-            self._sessions.detach(self.session, self.outbox.positions())
+            self._sessions.detach(self.session, self._close, self.outbox.positions())
             self.session = None
         self.outbox.close()
         self.on_close()
+
+    def _close_channel(self) -> None:
+        self.channel.close()
 
     # --- requests --------------------------------------------------------------------------------------------
 
@@ -116,8 +121,8 @@ class ServerConnection:
                 self._send(self._peer.codec.result(request.id, answer))
                 return
             task = asyncio.get_running_loop().create_task(self._answer(request.id, answer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[request.id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
 
     async def _answer(self, id: Id, answer: Coroutine[None, None, object]) -> None:
         try:
@@ -134,9 +139,7 @@ class ServerConnection:
         params = codec.decode_body(request.params, InitializeParams, "params of initialize")
         if self.session is not None:
             raise InvalidRequest("initialize a second time")
-        session, resumed = self._sessions.open(
-            params.client_name, params.resume_session_id, lambda: self.channel.close()
-        )
+        session, resumed = self._sessions.open(params.client_name, params.resume_session_id, self._close)
         self.session = session
         result = InitializeResult(
             session_id=session.id,
@@ -144,6 +147,7 @@ class ServerConnection:
             server_version=__version__,
             protocol=PROTOCOL_VERSION,
             resumed=resumed,
+            max_message_bytes=self._exec.config.max_message_bytes,
         )
         self._send(codec.result(request.id, result))
         if params.encoding == "msgpack":
@@ -155,15 +159,20 @@ class ServerConnection:
         session.positions = {}
 
     def _notice(self, notice: Notice) -> None:
-        if notice.method == PROCESS_CREDIT.name and self.session is not None:
-            try:
-                credit = self._peer.codec.decode_body(notice.params, PROCESS_CREDIT.params, notice.method)
-            except HoldfastError as error:
-                log.warning("%s: %s", self.channel.description, error)
-                return
-            self.outbox.give_credit(credit.subscription, credit.seq, credit.bytes)
-        elif notice.method != INITIALIZED.name:
-            log.info("%s: ignored notification %s", self.channel.description, notice.method)
+        codec = self._peer.codec
+        try:
+            if notice.method == PROCESS_CREDIT.name:
+                credit = codec.decode_body(notice.params, PROCESS_CREDIT.params, notice.method)
+                self.outbox.give_credit(credit.subscription, credit.seq, credit.bytes)
+            elif notice.method == REQUEST_CANCEL.name:
+                cancelled = codec.decode_body(notice.params, REQUEST_CANCEL.params, notice.method)
+                task = self._tasks.get(cancelled.id)
+                if task is not None:  # else its reply is on its way
+                    task.cancel()
+            elif notice.method != INITIALIZED.name:
+                log.info("%s: ignored notification %s", self.channel.description, notice.method)
+        except HoldfastError as error:
+            log.warning("%s: %s", self.channel.description, error)
 
     # --- replies ---------------------------------------------------------------------------------------------
 

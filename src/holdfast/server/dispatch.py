@@ -170,7 +170,7 @@ class Dispatcher:
         return m.Empty()
 
     async def _signal(self, connection: ServerConnection, params: m.SignalParams) -> m.Empty:
-        await self._exec.signal(params.process_id, params.signal)
+        await self._exec.signal(params.process_id, params.signal, signal_id=params.signal_id)
         return m.Empty()
 
     async def _terminate(self, connection: ServerConnection, params: m.TerminateParams) -> m.TerminateResult:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import os
 import secrets
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.output_log import OutputLog
 
-SHELL: Final = "/bin/sh"
+#: Commands are written for the shell that people have at hand; /bin/sh where there is no other.
+SHELLS: Final = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 #: Text of each stream in one reply.
 POLL_BYTES: Final = 4 * 1024 * 1024
 #: The environment is the server's with the caller's variables over it.
@@ -54,13 +56,14 @@ class ExecRemote:
     def __init__(self, exec_: LocalExec) -> None:
         self._exec = exec_
         self._jobs: dict[int, _Job] = {}
+        self._shell = next((shell for shell in SHELLS if os.access(shell, os.X_OK)), SHELLS[-1])
 
     async def start(self, params: ExecRemoteStartParams) -> ExecRemoteStartResult:
         process_id = f"exec_remote-{secrets.token_hex(6)}"
         process = await self._exec.start_process(
             ProcessSpec(
                 process_id=process_id,
-                argv=(SHELL, "-c", params.command),
+                argv=(self._shell, "-c", params.command),
                 cwd=params.cwd,
                 env=params.env or {},
                 env_policy=_INHERIT,
@@ -88,7 +91,8 @@ class ExecRemote:
         elif params.ack_seq != job.seq - 1:
             raise InvalidParams(f"ack_seq {params.ack_seq}: the last reply was {job.seq}")
         process = self._exec.process(job.process_id)
-        if params.wait_ms > 0 and process.running:
+        told_all = job.acknowledged == (process.logs[0].end, process.logs[1].end)
+        if params.wait_ms > 0 and process.running and told_all:
             await self._exec.read(
                 job.process_id, after_seq=process.journal.last_seq, max_bytes=1, wait=params.wait_ms / 1000
             )

@@ -155,7 +155,7 @@ class Outbox:
             return self._event(subscription, record)
         self._under_way = (subscription, record)
         log = process.logs[record.kind]
-        by_descriptor = record.length >= SENDFILE_BYTES and self._channel.takes_spool_frames
+        by_descriptor = record.length >= SENDFILE_BYTES and self._channel.takes_spool_frames and log.lends_pages
         notification = self._codec.notification(
             PROCESS_OUTPUT.name,
             OutputParams(

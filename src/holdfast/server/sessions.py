@@ -68,9 +68,15 @@ class Sessions:
         session.takeover = takeover
         return session, resumed
 
-    def detach(self, session: Session, positions: dict[str, int]) -> None:
-        """Its connection is gone; it may come back."""
+    def detach(self, session: Session, takeover: Callable[[], None], positions: dict[str, int]) -> None:
+        """The connection that took it over with `takeover` is gone; its client may come back, or already has."""
+        if session.takeover is not takeover:
+            return
         session.takeover = None
+        if not session.processes and not positions:
+            # Nothing to come back to: callers of single requests would leave a heap of these.
+            del self._sessions[session.id]
+            return
         session.positions = positions
         session.expiry = asyncio.get_running_loop().call_later(
             self._exec.config.detached_session_seconds, self._expire, session

@@ -141,8 +141,10 @@ class Codec:
 
 
 def _escape(value: Any) -> Any:
-    """The same with backslashes in place of surrogates: in Python's view of the system they stand for bytes that are
-    no UTF-8, in a file name say, and neither encoding takes them."""
+    """The same with backslashes in place of surrogates, which neither encoding takes.
+
+    In Python's view of the system they stand for bytes that are no UTF-8, in a file name say.
+    """
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):

@@ -12,7 +12,6 @@ from holdfast.model import (
     EnvPolicy,
     Lifetime,
     Limits,
-    OutputGap,
     Overflow,
     ProcessInfo,
     SpecKind,
@@ -41,6 +40,8 @@ class InitializeResult(Struct, frozen=True):
     server_version: str
     protocol: int
     resumed: bool
+    #: The largest message that the server takes, if it tells.
+    max_message_bytes: int | None = None
 
 
 class SubscribeSpec(Struct, frozen=True):
@@ -111,8 +112,11 @@ class ResizeParams(Struct, frozen=True):
 
 
 class SignalParams(Struct, frozen=True):
+    """`signal_id` names this sending, so that a request which is sent twice signals once."""
+
     process_id: str
     signal: str
+    signal_id: str | None = None
 
 
 class TerminateParams(Struct, frozen=True):
@@ -159,6 +163,12 @@ class CreditParams(Struct, frozen=True):
     subscription: str
     seq: int
     bytes: int
+
+
+class CancelParams(Struct, frozen=True):
+    """Nobody waits any more for the reply to the request with this id."""
+
+    id: int | str
 
 
 class WaitForPortParams(Struct, frozen=True):
@@ -239,12 +249,6 @@ class OutputParams(Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: Set when several chunks of one stream were joined: they are `first_seq` to `seq`.
     first_seq: int | None = None
     chunk: bytes
-
-
-class GapParams(Struct, frozen=True, omit_defaults=True):
-    process_id: str
-    gap: tuple[OutputGap, ...]
-    subscription: str | None = None
 
 
 class ExitedParams(Struct, frozen=True):

@@ -68,9 +68,9 @@ EXEC_REMOTE_WRITE_STDIN = Method("exec_remote_write_stdin", m.ExecRemoteWritePar
 EXEC_REMOTE_CLOSE_STDIN = Method("exec_remote_close_stdin", m.ExecRemotePidParams, m.ExecRemoteDone)
 
 INITIALIZED = Notification("initialized", m.Empty, sender="client")
+REQUEST_CANCEL = Notification("request/cancel", m.CancelParams, sender="client")
 PROCESS_CREDIT = Notification("process/credit", m.CreditParams, sender="client")
 PROCESS_OUTPUT = Notification("process/output", m.OutputParams, sender="server")
-PROCESS_GAP = Notification("process/gap", m.GapParams, sender="server")
 PROCESS_EXITED = Notification("process/exited", m.ExitedParams, sender="server")
 PROCESS_CLOSED = Notification("process/closed", m.ClosedParams, sender="server")
 

@@ -1,0 +1,79 @@
+# Everything is set up by the target that needs it: one virtual environment per Python version, made again only
+# when pyproject.toml changes. `make test PYTHON=python3.13` uses .venv-3.13 and leaves .venv-3.11 alone.
+
+ifndef PYTHON
+# A name in PATH may be a stub of a version manager, so each candidate is run rather than looked up.
+PYTHON := $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+endif
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+VENV := .venv-$(VERSION)
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, stop the server
+	@PATH="$(CURDIR)/$(BIN):$$PATH"; export PATH; \
+	HOLDFAST_DIRECTORY=$$(mktemp -d); export HOLDFAST_DIRECTORY; \
+	trap 'holdfast stop >/dev/null 2>&1 || true; rm -rf "$$HOLDFAST_DIRECTORY"' EXIT; trap 'exit 130' INT TERM; \
+	set -e; \
+	echo "\$$ holdfast run -- sh -c 'for i in 1 2 3; do echo \$$i; sleep 1; done'"; \
+	holdfast run -- sh -c 'for i in 1 2 3; do echo $$i; sleep 1; done'; \
+	echo "\$$ id=\$$(holdfast run --detach -- sh -c 'echo begin; sleep 2; echo end; exit 3')"; \
+	id=$$(holdfast run --detach -- sh -c 'echo begin; sleep 2; echo end; exit 3'); \
+	echo "\$$ holdfast ps"; holdfast ps; \
+	echo "\$$ holdfast logs -f \$$id"; holdfast logs -f "$$id"; \
+	echo "\$$ holdfast wait \$$id; echo \$$?"; code=0; holdfast wait "$$id" || code=$$?; echo "$$code"; \
+	test "$$code" = 3; \
+	echo "\$$ holdfast stop"; holdfast stop
+
+test: lint ## run every check and all tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-dev ## rewrite the code in the house format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/installed-dev ## print the benchmark table
+	$(BIN)/python -m bench
+
+clean: ## remove the virtual environments and the caches
+	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/made:
+	@if [ -z "$(VERSION)" ]; then \
+		echo "no Python 3.11 or later found$(if $(PYTHON), as '$(PYTHON)'); name one: make PYTHON=/path/to/python3.11" >&2; \
+		exit 1; \
+	fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is Python $(VERSION); holdfast needs 3.11 or later" >&2; exit 1; }
+	@# Debian keeps the part of `venv` that installs pip in a package of its own.
+	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y python$(VERSION)-venv; \
+		else \
+			echo "$(PYTHON) cannot make virtual environments; first run: sudo apt-get install python$(VERSION)-venv" >&2; \
+			exit 1; \
+		fi; \
+	fi
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/installed: pyproject.toml $(VENV)/made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[websocket]'
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml $(VENV)/made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/installed

@@ -1,0 +1,47 @@
+"""What all tests share: property tests without a deadline that repeat exactly, and exec interfaces in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from holdfast.runtime.local import LocalExec
+
+settings.register_profile(
+    "holdfast",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("holdfast")
+
+
+@pytest.fixture
+async def make_exec(tmp_path: Path) -> AsyncIterator[Callable[..., LocalExec]]:
+    """Makes exec interfaces in this process; whatever they still run when the test ends is killed."""
+    from holdfast.config import ExecServerConfig
+    from holdfast.runtime.local import LocalExec
+
+    made: list[LocalExec] = []
+
+    def make(*, environ: dict[str, str] | None = None, open_files: int | None = None, **settings: Any) -> LocalExec:
+        settings.setdefault("spool_directory", str(tmp_path / "spool"))
+        made.append(LocalExec(ExecServerConfig(**settings), environ=environ, open_files=open_files))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.shutdown(0)
+
+
+@pytest.fixture
+async def box(make_exec: Callable[..., LocalExec]) -> LocalExec:
+    """One with the settings as they come."""
+    return make_exec()

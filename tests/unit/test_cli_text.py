@@ -1,0 +1,101 @@
+"""How the command line shows things, and how it finds the detach key; pure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from holdfast.cli.doctor import examine
+from holdfast.cli.logs import as_object
+from holdfast.cli.own_terminal import DetachKey
+from holdfast.cli.ps import HEADER, rows
+from holdfast.cli.text import age, amount, columns
+from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessInfo
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0s"), (59.9, "59s"), (200, "3m 20s"), (7500, "2h 05m"), (273_600, "3d 04h")]
+)
+def test_age(seconds: float, shown: str) -> None:
+    assert age(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (20 * 1024**2, "20 MiB")]
+)
+def test_amount(count: int, shown: str) -> None:
+    assert amount(count) == shown
+
+
+def test_columns_are_padded_and_nothing_is_cut() -> None:
+    long = "x" * 300
+    assert columns(("A", "BB"), [("aaa", long), ("a", "")]) == f"A    BB\naaa  {long}\na\n"
+
+
+def _info(name: str, **more: object) -> ProcessInfo:
+    values: dict[str, object] = {
+        "process_id": name,
+        "pid": 7,
+        "argv": ("sh", "-c", "a b"),
+        "cwd": "/",
+        "tty": False,
+        "running": True,
+        "closed": False,
+        "started_at": 100.0,
+    }
+    return ProcessInfo(**{**values, **more})  # type: ignore[arg-type]
+
+
+def test_ps_rows_tell_what_runs_what_closes_and_with_all_what_ended() -> None:
+    ended = {"running": False, "exited_at": 103.0, "exit_code": 3}
+    processes = (
+        _info("late", started_at=160.0, stdout_bytes=1000, stderr_bytes=24),
+        _info("closing", **ended),
+        _info("gone", closed=True, **ended),
+    )
+    assert len(HEADER) == 7
+    assert rows(processes, all=False, now=220.0) == [
+        ("closing", "7", "closing", "3s", "3", "0 B", "sh -c 'a b'"),
+        ("late", "7", "running", "1m 00s", "-", "1.0 KiB", "sh -c 'a b'"),
+    ]
+    assert [row[:3] for row in rows(processes, all=True, now=220.0)][1] == ("gone", "7", "ended")
+
+
+def test_detach_key_is_found_however_the_bytes_are_cut() -> None:
+    key = DetachKey()
+    assert key.feed(b"ls\x1c") == (b"ls", False)
+    assert key.feed(b"d rest") == (b"", True)
+
+
+def test_detach_prefix_twice_is_sent_once_and_with_another_key_both_are_sent() -> None:
+    assert DetachKey().feed(b"a\x1c\x1cd") == (b"a\x1cd", False)
+    assert DetachKey().feed(b"\x1cx") == (b"\x1cx", False)
+
+
+@given(st.binary().filter(lambda typed: b"\x1c" not in typed), st.integers(min_value=0))
+def test_what_is_typed_passes_unchanged(typed: bytes, cut: int) -> None:
+    key = DetachKey()
+    cut %= len(typed) + 1
+    assert key.feed(typed[:cut])[0] + key.feed(typed[cut:])[0] == typed
+
+
+def test_events_as_json() -> None:
+    assert as_object(OutputChunk(stream="stdout", offset=4, data=b"\x00\xff", seq=2)) == {
+        "event": "output",
+        "seq": 2,
+        "stream": "stdout",
+        "offset": 4,
+        "chunk": "AP8=",
+    }
+    assert as_object(OutputGap(stream="stderr", offset=1, length=2))["length"] == 2
+    assert as_object(Exited(seq=3, status=ExitStatus(137, "KILL")))["signal"] == "KILL"
+    assert as_object(Closed(seq=4)) == {"event": "closed", "seq": 4}
+
+
+def test_doctor_finds_something_out_about_everything() -> None:
+    findings = examine()
+    names = [finding.name for finding in findings]
+    assert len(names) == len(set(names))
+    assert {"Python", "kernel", "PTY", "descriptors", "cgroup v2", "Landlock", "docker", "bash"} <= set(names)
+    assert all(finding.found and finding.means for finding in findings)
+    assert findings[names.index("Python")].state == "ok"
