@@ -1,4 +1,4 @@
-"""What all tests share: property tests without a deadline that repeat exactly, and exec interfaces in this process."""
+"""What all tests share: property tests without a deadline that repeat exactly, and processes without a server."""
 
 from __future__ import annotations
 

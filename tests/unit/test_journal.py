@@ -1,4 +1,4 @@
-"""The journal against a plain model: numbers are contiguous, what was told never changes, what is gone is jumped over."""
+"""The journal against a plain model: contiguous numbers, what was told stays, what is gone is jumped over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from hypothesis import given, settings, strategies as st
 
 from holdfast.runtime.journal import CHUNK_BYTES, CLOSE, EXIT, HEAD_FRACTION, Journal, Record
 
-sizes = st.one_of(st.integers(1, 50), st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES]))
+sizes = st.one_of(
+    st.integers(1, 50), st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
+)
 steps = st.one_of(
     st.tuples(st.just("out"), st.sampled_from([0, 1]), sizes),
     st.tuples(st.just("read"), st.integers(0, 60), st.sampled_from([1, 100, CHUNK_BYTES, 10**9])),

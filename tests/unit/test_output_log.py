@@ -1,4 +1,4 @@
-"""The output log against a plain model: every byte that it claims to keep is right, and it keeps no more than it may."""
+"""The output log against a plain model: every byte that it claims to keep is right, and it keeps no more."""
 
 from __future__ import annotations
 
@@ -81,14 +81,17 @@ operations = st.one_of(
 
 @pytest.mark.parametrize("punching", [True, False])
 @settings(max_examples=300)
-@given(steps=st.lists(operations, min_size=8, max_size=30), retained=st.sampled_from([PAGE, 40_000, RETAINED, RETAINED + 1]))
+@given(
+    steps=st.lists(operations, min_size=8, max_size=30),
+    retained=st.sampled_from([PAGE, 40_000, RETAINED, RETAINED + 1]),
+)
 def test_any_use_keeps_the_right_bytes(punching: bool, steps: list[tuple[str, int]], retained: int) -> None:
     with pytest.MonkeyPatch.context() as patch, Pipe() as pipe:
         if not punching:
             patch.setattr(output_log, "punch_hole", refuse_to_punch)
         spool = Spool()
         log = OutputLog(spool, retained)
-        lost_before = range(0, 0)
+        lost_before = range(0)
         for action, amount in steps:
             end = log.end
             data = PRINTED[end : end + amount]
@@ -248,7 +251,9 @@ def test_a_new_file_that_finds_no_room_costs_the_tail_and_not_the_stream(
     log.close()
 
 
-def test_an_error_of_the_kernel_that_is_no_lack_of_room_is_told(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_kernel_that_is_no_lack_of_room_is_told(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.EIO, "broken")
 
@@ -318,7 +323,9 @@ def test_a_file_system_that_cannot_splice_is_copied_to(spool: Spool, monkeypatch
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small tmpfs")
 def test_a_spool_that_is_really_full_loses_output_and_goes_on(tmp_path: Path) -> None:
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)], capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode()}")
     try:
@@ -366,7 +373,7 @@ def test_a_spool_that_somebody_removed_costs_the_output_and_not_the_process(spoo
 def test_after_a_close_everything_is_lost_and_the_offsets_stay(spool: Spool) -> None:
     """A reader that is still there must hear of a gap, and not of empty chunks."""
     log = OutputLog(spool, RETAINED)
-    log.append(PRINTED[:3 * RETAINED])
+    log.append(PRINTED[: 3 * RETAINED])
     log.trim()
     log.close()
     log.close()

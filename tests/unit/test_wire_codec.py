@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -101,21 +102,20 @@ def test_damaged_messages_are_refused_by_name(encoding: Encoding, data: st.DataO
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    try:
-        codec.decode_body(codec.decode(damaged).params, messages.WriteParams, "params")
-    except (ParseError, InvalidRequest, InvalidParams) as error:
-        assert str(error)
+    with contextlib.suppress(ParseError, InvalidRequest, InvalidParams):
+        params = codec.decode_body(codec.decode(damaged).params, messages.WriteParams, "params")
+        assert isinstance(params, messages.WriteParams)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @given(body=st.binary(max_size=60))
 def test_a_random_body_is_refused_by_name(encoding: Encoding, body: bytes) -> None:
+    what = "params of process/start"
     try:
-        params = Codec(encoding).decode_body(msgspec.Raw(body), messages.StartParams, "params of process/start")
+        said = f"{what}: {Codec(encoding).decode_body(msgspec.Raw(body), messages.StartParams, what)}"
     except (ParseError, InvalidParams) as error:
-        assert "params of process/start" in str(error)
-    else:
-        assert isinstance(params, messages.StartParams)
+        said = str(error)
+    assert said.startswith(what)
 
 
 @pytest.mark.parametrize("member", ["params", "result", "jsonrpc", "unknown"])
@@ -132,7 +132,9 @@ def test_the_error_of_a_body_names_the_field() -> None:
         Codec().decode_body(msgspec.Raw(b'{"afterSeq":1}'), messages.ReadParams, "params of process/read")
 
 
-@pytest.mark.parametrize("raw", [b'{"method":"m"}', b'{"method":"m","params":null}', b'{"method":"m","params": null }'])
+@pytest.mark.parametrize(
+    "raw", [b'{"method":"m"}', b'{"method":"m","params":null}', b'{"method":"m","params": null }']
+)
 def test_absent_and_null_params_are_empty(raw: bytes) -> None:
     codec = Codec()
     assert codec.decode_body(codec.decode(raw).params, messages.Empty, "params") == messages.Empty()
@@ -178,7 +180,9 @@ def test_an_output_header_and_its_bytes_are_the_message(chunk: bytes, params: Ou
     header = codec.output_header(codec.notification(PROCESS_OUTPUT.name, empty), len(chunk))
     envelope = codec.decode(header + chunk)
     assert envelope.method == PROCESS_OUTPUT.name
-    assert codec.decode_body(envelope.params, OutputParams, "params") == msgspec.structs.replace(params, chunk=chunk)
+    assert codec.decode_body(envelope.params, OutputParams, "params") == msgspec.structs.replace(
+        params, chunk=chunk
+    )
 
 
 def test_an_output_header_needs_the_chunk_to_be_last() -> None:

@@ -115,7 +115,7 @@ def test_the_announced_length_alone_costs_no_memory() -> None:
 
 @given(
     st.lists(st.sampled_from([0, 5, BULK_MIN - 1, BULK_MIN, BULK_MIN + 1, 3 * BULK_MIN]), max_size=6),
-    st.lists(st.integers(1, 2 * BULK_MIN), min_size=1, max_size=6),
+    st.lists(st.integers(1000, 2 * BULK_MIN), min_size=1, max_size=6),
 )
 def test_large_messages_written_in_place_equal_those_that_were_fed(sizes: list[int], reads: list[int]) -> None:
     """A caller that asks for `writable()` before each read gets the same messages as one that never does."""

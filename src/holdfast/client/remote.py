@@ -128,22 +128,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _start_params(spec: ProcessSpec, subscribe: bool | m.SubscribeSpec) -> m.StartParams:
-    return m.StartParams(
-        process_id=spec.process_id,
-        argv=spec.argv,
-        cwd=spec.cwd,
-        env=spec.env,
-        env_policy=spec.env_policy,
-        arg0=spec.arg0,
-        tty=spec.tty,
-        size=spec.size,
-        pipe_stdin=spec.pipe_stdin,
-        user=spec.user,
-        overflow=spec.overflow,
-        lifetime=spec.lifetime,
-        limits=spec.limits,
-        kind=spec.kind,
-        # Without one, a start that is sent again after a reconnect would meet itself as a duplicate.
-        start_id=spec.start_id or uuid.uuid4().hex,
-        subscribe=subscribe,
-    )
+    fields = {name: getattr(spec, name) for name in ProcessSpec.__struct_fields__}
+    # Without one, a start that is sent again after a reconnect would meet itself as a duplicate.
+    fields["start_id"] = spec.start_id or uuid.uuid4().hex
+    return m.StartParams(**fields, subscribe=subscribe)

@@ -110,6 +110,10 @@ class Journal:
         """Somebody goes on after `seq`: what comes now gets a number of its own."""
         self._sealed = max(self._sealed, min(seq, self.last_seq))
 
+    def is_event(self, seq: int) -> bool:
+        """Whether `seq` is the exit or the close. Both are among the latest records."""
+        return self._tail_seq <= seq <= self.last_seq and self._kinds[seq - self._tail_seq] >= EXIT
+
     def offset_at(self, seq: int, kind: int) -> int:
         """How far a stream had come when `seq` was the last record; for one that is gone, the next that is kept."""
         if self._tail_seq > seq > len(self._head_kinds):

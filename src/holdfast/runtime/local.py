@@ -50,6 +50,7 @@ from holdfast.runtime.environment import resolve_user
 from holdfast.runtime.libc import become_subreaper
 from holdfast.runtime.orphans import OrphanReaper
 from holdfast.runtime.output_log import Spool
+from holdfast.runtime.poller import Poller
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import TableReader
 from holdfast.runtime.process_tree import Tree
@@ -87,6 +88,7 @@ class LocalExec:
         #: Closed processes in the order of their end.
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
+        self._poller = Poller()
         self._starter = Starter(os.environ if environ is None else environ, open_files)
         self._cgroups = Cgroups.open() if self.config.cgroup == "auto" else None
         self._joining: set[asyncio.Task[None]] = set()
@@ -174,6 +176,7 @@ class LocalExec:
                 outputs=started.outputs,
                 stdin=started.stdin,
                 spool=self._spool,
+                poller=self._poller,
                 config=self.config,
                 on_exit=self._process_exited,
                 on_close=self._process_closed,
@@ -373,6 +376,7 @@ class LocalExec:
             self._cgroups.close()
         self._reap_orphans()
         self._starter.close()
+        self._poller.close()
         self._spool.remove()
         self._over.set()
 

@@ -1,20 +1,17 @@
 """Reaps processes that became our children because their parent died: as subreaper we must, or they stay zombies.
 
-Touches waitpid of children that are no leaders of ours; leaders are reaped where their exit is told.
+Touches waitid of children that are no leaders of ours; leaders are reaped where their exit is told.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable, Container
 from typing import Final
 
-from holdfast.runtime.process_table import ProcessTable
-
-#: A zombie costs nothing for so long; a burst of them is reaped together, since finding them reads /proc.
-GATHER_SECONDS: Final = 1.0
+#: A zombie costs nothing for so long, and by then the leaders among the ended are out of the way.
+GATHER_SECONDS: Final = 0.5
 
 
 class OrphanReaper:
@@ -34,8 +31,16 @@ class OrphanReaper:
             self._timer.cancel()
             self._timer = None
         leaders = self._leaders()
-        table = ProcessTable.read()
-        for pid in table.children.get(os.getpid(), ()):
-            if table.entries[pid].dead and pid not in leaders:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+        while True:
+            try:
+                # Look first and take then: the status of a leader is not ours to take.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if ended.si_pid in leaders:
+                # The kernel shows the first one only, and this one waits for its last output to be read.
+                self.child_ended()
+                return
+            os.waitpid(ended.si_pid, 0)

@@ -19,6 +19,7 @@ import signal
 import struct
 import termios
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal
@@ -35,6 +36,7 @@ from holdfast.model import (
 from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
+from holdfast.runtime.poller import Poller
 from holdfast.runtime.reader import Reader
 from holdfast.runtime.signals import signal_name
 
@@ -49,6 +51,8 @@ REMEMBERED_SIGNALS: Final = 16
 #: A terminal gives at most 4 KiB a read; so much is gathered before it goes into the log.
 _TTY_GATHER: Final = 64 * 1024
 _TTY_READ: Final = 16 * 1024
+#: ioctl(2) on our side of a terminal: a descriptor of the other side. The termios module does not name it.
+_TIOCGPTPEER: Final = 0x5441
 #: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
 _PIPE_BYTES: Final = 64 * 1024
 _GROWN_PIPE_BYTES: Final = 1024 * 1024
@@ -75,6 +79,7 @@ class ManagedProcess:
         "_abandoned",
         "_blocking",
         "_grown",
+        "_held_side",
         "_loop",
         "_on_close",
         "_on_exit",
@@ -82,6 +87,7 @@ class ManagedProcess:
         "_outputs",
         "_patience",
         "_pidfd",
+        "_poller",
         "_readers",
         "_signals",
         "_taken",
@@ -110,6 +116,7 @@ class ManagedProcess:
         outputs: dict[int, int],
         stdin: int,
         spool: Spool,
+        poller: Poller,
         config: ExecServerConfig,
         on_exit: Callable[[ManagedProcess], None],
         on_close: Callable[[ManagedProcess], None],
@@ -129,6 +136,7 @@ class ManagedProcess:
         retained = config.retained_output_bytes_per_process // len(outputs)
         self.logs: dict[int, OutputLog] = {kind: OutputLog(spool, retained) for kind in outputs}
         self.input = InputQueue(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
+        self._held_side = -1
         self._terminal = next(iter(outputs.values())) if spec.tty else -1
         self._outputs = [_Output(kind, fd, self.logs[kind]) for kind, fd in outputs.items()]
         self._readers: set[Reader] = set()
@@ -144,10 +152,11 @@ class ManagedProcess:
         self._patience = config.detached_session_seconds
         self._abandoned: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._poller = poller
         self._pidfd = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._pidfd, self._leader_ended)
+        self._poller.watch(self._pidfd, self._leader_ended)
         for output in self._outputs:
-            self._loop.add_reader(output.fd, self._readable, output)
+            self._poller.watch(output.fd, partial(self._readable, output))
 
     # --- what it is ------------------------------------------------------------------------------------------
 
@@ -268,7 +277,7 @@ class ManagedProcess:
         for output in self._outputs:
             if output.paused and not self._is_full(output):
                 output.paused = False
-                self._loop.add_reader(output.fd, self._readable, output)
+                self._poller.watch(output.fd, partial(self._readable, output))
 
     def give_up_output(self) -> None:
         """All of it: readers are told that it is lost. What is printed from now on is kept again."""
@@ -326,7 +335,7 @@ class ManagedProcess:
         if self.tree.cgroup is not None:
             self.tree.cgroup.remove()
         if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
+            self._poller.unwatch(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
 
@@ -338,11 +347,11 @@ class ManagedProcess:
         except BlockingIOError:
             output.owed = 0  # nothing is left of what was there when the leader ended
         else:
-            if moved == 0:
+            if moved > 0:
+                self._took(output, moved)
+            elif not self._hold_terminal():
                 self._let_go(output)
                 self._tell_close()
-            else:
-                self._took(output, moved)
         if self.status is None and self._pidfd < 0:
             self._tell_exit()
 
@@ -389,17 +398,18 @@ class ManagedProcess:
             output.log.trim(self._floor(output.kind))
             if self._is_full(output):
                 output.paused = True
-                self._loop.remove_reader(output.fd)
+                self._poller.unwatch(output.fd)
         self._on_growth()
         self._tell_readers()
 
     def _leader_ended(self) -> None:
-        self._loop.remove_reader(self._pidfd)
+        self._poller.unwatch(self._pidfd)
         # The zombie is left until its output is in: the pid stays ours that long.
         for output in tuple(self._outputs):
             self._drain(output)
         os.close(self._pidfd)
         self._pidfd = -1
+        self._release_terminal()
         self._tell_exit()
 
     def _drain(self, output: _Output) -> None:
@@ -448,11 +458,32 @@ class ManagedProcess:
     def _let_go(self, output: _Output) -> None:
         self._outputs.remove(output)
         if not output.paused:
-            self._loop.remove_reader(output.fd)
+            self._poller.unwatch(output.fd)
         if output.fd == self._terminal:
             self._terminal = -1
+            self._release_terminal()
             self.input.abandon()
         os.close(output.fd)
+
+    def _hold_terminal(self) -> bool:
+        """Whether this is no end: the program closed its terminal and runs on, or opens it again.
+
+        To close our side would hang it up, and kill the program by SIGHUP. So we hold the other side until the
+        leader ends; a terminal that somebody holds does not read as ended.
+        """
+        if self._terminal < 0 or self._pidfd < 0 or self._held_side >= 0:
+            return False
+        try:
+            flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+            self._held_side = fcntl.ioctl(self._terminal, _TIOCGPTPEER, flags)
+        except OSError:
+            return False  # hung up already: the leader is at its last instructions
+        return True
+
+    def _release_terminal(self) -> None:
+        if self._held_side >= 0:
+            os.close(self._held_side)
+            self._held_side = -1
 
     def _grow_pipes(self) -> None:
         self._grown = True

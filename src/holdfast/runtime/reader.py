@@ -45,6 +45,11 @@ class Reader:
         """Whether the close was given: nothing comes any more."""
         return self.process.closed and self.seq >= self.process.journal.last_seq
 
+    @property
+    def next_is_event(self) -> bool:
+        """Whether all output so far was given and the exit or the close comes next."""
+        return self.process.journal.is_event(self.seq + 1)
+
     def next(self, max_bytes: int) -> Record | OutputGap | None:
         """The next record with all its bytes there, or the gap before it, or None for now.
 

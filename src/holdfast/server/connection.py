@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+from collections import deque
 from typing import TYPE_CHECKING
 
 from holdfast import __version__
@@ -57,6 +58,8 @@ class ServerConnection:
         self._tasks: dict[Id, asyncio.Task[None]] = {}
         self._close = self._close_channel  # one object, so that a session can tell who holds it
         self._catching_up: asyncio.Task[None] | None = None
+        #: What had been read already when we stopped reading; it waits like what is still in the socket.
+        self._unhandled: deque[bytes | Oversized] = deque()
         #: Called once when the connection is over.
         self.on_close = _nothing
 
@@ -67,6 +70,9 @@ class ServerConnection:
     # --- Receiver --------------------------------------------------------------------------------------------
 
     def message_received(self, message: bytes | Oversized) -> None:
+        if self._catching_up is not None:
+            self._unhandled.append(message)
+            return
         if isinstance(message, Oversized):
             text = f"a message of {message.size} bytes: max_message_bytes is {message.limit}"
             self._fail(None, MessageTooLarge(text))
@@ -193,7 +199,12 @@ class ServerConnection:
     async def _catch_up(self) -> None:
         with contextlib.suppress(ConnectionLost):
             await self.channel.drain()
-            self.channel.resume_reading()
+            self._catching_up = None
+            while self._unhandled and self._catching_up is None:
+                self.message_received(self._unhandled.popleft())
+            if self._catching_up is None:
+                self.channel.resume_reading()
+            return
         self._catching_up = None
 
 

@@ -15,7 +15,6 @@ from holdfast.errors import Forbidden, StdinClosed, UnknownProcess
 from holdfast.model import (
     EnvironmentInfo,
     ProcessInfo,
-    ProcessSpec,
     ReadResult,
     ServerStatus,
     Snapshot,
@@ -37,7 +36,6 @@ R = TypeVar("R")
 Waiting = Coroutine[None, None, R]
 Handler = Callable[["ServerConnection", Any], Any]
 
-_SPEC_FIELDS = ProcessSpec.__struct_fields__
 _ACCEPTED = m.WriteResult("accepted")
 
 
@@ -114,15 +112,12 @@ class Dispatcher:
     def _start(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult | Waiting[m.StartResult]:
         assert connection.session is not None
         self._exec.check_room(self._sessions.running(connection.session))
-        spec = ProcessSpec(**{field: getattr(params, field) for field in _SPEC_FIELDS})
-        if starts_at_once(spec):
-            return self._started(connection, params, self._exec.start_now(spec))
-        return self._start_later(connection, params, spec)
+        if starts_at_once(params):
+            return self._started(connection, params, self._exec.start_now(params))
+        return self._start_later(connection, params)
 
-    async def _start_later(
-        self, connection: ServerConnection, params: m.StartParams, spec: ProcessSpec
-    ) -> m.StartResult:
-        return self._started(connection, params, await self._exec.start_process(spec))
+    async def _start_later(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult:
+        return self._started(connection, params, await self._exec.start_process(params))
 
     def _started(
         self, connection: ServerConnection, params: m.StartParams, process: ManagedProcess

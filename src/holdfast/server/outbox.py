@@ -59,10 +59,15 @@ class Subscription:
         self._ready()
 
     def next_record(self, limit: int) -> Record | None:
-        """The next record that may be sent now. A gap shows by itself: the next chunk's offset jumps."""
-        while self.credit is None or self.credit > 0:
+        """The next record that may be sent now. A gap shows by itself: the next chunk's offset jumps.
+
+        Exit and close need no credit: who was sent all the output is owed them.
+        """
+        while self.credit is None or self.credit > 0 or self.reader.next_is_event:
             if self.name is None:
                 limit = CHUNK_BYTES  # foreign clients count on contiguous numbers: one chunk a message
+            if self.credit is not None:
+                limit = min(limit, max(self.credit, 1))  # chunks are joined no further than the window goes
             record = self.reader.next(limit)
             if not isinstance(record, OutputGap):
                 if record is not None and self.credit is not None:

@@ -73,7 +73,7 @@ class Sessions:
         if session.takeover is not takeover:
             return
         session.takeover = None
-        if not session.processes and not positions:
+        if not positions and not any(self._exec.is_running(id) for id in session.processes):
             # Nothing to come back to: callers of single requests would leave a heap of these.
             del self._sessions[session.id]
             return
@@ -88,8 +88,9 @@ class Sessions:
             session.bound.add(process_id)
 
     def running(self, session: Session) -> int:
-        """How many of its processes run; forgets those that do not."""
-        session.processes = {id for id in session.processes if self._exec.is_running(id)}
+        """How many of its processes run, at most: those that ended are sorted out when it matters."""
+        if len(session.processes) >= self._exec.config.max_processes_per_connection:
+            session.processes = {id for id in session.processes if self._exec.is_running(id)}
         return len(session.processes)
 
     def _expire(self, session: Session) -> None:

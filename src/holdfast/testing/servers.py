@@ -329,7 +329,9 @@ class _WebSocketLine:
         return data
 
     async def close(self) -> None:
-        await self.socket.close()
+        # Without the closing handshake: the other end may have megabytes to say before it would answer.
+        self.socket.transport.abort()
+        await self.socket.wait_closed()
 
 
 @contextlib.asynccontextmanager

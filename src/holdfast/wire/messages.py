@@ -9,15 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 from holdfast.model import (
-    EnvPolicy,
-    Lifetime,
-    Limits,
-    Overflow,
     ProcessInfo,
-    SpecKind,
+    ProcessSpec,
     Stream,
     Struct,
-    TerminalSize,
 )
 
 Encoding = Literal["json", "msgpack"]
@@ -53,28 +48,13 @@ class SubscribeSpec(Struct, frozen=True):
     window: int | None = None
 
 
-class StartParams(Struct, frozen=True):
-    """`ProcessSpec` as foreign clients send it, and how its output is to be pushed.
+class StartParams(ProcessSpec, frozen=True):
+    """A `ProcessSpec`, and how its output is to be pushed.
 
     `subscribe` true (the default) pushes everything to this connection, as the Codex client expects; false
     pushes nothing; a `SubscribeSpec` opens that reader in the same round trip.
     """
 
-    process_id: str
-    argv: tuple[str, ...]
-    cwd: str | None = None
-    env: dict[str, str] | None = None
-    env_policy: EnvPolicy | None = None
-    arg0: str | None = None
-    tty: bool = False
-    size: TerminalSize | None = None
-    pipe_stdin: bool = False
-    user: str | None = None
-    overflow: Overflow = "drop"
-    lifetime: Lifetime = "server"
-    limits: Limits | None = None
-    kind: SpecKind = "direct"
-    start_id: str | None = None
     subscribe: bool | SubscribeSpec = True
 
 

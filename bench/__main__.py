@@ -1,0 +1,85 @@
+"""`python -m bench`: run the benchmarks, print the table, write it as JSON and, if asked, into a page.
+
+Ends with 0 when every benchmark came to its end, whatever its figures; with 1 when one did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Final
+
+from bench import command_line, flood, memory, report, starts, streams
+from bench.measure import FULL, QUICK, Row, Scale
+from bench.servers import BenchmarkError
+from holdfast.errors import HoldfastError
+
+Benchmark = Callable[[Scale], Awaitable[list[Row]]]
+
+#: In the order of the table.
+BENCHMARKS: Final[dict[str, Benchmark]] = {
+    "true": starts.start_to_exit,
+    "true-16": starts.sixteen_at_once,
+    "cat": streams.echo,
+    "unix": streams.over_unix,
+    "websocket": streams.over_websocket,
+    "rss": memory.resident,
+    "list": flood.list_during_a_flood,
+    "start-1000": starts.beside_a_crowd,
+    "exec": command_line.stateless_exec,
+}
+#: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
+PATIENCE_SECONDS: Final = 600.0
+
+
+def main() -> int:
+    options = _options()
+    machine = report.this_machine()
+    began = monotonic()
+    rows: list[Row] = []
+    failures: dict[str, str] = {}
+    for name in options.only or BENCHMARKS:
+        sys.stderr.write(f"{name} ...\n")
+        try:
+            rows += asyncio.run(_run(BENCHMARKS[name], QUICK if options.quick else FULL))
+        # The others' figures are worth having all the same.
+        except (BenchmarkError, HoldfastError, AssertionError, OSError, subprocess.SubprocessError) as error:
+            traceback.print_exc()
+            failures[name] = f"{type(error).__name__}: {error}"
+    result = report.Report(machine, options.quick, round(monotonic() - began, 1), tuple(rows), failures)
+    print(f"{report.facts(result)}\n\n{report.table(rows)}")
+    report.write_json(options.json, result)
+    for name, failure in failures.items():
+        sys.stderr.write(f"{name} failed: {failure}\n")
+    if options.markdown is not None and not failures:
+        report.write_markdown(options.markdown, result)
+    return 1 if failures else 0
+
+
+async def _run(benchmark: Benchmark, scale: Scale) -> list[Row]:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return await benchmark(scale)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure holdfast beside its baselines.")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it runs, not how fast")
+    parser.add_argument(
+        "--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help=f"some of: {', '.join(BENCHMARKS)}"
+    )
+    parser.add_argument(
+        "--json", default="bench/results.json", metavar="FILE", help="where the figures go (%(default)s)"
+    )
+    parser.add_argument(
+        "--markdown", metavar="FILE", help=f"a page that gets the table between {report.BEGIN} and {report.END}"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

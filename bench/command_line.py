@@ -1,0 +1,70 @@
+"""What one stateless `holdfast exec` costs, from its start to its end, beside a bare interpreter's start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Final
+
+from bench.measure import Row, Samples, Scale, Target, compare, interleave_samples, latencies
+from bench.servers import BenchmarkError
+from holdfast.testing.servers import running_server, server_environment
+
+REQUEST: Final = '{"jsonrpc":"2.0","id":1,"method":"environment/status"}'
+BARE: Final = (sys.executable, "-I", "-S", "-c", "import socket, json")
+
+
+async def stateless_exec(scale: Scale) -> list[Row]:
+    command, shown = _command()
+    with running_server() as server:
+        environment = server_environment(HOLDFAST_DIRECTORY=server.directory)
+        _check(command, environment, server.pid)
+        taken = await interleave_samples(
+            scale.rounds,
+            scale.calls,
+            {"bare": _calling(BARE, environment), "exec": _calling((*command, REQUEST), environment)},
+        )
+    return [
+        compare(
+            "exec",
+            f"`{shown}`, server running, whole call",
+            "ms",
+            baseline_what="python -I -S -c 'import socket, json'",
+            baseline=latencies(taken["bare"]),
+            measured=latencies(taken["exec"]),
+            target=Target("ratio at most", 3.0),
+        )
+    ]
+
+
+def _command() -> tuple[tuple[str, ...], str]:
+    """The installed console script of this interpreter if there is one, else the module."""
+    script = os.path.join(os.path.dirname(sys.executable), "holdfast")
+    if os.access(script, os.X_OK):
+        return (script, "exec"), "holdfast exec"
+    return (sys.executable, "-m", "holdfast", "exec"), "python -m holdfast exec"
+
+
+def _check(command: Sequence[str], environment: Mapping[str, str], pid: int) -> None:
+    """The call must reach the server that we started, or a start of another would be measured."""
+    done = subprocess.run([*command, REQUEST], env=environment, stdout=subprocess.PIPE, check=True)
+    answered = json.loads(done.stdout)["result"]["pid"]
+    if answered != pid:
+        raise BenchmarkError(f"server {answered} answered, not {pid}")
+
+
+def _calling(argv: Sequence[str], environment: Mapping[str, str]) -> Samples:
+    async def timed() -> list[float]:
+        return [_call(argv, environment)]
+
+    return timed
+
+
+def _call(argv: Sequence[str], environment: Mapping[str, str]) -> float:
+    began = perf_counter()
+    subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+    return perf_counter() - began

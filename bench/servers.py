@@ -1,0 +1,116 @@
+"""Servers to measure, and ways to talk to them: each server is a process of its own in a private directory.
+
+Touches the processes that it starts and /proc. A server that leaves anything behind fails the benchmark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from holdfast.client.connection import Connection
+from holdfast.client.dial import dialer
+from holdfast.client.remote import RemoteExec
+from holdfast.model import Closed, Exited, OutputChunk, Overflow, ProcessSpec
+from holdfast.testing.servers import RunningServer
+from holdfast.wire.messages import Encoding
+
+#: A crowd's processes end by themselves if the benchmark is killed.
+SLEEP: Final = ("sleep", "600")
+#: How many starts of a crowd are on their way at a time.
+_AT_ONCE: Final = 16
+#: Moving a thousand processes into cgroups takes the server's background thread some seconds.
+_SETTLE_SECONDS: Final = 60.0
+#: Bytes in the block that `producer` writes.
+BLOCK: Final = 1024 * 1024
+
+
+def size_of(blocks: int) -> str:
+    """So many blocks, as people say it."""
+    megabytes = blocks * BLOCK / 1e6
+    return f"{megabytes / 1000:.0f} GB" if megabytes >= 1000 else f"{megabytes:.0f} MB"
+
+
+class BenchmarkError(Exception):
+    """What was measured did not do its job, so its figure would mean nothing."""
+
+
+@contextlib.asynccontextmanager
+async def talking_to(address: str, encoding: Encoding = "msgpack") -> AsyncIterator[RemoteExec]:
+    """The exec interface over a connection of its own."""
+    connection = Connection(dialer(address), address=address, client_name="bench", encoding=encoding)
+    await connection.open()
+    api = RemoteExec(connection)
+    try:
+        yield api
+    finally:
+        await api.aclose()
+
+
+def spec_of(argv: Sequence[str], *, overflow: Overflow = "drop", pipe_stdin: bool = False) -> ProcessSpec:
+    """A process with an id of its own."""
+    return ProcessSpec(
+        process_id=secrets.token_hex(6),
+        argv=tuple(argv),
+        overflow=overflow,
+        pipe_stdin=pipe_stdin,
+    )
+
+
+def producer(blocks: int | None) -> tuple[str, ...]:
+    """Prints so many blocks of zeros, or without end, as fast as a program can."""
+    return ("dd", "if=/dev/zero", f"bs={BLOCK}", *([] if blocks is None else [f"count={blocks}"]), "status=none")
+
+
+async def read_all(api: RemoteExec, argv: Sequence[str], *, overflow: Overflow) -> int:
+    """Run a command, take all that it prints, and return how many bytes came."""
+    _, events = await api.start_streaming(spec_of(argv, overflow=overflow))
+    received = 0
+    async for event in events:
+        if isinstance(event, OutputChunk):
+            received += len(event.data)
+        elif isinstance(event, Exited) and not event.status.success:
+            raise BenchmarkError(f"{argv[0]} ended with {event.status.exit_code}")
+        elif isinstance(event, Closed):
+            break
+    return received
+
+
+async def start_crowd(server: RunningServer, api: RemoteExec, count: int) -> None:
+    """Start so many processes that do nothing, and wait until the server has no more work with them."""
+    pids: list[int] = []
+    left = iter(range(count))
+
+    async def work() -> None:
+        for _ in left:
+            pids.append((await api.start(spec_of(SLEEP))).pid)
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+    if any(way.startswith("cgroup") for way in (await api.status()).containment):
+        await _settle(server.pid, pids)
+
+
+async def _settle(server: int, pids: Sequence[int]) -> None:
+    """Until every process is in a cgroup of its own. Nobody tells, so this looks from time to time."""
+    own = _cgroups(server)
+    try:
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            while any(_cgroups(pid) == own for pid in pids):  # noqa: ASYNC110 - no event tells of a move
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise BenchmarkError(f"processes were not in their cgroups after {_SETTLE_SECONDS:g} s") from None
+
+
+def _cgroups(pid: int) -> str:
+    with open(f"/proc/{pid}/cgroup") as file:
+        return file.read()
+
+
+def memory_bytes(pid: int, field: str = "VmRSS") -> int:
+    """A figure of /proc/PID/status; output on tmpfs counts in none of them, unless it is mapped."""
+    with open(f"/proc/{pid}/status") as file:
+        line = next(line for line in file if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,118 @@
+"""The benchmark runs to its end and has every row of its table. How fast anything is, no test asserts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Every row, and its target: a bound and a limit. None is shown for comparison alone.
+ROWS = {
+    "true": ("ratio at most", 1.1),
+    "true-exec": None,
+    "true-16": ("ratio at least", 0.9),
+    "true-16-exec": None,
+    "cat": ("ratio at most", 4.0),
+    "unix": ("ratio at least", 0.3),
+    "websocket": ("ratio at least", 0.1),
+    "rss-idle": ("at most", 40.0),
+    "rss-process": ("at most", 30.0),
+    "rss-flood": ("at most", None),
+    "rss-flood-read": ("at most", None),
+    "list-flooded": ("at most", 5.0),
+    "list-other": ("at most", 5.0),
+    "start-1000": ("ratio at most", 1.5),
+    "start-1000-exited": None,
+    "exec": ("ratio at most", 3.0),
+}
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, str]:
+    """One quick run: its JSON, what it printed, and the page that it filled in."""
+    directory = tmp_path_factory.mktemp("bench")
+    page = directory / "page.md"
+    page.write_text("before\n\n<!-- bench -->\nold\n<!-- /bench -->\n\nafter\n")
+    done = bench("--quick", "--json", directory / "results.json", "--markdown", page)
+    assert done.returncode == 0, done.stderr
+    return json.loads((directory / "results.json").read_text()), done.stdout, page.read_text()
+
+
+def test_every_row_is_there_with_a_positive_figure(run: tuple[dict[str, Any], str, str]) -> None:
+    result, _, _ = run
+    assert [row["name"] for row in result["rows"]] == list(ROWS)
+    for row in result["rows"]:
+        for figure in (row["baseline"], row["measured"], row["ratio"]):
+            assert figure > 0, row
+        assert all(figure > 0 for figure in row["baselineRounds"] + row["measuredRounds"]), row
+
+
+def test_every_row_has_its_target(run: tuple[dict[str, Any], str, str]) -> None:
+    result, _, _ = run
+    rows = {row["name"]: row for row in result["rows"]}
+    for name, wanted in ROWS.items():
+        row = rows[name]
+        if wanted is None:
+            assert (row["target"], row["reached"]) == (None, None)
+            continue
+        bound, limit = wanted
+        if limit is None:
+            # The retained output is on tmpfs: the server itself may grow by 10 MB.
+            limit = rows["rss-idle"]["measured"] + 10
+        assert row["target"] == {"bound": bound, "limit": pytest.approx(limit)}
+        figure = row["measured"] if bound == "at most" else row["ratio"]
+        assert row["reached"] is (figure >= limit if bound == "ratio at least" else figure <= limit)
+
+
+def test_the_machine_is_named(run: tuple[dict[str, Any], str, str]) -> None:
+    result, printed, _ = run
+    machine = result["machine"]
+    assert machine["cores"] >= 1
+    assert machine["python"].split()[1] == ".".join(map(str, sys.version_info[:3]))
+    assert os.uname().release in machine["kernel"]
+    assert machine["kernel"] in printed.splitlines()[0]
+
+
+def test_the_table_goes_between_the_marks(run: tuple[dict[str, Any], str, str]) -> None:
+    result, _, page = run
+    before, table, after = re.split(r"<!-- /?bench -->", page)
+    assert (before, after) == ("before\n\n", "\n\nafter\n")
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(ROWS)
+    assert {line.count("|") for line in lines} == {7}
+    for row, line in zip(result["rows"], lines[2:], strict=True):
+        assert line.startswith(f"| {row['what']} |")
+
+
+def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no marks\n")
+    done = bench("--quick", "--only", "exec", "--json", tmp_path / "results.json", "--markdown", page)
+    assert done.returncode == 1
+    assert f"{page}: wants <!-- bench -->" in done.stderr
+    assert page.read_text() == "no marks\n"
+    assert [row["name"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]] == ["exec"]
+
+
+def test_every_row_is_explained() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert re.findall(r"^\| `([a-z0-9-]+)` \| `", text, re.MULTILINE) == list(ROWS)

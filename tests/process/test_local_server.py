@@ -1,0 +1,133 @@
+"""Where the machine's server lives and how it is started; a stand-in interpreter plays the server that fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast import local_server
+from holdfast.errors import ConnectionLost, PermissionRefused
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    monkeypatch.setenv("HOLDFAST_DIRECTORY", path)
+    yield path
+    shutil.rmtree(path)
+
+
+def stand_in(directory: str, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+    """Make `python -m holdfast serve ...` run this shell script instead; $READY is its --ready-fd."""
+    path = os.path.join(directory, "python")
+    with open(path, "w") as file:
+        file.write(
+            "#!/bin/sh\n"
+            f'[ "$1" = -m ] || exec {sys.executable} "$@"\n'
+            f'while [ $# -gt 1 ]; do [ "$1" = --ready-fd ] && READY=$2; shift; done\n{server}\n'
+        )
+    os.chmod(path, 0o700)
+    monkeypatch.setattr(sys, "executable", path)
+
+
+def test_the_directory_is_made_for_us_alone(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_DIRECTORY", f"{directory}/new")
+    assert local_server.directory() == f"{directory}/new"
+    assert stat.S_IMODE(os.stat(f"{directory}/new").st_mode) == 0o700
+
+
+def test_the_order_of_places(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_DIRECTORY")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+    assert local_server.socket_path() == f"{directory}/holdfast/server.sock"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{directory}/missing")
+    assert local_server._chosen_directory() == f"/tmp/holdfast-{os.geteuid()}"
+
+
+def test_a_directory_that_others_can_enter_is_refused(directory: str) -> None:
+    os.chmod(directory, 0o755)
+    with pytest.raises(PermissionRefused, match=f"{directory} is open to others .*0755"):
+        local_server.socket_path()
+
+
+def test_a_link_is_refused(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.symlink("/tmp", f"{directory}/link")
+    monkeypatch.setenv("HOLDFAST_DIRECTORY", f"{directory}/link")
+    with pytest.raises(PermissionRefused, match="not a directory"):
+        local_server.socket_path()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused(directory: str) -> None:
+    os.chown(directory, 65534, 65534)
+    with pytest.raises(PermissionRefused, match="belongs to uid 65534"):
+        local_server.socket_path()
+    os.chown(directory, 0, 0)
+
+
+def test_a_path_too_long_for_a_socket_is_named(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_DIRECTORY", f"{directory}/{'x' * 100}")
+    with pytest.raises(PermissionRefused, match="too long for a socket"):
+        local_server.socket_path()
+
+
+def test_whether_a_server_runs_is_told_without_starting_one(directory: str) -> None:
+    assert not local_server.is_running()
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(f"{directory}/server.sock")
+    assert not local_server.is_running(), "a socket that nobody listens on"
+    os.unlink(f"{directory}/server.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{directory}/server.sock")
+        listener.listen()
+        assert local_server.is_running()
+        assert local_server.ensure_server() == f"{directory}/server.sock"
+    assert sorted(os.listdir(directory)) == ["server.sock"], "nothing was started"
+
+
+def test_a_server_that_fails_to_start_is_told_with_the_end_of_its_log(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(f"{directory}/server.log", "w") as log:
+        log.write("of an earlier server\n")
+    stand_in(directory, monkeypatch, "echo no room for me >&2; exit 1")
+    with pytest.raises(ConnectionLost, match="ended before it was ready") as caught:
+        local_server.ensure_server()
+    assert "no room for me" in caught.value.message
+    assert "earlier server" not in caught.value.message
+
+
+def test_a_server_that_never_gets_ready_is_ended(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It announces its pid through a fifo before it hangs, and the fifo's end tells that it is gone.
+    fifo = f"{directory}/alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    stand_in(directory, monkeypatch, f"exec sleep 1000 > {fifo}")
+    with pytest.raises(ConnectionLost, match=r"not ready after 0\.5 s"):
+        local_server.ensure_server(start_timeout=0.5)
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b"", "everybody who held the fifo is gone"
+    os.close(reader)
+
+
+def test_the_log_is_set_aside_when_it_is_large(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(f"{directory}/server.log", "wb") as log:
+        log.truncate(local_server.MAX_LOG_BYTES + 1)
+    stand_in(directory, monkeypatch, "echo fresh >&2; exit 1")
+    with pytest.raises(ConnectionLost):
+        local_server.ensure_server()
+    with open(f"{directory}/server.log") as log:
+        assert log.read() == "fresh\n"
+    assert os.path.getsize(f"{directory}/server.log.1") == local_server.MAX_LOG_BYTES + 1
+
+
+def test_the_server_gets_absolute_paths_because_it_starts_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "src:/there")
+    assert local_server._server_environment()["PYTHONPATH"] == f"{os.getcwd()}/src:/there"

@@ -1,0 +1,403 @@
+"""Ending a whole tree: whatever a process did to get away, nothing that it started is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.errors import ResourceExhausted
+from holdfast.model import ExitStatus, OutputChunk, ProcessSpec
+from holdfast.runtime.local import LocalExec
+from holdfast.runtime.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
+from holdfast.runtime.process_tree import PidHandles
+
+MakeExec = Callable[..., LocalExec]
+SAFETY_NET = 30
+
+
+def marked(box: LocalExec, *process_ids: str) -> list[int]:
+    """Every living process of the machine that carries a mark of these, wherever it hangs."""
+    marks = {box.process(process_id).tree._mark for process_id in process_ids or ("p",)}
+    table = ProcessTable.read()
+    return sorted(pid for pid, entry in table.entries.items() if not entry.dead and read_mark(pid) in marks)
+
+
+async def lines(box: LocalExec, count: int, process_id: str = "p") -> list[bytes]:
+    """The first lines that a process and its children print."""
+    seen = b""
+    events = box.events(process_id)
+    async with asyncio.timeout(SAFETY_NET):
+        while seen.count(b"\n") < count:
+            event = await anext(events)
+            if isinstance(event, OutputChunk):
+                seen += event.data
+    await events.aclose()
+    return seen.split()
+
+
+#: Each prints so many words, one for each of its processes, and then holds out.
+ESCAPES = {
+    "child": ("sh -c 'echo up; exec sleep 1000' & echo up; wait", 2),
+    "setsid": ("setsid sh -c 'echo up; exec sleep 1000' & echo up; wait", 2),
+    "nohup": ("nohup sh -c 'echo up; exec sleep 1000' & echo up; wait", 2),
+    "double fork": ("(setsid sh -c '(echo up; exec sleep 1000) &' &); echo up; sleep 1000", 2),
+    "clean environment": ("(env -i setsid sh -c 'echo up; exec sleep 1000' &); echo up; sleep 1000", 2),
+    "ignores TERM": (
+        "(trap '' TERM; setsid sh -c 'echo up; while :; do sleep 1000; done' &); echo up; sleep 1000",
+        2,
+    ),
+    "all ignore TERM": ("trap '' TERM; echo up; while :; do sleep 1000; done", 1),
+    "stopped": ("sh -c 'echo up; kill -STOP $$; sleep 1000' & echo up; kill -STOP $$; wait", 2),
+    "leader gone": ("setsid sh -c 'echo up; exec sleep 1000' & exit 0", 1),
+    "leader gone, same session": ("sh -c 'echo up; exec sleep 1000' & exit 0", 1),
+    "streams closed": (
+        "(setsid sh -c 'echo up; exec sleep 1000 >/dev/null 2>&1 </dev/null' &); echo up; sleep 1000",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("tty", [False, True])
+@pytest.mark.parametrize("escape", ESCAPES)
+async def test_nothing_survives(box: LocalExec, escape: str, tty: bool, force: bool) -> None:
+    if tty and escape.startswith("leader gone"):
+        pytest.skip("the kernel hangs up a terminal's session with its leader")
+    script, count = ESCAPES[escape]
+    await box.start(ProcessSpec("p", ("sh", "-c", script), tty=tty))
+    await lines(box, count)
+    if escape.startswith("leader gone"):
+        assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(0)
+    assert marked(box)
+    async with asyncio.timeout(SAFETY_NET):
+        await box.terminate("p", grace=0.05 if "ignore" in escape else 5, force=force)
+    assert marked(box) == []
+    assert not (await box.describe("p")).running
+
+
+async def test_terminate_tells_whether_it_was_running(box: LocalExec) -> None:
+    await box.start(ProcessSpec("p", ("sleep", "1000")))
+    assert await box.terminate("p", grace=5) is True
+    assert await box.wait("p") == ExitStatus(143, "SIGTERM")
+    assert await box.terminate("p", grace=5) is False
+    assert await box.terminate("p", force=True) is False
+
+
+async def test_term_comes_once_and_gives_time(box: LocalExec) -> None:
+    """A program that needs several turns to clean up is not hurried by a second TERM."""
+    script = """
+import signal, subprocess, sys
+seen = []
+signal.signal(15, lambda *_: seen.append(1))
+print("up", flush=True)
+signal.pause()
+subprocess.run(["sh", "-c", "exit 0"])
+print(len(seen), flush=True)
+sys.exit(9)
+"""
+    await box.start(ProcessSpec("p", (sys.executable, "-S", "-c", script)))
+    await lines(box, 1)
+    await box.terminate("p", grace=SAFETY_NET)
+    assert await box.wait("p") == ExitStatus(9)
+    assert await lines(box, 2) == [b"up", b"1"]
+
+
+async def test_two_who_terminate_at_once_both_return(box: LocalExec) -> None:
+    await box.start(ProcessSpec("p", ("sh", "-c", "trap '' TERM; echo up; while :; do sleep 1000; done")))
+    await lines(box, 1)
+    async with asyncio.timeout(SAFETY_NET):
+        answers = await asyncio.gather(box.terminate("p", grace=SAFETY_NET), box.terminate("p", force=True))
+    assert list(answers) == [True, True]
+    assert marked(box) == []
+
+
+async def test_what_keeps_forking_is_caught(box: LocalExec) -> None:
+    """Each generation forks the next and ends: the pid to kill is gone before it is found."""
+    script = """
+import os, resource, sys
+os.write(1, b"up\\n")
+while True:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+"""
+    await box.start(ProcessSpec("p", (sys.executable, "-S", "-c", script)))
+    await lines(box, 1)
+    async with asyncio.timeout(SAFETY_NET):
+        await box.terminate("p", force=True)
+    assert marked(box) == []
+
+
+async def test_a_bounded_fork_bomb_is_caught(box: LocalExec) -> None:
+    script = "bomb() { [ $1 -gt 6 ] && exec sleep 1000; bomb $(($1+1)) & bomb $(($1+1)) & wait; }; echo up; bomb 0"
+    await box.start(ProcessSpec("p", ("sh", "-c", script)))
+    await lines(box, 1)
+    async with asyncio.timeout(SAFETY_NET):
+        await box.terminate("p", force=True)
+    assert marked(box) == []
+
+
+async def test_a_neighbour_is_left_alone(box: LocalExec) -> None:
+    script = "setsid sh -c 'echo up; exec sleep 1000' & echo up; wait"
+    for id in ("p", "q"):
+        await box.start(ProcessSpec(id, ("sh", "-c", script)))
+        await lines(box, 2, id)
+    neighbour = marked(box, "q")
+    await box.terminate("p", force=True)
+    assert marked(box) == []
+    assert marked(box, "q") == neighbour
+    assert len(neighbour) == 2
+
+
+async def test_many_are_ended_at_once(box: LocalExec) -> None:
+    ids = [str(number) for number in range(50)]
+    for id in ids:
+        await box.start(ProcessSpec(id, ("sh", "-c", "setsid sleep 1000 & echo up; wait")))
+    for id in ids:
+        await lines(box, 1, id)
+    async with asyncio.timeout(SAFETY_NET):
+        await asyncio.gather(*(box.terminate(id, force=True) for id in ids))
+    assert marked(box, *ids) == []
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "1000"])
+
+
+async def test_an_id_that_was_used_again_is_not_signalled() -> None:
+    """The table said one thing and the pid means another by now: no signal goes to the namesake."""
+    child = sleeper()
+    try:
+        entry = read_entry(child.pid)
+        assert entry is not None
+        before = sorted(os.listdir("/proc/self/fd"))
+        with PidHandles([entry._replace(started=b"1")]) as handles:
+            handles.send(signal.SIGKILL)
+            await handles.wait_gone(SAFETY_NET)
+        assert child.poll() is None
+        with PidHandles([entry, Entry(2**22 + 1, 1, 1, b"1", False)]) as handles:
+            await handles.wait_gone(0)
+            handles.send(signal.SIGKILL, except_for={child.pid})
+            assert child.poll() is None
+            handles.send(signal.SIGKILL)
+            await handles.wait_gone(SAFETY_NET)
+        assert child.wait() == -9
+        assert sorted(os.listdir("/proc/self/fd")) == before
+    finally:
+        child.kill()
+        child.wait()
+
+
+def entries(*rows: tuple[int, int, int]) -> dict[int, Entry]:
+    return {pid: Entry(pid, parent, session, b"1", False) for pid, parent, session in rows}
+
+
+def test_members_by_parent_by_session_and_by_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    us, mark = os.getpid(), new_mark()
+    table = ProcessTable(
+        entries(
+            (us, 1, us),
+            (100, us, 100),  # the leader
+            (101, 100, 100),  # its child
+            (102, 101, 102),  # a grandchild that called setsid
+            (103, 1, 100),  # an orphan of its session
+            (104, 1, 104),  # an orphan of its own session, with the mark
+            (105, 104, 105),  # the orphan's child
+            (200, us, 200),  # another leader
+            (201, 1, 201),  # an orphan of somebody else
+        )
+    )
+    monkeypatch.setattr(
+        table, "carries", lambda pid, wanted: wanted == mark and pid in {100, 101, 102, 103, 104, 105}
+    )
+    members = table.members(100, leader_lives=True, mark=mark, others={100, 200})
+    assert sorted(members) == [100, 101, 102, 103, 104, 105]
+    # Reaped: the pid and the session number may be another's by now, the mark may not.
+    monkeypatch.setattr(table, "carries", lambda pid, wanted: pid in {104})
+    assert sorted(table.members(100, leader_lives=False, mark=mark)) == [104, 105]
+    assert sorted(table.members(100, leader_lives=False, mark=mark, inside=[200])) == [104, 105, 200]
+
+
+def test_the_dead_are_no_members() -> None:
+    rows = entries((100, 1, 100), (101, 100, 100))
+    rows[100] = rows[100]._replace(dead=True)
+    table = ProcessTable(rows)
+    table._marks = dict.fromkeys(rows, None)
+    assert sorted(table.members(100, leader_lives=True, mark=1)) == [101]
+
+
+def test_a_name_with_parentheses_is_read() -> None:
+    child = subprocess.Popen(["bash", "-c", "exec -a x sleep 1000"])
+    named = subprocess.Popen(
+        [sys.executable, "-S", "-c", "open('/proc/self/comm','w').write(') R 1 2 (');print(flush=True);input()"],
+        stdin=-1,
+        stdout=-1,
+    )
+    try:
+        assert named.stdout is not None
+        named.stdout.readline()
+        entry = read_entry(named.pid)
+        assert entry is not None
+        assert (entry.parent, entry.dead) == (os.getpid(), False)
+        assert read_entry(2**22 + 1) is None
+    finally:
+        for process in (child, named):
+            process.kill()
+            process.communicate()
+
+
+async def test_a_table_that_cannot_be_read_is_told_and_nobody_hangs(box: LocalExec) -> None:
+    await box.start(ProcessSpec("p", ("sleep", "1000")))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        async with asyncio.timeout(SAFETY_NET):
+            with pytest.raises(ResourceExhausted, match="/proc"):
+                await box.terminate("p", force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert await box.terminate("p", force=True)
+
+
+def run_python(script: str) -> str:
+    """In a process of its own: these change what cannot be changed back."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=SAFETY_NET
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_where_limits_cannot_mark_the_environment_does() -> None:
+    out = run_python("""
+        import asyncio, os, resource
+        resource.setrlimit(resource.RLIMIT_RTTIME, (10**9, 10**9))
+        from holdfast.model import ProcessSpec
+        from holdfast.runtime.local import LocalExec
+
+        async def main():
+            box = LocalExec()
+            await box.start(ProcessSpec("p", ("sh", "-c", "setsid sh -c 'echo $$; exec sleep 1000' & exit 0")))
+            events = box.events("p")
+            while not hasattr(event := await anext(events), "data"):
+                pass
+            pid = int(event.data)
+            await box.wait("p")
+            os.kill(pid, 0)
+            await box.terminate("p", force=True)
+            async for event in events:
+                pass
+            await box.aclose()
+            print("ended")
+
+        asyncio.run(main())
+    """)
+    assert out == "ended\n"
+
+
+def test_no_zombies_are_left_by_orphans_that_we_adopted() -> None:
+    out = run_python("""
+        import asyncio, os, signal
+        from holdfast.model import Limits, ProcessSpec
+        from holdfast.runtime.local import LocalExec
+        from holdfast.runtime.process_table import ProcessTable
+
+        def children():
+            return [pid for pid in ProcessTable.read().children.get(os.getpid(), ())]
+
+        async def main():
+            box = LocalExec(adopt_orphans=True)
+            for number in range(10):
+                await box.start(ProcessSpec(str(number), ("sh", "-c", "(sh -c 'sleep 0.01; echo' &); exit 5")))
+            for number in range(10):
+                async for event in box.events(str(number)):
+                    pass
+                assert (await box.wait(str(number))).exit_code == 5
+            # The last of them has closed its streams and may be at its last instructions.
+            while children():
+                box._reap_orphans()
+                await asyncio.sleep(0)
+            await box.aclose()
+            print("none")
+
+        asyncio.run(main())
+    """)
+    assert out == "none\n"
+
+
+def test_the_reaper_of_orphans_leaves_a_start_alone_that_is_under_way() -> None:
+    """Between the exec of a program and our look at it, it may have ended: its status is not for the reaper."""
+    out = run_python("""
+        import asyncio, os
+        from holdfast.model import Limits, ProcessSpec
+        from holdfast.runtime import spawn
+        from holdfast.runtime.local import LocalExec
+
+        async def main():
+            box = LocalExec(adopt_orphans=True)
+            read_report = spawn._read_report
+
+            async def slow(fd):
+                said = await read_report(fd)
+                (pid,) = box._starter.newborn
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                box._reap_orphans()
+                return said
+
+            spawn._read_report = slow
+            await box.start(ProcessSpec("p", ("sh", "-c", "exit 5"), limits=Limits(core_bytes=0)))
+            print((await box.wait("p")).exit_code)
+            await box.aclose()
+
+        asyncio.run(main())
+    """)
+    assert out == "5\n"
+
+
+async def test_signals_go_to_the_group(box: LocalExec) -> None:
+    child = "trap 'echo child; exit 0' USR1; echo up; while :; do sleep 0.01; done"
+    script = f'trap "echo leader; exit 4" USR1; sh -c "{child}" & echo up; while :; do wait; done'
+    await box.start(ProcessSpec("p", ("sh", "-c", script)))
+    await lines(box, 2)
+    await box.signal("p", "usr1")
+    assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(4)
+    assert sorted(await lines(box, 4)) == [b"child", b"leader", b"up", b"up"]
+
+
+@pytest.mark.parametrize("send", ["signal", "keystroke"])
+async def test_control_c_reaches_the_foreground_of_a_terminal(box: LocalExec, send: str) -> None:
+    """A shell with job control: the foreground job has a group of its own, and the shell lives on."""
+    await box.start(
+        ProcessSpec("p", ("bash", "--norc", "-i"), tty=True, env={"PS1": "[>]", "PATH": os.environ["PATH"]})
+    )
+    await until(box, b"[>]")
+    await box.write("p", b"sh -c 'echo u''p; exec sleep 1000'\n")
+    await until(box, b"up\r\n")
+    if send == "signal":
+        await box.signal("p", "INT")
+    else:
+        await box.write("p", b"\x03")
+    await until(box, b"[>]", times=2)
+    await box.write("p", b"echo code $?\n")
+    await until(box, b"code 130\r\n")
+    await box.write("p", b"exit 7\n")
+    assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(7)
+
+
+async def until(box: LocalExec, text: bytes, times: int = 1) -> None:
+    async with asyncio.timeout(SAFETY_NET):
+        seen = b""
+        events = box.events("p")
+        while seen.count(text) < times:
+            event = await anext(events)
+            if isinstance(event, OutputChunk):
+                seen += event.data
+        await events.aclose()
