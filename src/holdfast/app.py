@@ -180,7 +180,6 @@ async def _serve(
     server = Server(exec_)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopping.set)
-    loop.add_signal_handler(signal.SIGCHLD, exec_.child_ended)
     try:
         for address in listen:
             await _listen(server, address, token, no_auth)

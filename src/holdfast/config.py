@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -68,7 +68,7 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Where output is kept; empty chooses: /dev/shm if it has room, else the temporary directory.
     spool_directory: str = ""
     #: Use cgroups to contain processes: `auto` where one can be written, or `off`.
-    cgroup: str = "auto"
+    cgroup: Literal["auto", "off"] = "auto"
     #: Added to the OOM score of processes, so that the kernel takes the job before the server.
     oom_score_adj: int = 500
 
@@ -83,9 +83,14 @@ def load_config(
     values.update(_from_environment(os.environ if environ is None else environ))
     values.update({name: value for name, value in flags.items() if value is not None})
     try:
-        return msgspec.convert(values, ExecServerConfig)
+        config = msgspec.convert(values, ExecServerConfig)
     except msgspec.ValidationError as error:
         raise InvalidParams(f"settings: {error}") from None
+    for name in config.__struct_fields__:
+        value = getattr(config, name)
+        if name != "oom_score_adj" and isinstance(value, int | float) and value < 0:
+            raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
+    return config
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -113,5 +118,6 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         try:
             values[name] = msgspec.convert(environ[variable], kind, strict=False)
         except msgspec.ValidationError:
-            raise InvalidParams(f"{variable}={environ[variable]!r}: not a valid {kind.__name__}") from None
+            what = getattr(kind, "__name__", kind)
+            raise InvalidParams(f"{variable}={environ[variable]!r}: not a valid {what}") from None
     return values

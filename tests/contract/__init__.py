@@ -1,1 +1,1 @@
-"""One suite over every way to reach a process: in this program, Unix socket, stdio, WebSocket; JSON and MessagePack."""
+"""One suite over every way to a process: in this program, Unix socket, stdio, WebSocket; JSON and MessagePack."""

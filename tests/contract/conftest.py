@@ -13,9 +13,8 @@ from contract.ways import BY_HAND, REMOTE_WAYS, SMALL, WAYS, Starter, address_of
 from holdfast import Sandbox
 from holdfast.testing.servers import Conversation, RunningServer, conversation, running_server
 
-
 #: The slowest test takes a few seconds.
-HANG_SECONDS = 15
+HANG_SECONDS = 60
 
 
 @pytest.fixture(autouse=True)

@@ -142,7 +142,7 @@ async def test_a_kill_spares_the_neighbours(box: Sandbox) -> None:
 
 async def test_an_ended_process_can_be_forgotten_and_a_running_one_not(box: Sandbox) -> None:
     process = await box.start(["cat"], id="short-lived", stdin="open")
-    with pytest.raises(InvalidRequest, match="short-lived.*still runs"):
+    with pytest.raises(InvalidRequest, match=r"short-lived.*still runs"):
         await process.forget()
     await process.close_stdin()
     await process.wait()

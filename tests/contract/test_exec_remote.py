@@ -82,7 +82,9 @@ async def test_a_lost_reply_is_told_again(talk: Conversation) -> None:
 
 async def test_a_character_is_not_split_between_polls(talk: Conversation, tmp_path: Path) -> None:
     with fifo(str(tmp_path), "go") as (path, fd):
-        command = f"printf 'caf\\303'; read x < {path}; printf '\\251 \\360\\237'; read x < {path}; printf '\\230\\200'"
+        command = (
+            f"printf 'caf\\303'; read x < {path}; printf '\\251 \\360\\237'; read x < {path}; printf '\\230\\200'"
+        )
         pid = await begin(talk, command)
         assert (await poll(talk, pid)).get("stdout") == "caf"
         os.write(fd, b"\n")

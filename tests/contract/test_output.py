@@ -307,5 +307,3 @@ async def test_a_collected_window_goes_on_where_the_last_one_ended(starter: Star
     # A terminal echoes the newline between the two halves of the character.
     assert second.output.replace(echo, b"") == "é!".encode()
     assert second.exit_code == 0
-
-

@@ -1,4 +1,4 @@
-"""The ways to a sandbox, and how a test opens one: the same `Sandbox` whatever lies between it and the processes."""
+"""The ways to a sandbox, and how a test opens one: the same `Sandbox` whatever lies between it and processes."""
 
 from __future__ import annotations
 

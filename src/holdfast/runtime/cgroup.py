@@ -12,9 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from holdfast.runtime.process_tree import Tree
 
 #: Most commands are over before this; moving them would be work for nothing.
 JOIN_AFTER_SECONDS: Final = 0.25
@@ -30,10 +35,11 @@ class Cgroup:
 
     def join(self, pid: int) -> None:
         """Move a process in; its later children are born inside. Blocks: call it on the thread."""
-        # Gone, or moved by somebody with more right to: the tree finds it all the same.
-        with contextlib.suppress(OSError):
+        try:
             os.mkdir(self._path)
             _write(f"{self._path}/cgroup.procs", b"%d" % pid)
+        except OSError:
+            self.remove()  # the process is gone, or not ours to move: the tree finds it all the same
 
     def pids(self) -> list[int]:
         try:
@@ -59,19 +65,20 @@ class Cgroups:
     def __init__(self, parent: str) -> None:
         self.parent = parent
         self._made = 0
+        self._loop = asyncio.get_running_loop()
+        self._young: deque[tuple[float, Tree]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-cgroup")
 
     @classmethod
     def open(cls) -> Cgroups | None:
         """Ours, or None where no cgroup can be written."""
         for mount, path in _hierarchies():
-            parent = f"{mount}{path.rstrip('/')}/holdfast-{os.getpid()}"
-            try:
+            parent = f"{mount}{path.rstrip('/')}/holdfast-{os.getpid()}-{secrets.token_hex(4)}"
+            with contextlib.suppress(OSError):
+                _sweep(os.path.dirname(parent))
                 os.mkdir(parent)
-            except OSError:
-                continue
-            _sweep(os.path.dirname(parent))
-            return cls(parent)
+                return cls(parent)
         return None
 
     @property
@@ -79,14 +86,27 @@ class Cgroups:
         """For people: what a kill does here."""
         return "cgroup.kill" if os.path.exists(f"{self.parent}/cgroup.kill") else "cgroup"
 
-    def new(self) -> Cgroup:
-        self._made += 1
-        return Cgroup(f"{self.parent}/{self._made}")
+    def join_later(self, tree: Tree) -> None:
+        """Give a process a cgroup once it has lived for a while. One timer serves all that wait."""
+        self._young.append((self._loop.time() + JOIN_AFTER_SECONDS, tree))
+        if self._timer is None:
+            self._timer = self._loop.call_later(JOIN_AFTER_SECONDS, self._join_due)
 
-    async def join(self, cgroup: Cgroup, pid: int) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, cgroup.join, pid)
+    def _join_due(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._young and self._young[0][0] <= now:
+            _, tree = self._young.popleft()
+            if tree.leader_lives:
+                self._made += 1
+                tree.cgroup = Cgroup(f"{self.parent}/{self._made}")
+                self._thread.submit(tree.cgroup.join, tree.leader)
+        if self._young:
+            self._timer = self._loop.call_at(self._young[0][0], self._join_due)
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
         _remove_below(self.parent)
 
@@ -113,7 +133,8 @@ def _hierarchies() -> Iterator[tuple[str, str]]:
 def _sweep(directory: str) -> None:
     """Remove what servers left that were killed; a cgroup that somebody is in stays."""
     for name in os.listdir(directory):
-        prefix, _, pid = name.partition("-")
+        prefix, _, rest = name.partition("-")
+        pid = rest.partition("-")[0]
         if prefix == "holdfast" and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
             _remove_below(f"{directory}/{name}")
 

@@ -45,15 +45,14 @@ from holdfast.model import (
     Snapshot,
     TerminalSize,
 )
-from holdfast.runtime.cgroup import JOIN_AFTER_SECONDS, Cgroups
+from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.environment import resolve_user
-from holdfast.runtime.libc import become_subreaper
 from holdfast.runtime.orphans import OrphanReaper
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import TableReader
-from holdfast.runtime.process_tree import Tree
+from holdfast.runtime.process_tree import Strays, Tree
 from holdfast.runtime.reader import Reader
 from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.starting import Started, Starter, starts_at_once
@@ -91,11 +90,9 @@ class LocalExec:
         self._poller = Poller()
         self._starter = Starter(os.environ if environ is None else environ, open_files)
         self._cgroups = Cgroups.open() if self.config.cgroup == "auto" else None
-        self._joining: set[asyncio.Task[None]] = set()
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
-            become_subreaper()
-            self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn)
+            self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
         self._closing = False
         self._over = asyncio.Event()
         self._started_at = time.monotonic()
@@ -192,16 +189,8 @@ class LocalExec:
         # Not before the caller has its answer: the child is busy loading its program.
         loop.call_soon(self._raise_oom_score, process.pid)
         if self._cgroups is not None:
-            loop.call_later(JOIN_AFTER_SECONDS, self._join_cgroup, process)
+            self._cgroups.join_later(process.tree)
         return process
-
-    def _join_cgroup(self, process: ManagedProcess) -> None:
-        if self._cgroups is None or not process.running or self._closing:
-            return
-        process.tree.cgroup = self._cgroups.new()
-        task = asyncio.get_running_loop().create_task(self._cgroups.join(process.tree.cgroup, process.pid))
-        self._joining.add(task)
-        task.add_done_callback(self._joining.discard)
 
     def _raise_oom_score(self, pid: int) -> None:
         """The kernel takes a job before it takes us. Refused in some containers: then the kernel decides."""
@@ -348,11 +337,6 @@ class LocalExec:
         """How many processes run now."""
         return len(self._leaders)
 
-    def child_ended(self) -> None:
-        """For the handler of SIGCHLD: orphans that we adopted may be among the ended."""
-        if self._orphans is not None:
-            self._orphans.child_ended()
-
     # --- ending ----------------------------------------------------------------------------------------------
 
     async def shutdown(self, grace: float) -> None:
@@ -362,6 +346,9 @@ class LocalExec:
             await asyncio.wait(self._starting.values())
         processes = list(self._processes.values())
         await asyncio.gather(*(self._end(process, grace) for process in processes))
+        if self._orphans is not None:
+            # Daemons of processes that were forgotten before.
+            await Strays(self._tables).end(self._leaders, grace)
         if asked_before:
             await self._over.wait()
             return
@@ -372,9 +359,10 @@ class LocalExec:
         self._processes.clear()
         self._ended.clear()
         if self._cgroups is not None:
-            await asyncio.gather(*self._joining)
             self._cgroups.close()
-        self._reap_orphans()
+        if self._orphans is not None:
+            self._orphans.reap()
+            self._orphans.close()
         self._starter.close()
         self._poller.close()
         self._spool.remove()
@@ -401,6 +389,8 @@ class LocalExec:
     def _process_closed(self, process: ManagedProcess) -> None:
         """From now on it may be forgotten. Not before: a child that holds its streams would die of SIGPIPE."""
         self._ended[process.spec.process_id] = process
+        if process.tree.cgroup is not None:
+            process.tree.cgroup.remove()
         while len(self._ended) > self.config.max_exited_processes:
             self._drop(next(iter(self._ended.values())))
         if self._retention_timer is None and not self._closing:
@@ -456,7 +446,9 @@ class LocalEvents:
 
     def __init__(self, process: ManagedProcess, after_seq: int) -> None:
         self._news = asyncio.Event()
-        self._reader: Reader | None = Reader(process, after_seq, self._news.set)
+        self._loop = asyncio.get_running_loop()
+        self._reader: Reader | None = None
+        self._reader = Reader(process, after_seq, self._news.set)
 
     def __aiter__(self) -> LocalEvents:
         return self
@@ -480,6 +472,12 @@ class LocalEvents:
             self._reader.close()
             self._reader = None
             self._news.set()
+
+    def __del__(self) -> None:
+        # Left in the middle of an `async for`: a blocking process must not wait for it. The collector may run in
+        # any thread.
+        if self._reader is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._reader.close)
 
 
 def _check_text(text: str, what: str) -> None:

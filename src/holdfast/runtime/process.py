@@ -78,6 +78,7 @@ class ManagedProcess:
     __slots__ = (
         "_abandoned",
         "_blocking",
+        "_exit",
         "_grown",
         "_held_side",
         "_loop",
@@ -143,6 +144,7 @@ class ManagedProcess:
         #: How far the last reader had come when it left: a blocking process keeps what comes after for the next.
         self._taken = [0, 0, 0]
         self._waiters: set[asyncio.Event] = set()
+        self._exit = asyncio.Event()
         self._signals: tuple[str, ...] = ()
         self._on_exit = on_exit
         self._on_close = on_close
@@ -236,8 +238,9 @@ class ManagedProcess:
     # --- waiting ---------------------------------------------------------------------------------------------
 
     async def wait_exit(self) -> ExitStatus:
-        while self.status is None:
-            await self.changed()
+        if self.status is None:
+            await self._exit.wait()
+        assert self.status is not None
         return self.status
 
     async def wait_news(self, after_seq: int) -> None:
@@ -434,11 +437,14 @@ class ManagedProcess:
         self.status = reap(self.pid)
         self.tree.leader_lives = False
         self.exited_at = time.time()
+        self._exit.set()
         self.input.abandon()
         self.journal.add_event(EXIT)
-        self._tell_readers()
         self._on_exit(self)
-        self._tell_close()
+        if self.closed:
+            self._tell_close()  # most end at once: readers hear of both together
+        else:
+            self._tell_readers()
 
     def _tell_close(self) -> None:
         if self.closed and self.closed_at is None:

@@ -9,6 +9,7 @@ scheduling). A login (su, through pam_limits) resets it; the cgroup, where there
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import secrets
@@ -78,7 +79,9 @@ def read_entry(pid: int) -> Entry | None:
     """One process, or None if there is none."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # not seeing a process is not the same as its not being there
         return None
     try:
         text = os.read(fd, 512)
@@ -157,14 +160,18 @@ class ProcessTable:
         candidates = (pid for pid in self.adopted if pid not in roots and pid not in others)
         roots |= {pid for pid in candidates if self.carries(pid, mark)}
         roots.update(inside)
-        members: dict[int, Entry] = {}
+        return self.descendants(roots)
+
+    def descendants(self, roots: Iterable[int]) -> dict[int, Entry]:
+        """These and all below them, the living ones."""
+        found: dict[int, Entry] = {}
         pending = list(roots)
         while pending:
             pid = pending.pop()
-            if pid in self.entries and pid not in members:
-                members[pid] = self.entries[pid]
+            if pid in self.entries and pid not in found:
+                found[pid] = self.entries[pid]
                 pending.extend(self.children.get(pid, ()))
-        return {pid: entry for pid, entry in members.items() if not entry.dead}
+        return {pid: entry for pid, entry in found.items() if not entry.dead}
 
 
 class TableReader:

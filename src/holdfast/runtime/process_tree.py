@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import Final
 
-from holdfast.errors import SandboxError
+from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.cgroup import Cgroup
 from holdfast.runtime.process_table import Entry, TableReader, read_entry
 
@@ -44,41 +44,63 @@ class Tree:
 
     async def end(self, others: Container[int], grace: float) -> None:
         """TERM, up to `grace` seconds, KILL, until nothing is left. `grace` 0 kills at once."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace
-        told: set[int] = set()
-        while grace > 0 and (members := await self.members(others)):
-            with PidHandles(members.values()) as handles:
-                # Once each: a second TERM would cut short what the first made the process do.
-                handles.send(signal.SIGTERM, except_for=told)
-                handles.send(signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
-                told |= members.keys()
-                await handles.wait_gone(deadline - loop.time())
-            if loop.time() >= deadline:
-                break
-        deadline = loop.time() + KILL_TIMEOUT
-        while members := await self._freeze(others):
-            with PidHandles(members.values()) as handles:
-                if self.cgroup is not None:
-                    self.cgroup.kill()
-                handles.send(signal.SIGKILL)
-                await handles.wait_gone(deadline - loop.time())
-            if loop.time() >= deadline:
-                left = sorted(await self.members(others))
-                if left:
-                    raise SandboxError(f"processes {left} do not die: the kernel keeps them in an operation")
+        await end_all(lambda: self.members(others), grace, self.cgroup.kill if self.cgroup is not None else None)
 
-    async def _freeze(self, others: Container[int]) -> dict[int, Entry]:
-        """Stop all members, also those that are forked while we look; returns them, stopped."""
-        stopped: dict[int, Entry] = {}
-        while True:
-            members = await self.members(others)
-            fresh = [entry for pid, entry in members.items() if pid not in stopped]
-            if not fresh:
-                return stopped
-            with PidHandles(fresh) as handles:
-                handles.send(signal.SIGSTOP)
-            stopped.update((entry.pid, entry) for entry in fresh)
+
+class Strays:
+    """Children of ours that belong to no process we know: orphans that we adopted, and all they started."""
+
+    def __init__(self, tables: TableReader) -> None:
+        self._tables = tables
+
+    async def end(self, leaders: Container[int], grace: float) -> None:
+        await end_all(lambda: self._find(leaders), grace)
+
+    async def _find(self, leaders: Container[int]) -> dict[int, Entry]:
+        table = await self._tables.read()
+        ours = table.children.get(os.getpid(), ())
+        return table.descendants(pid for pid in ours if pid not in leaders)
+
+
+#: Looks who is alive of those that are to end.
+Find = Callable[[], Awaitable[dict[int, Entry]]]
+
+
+async def end_all(find: Find, grace: float, kill_at_once: Callable[[], None] | None = None) -> None:
+    """TERM, up to `grace` seconds, KILL, and again until `find` finds nobody."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace
+    told: set[int] = set()
+    while grace > 0 and (members := await find()):
+        with PidHandles(members.values()) as handles:
+            # Once each: a second TERM would cut short what the first made the process do.
+            handles.send(signal.SIGTERM, except_for=told)
+            handles.send(signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
+            told |= members.keys()
+            await handles.wait_gone(deadline - loop.time())
+        if loop.time() >= deadline:
+            break
+    deadline = loop.time() + KILL_TIMEOUT
+    while members := await _freeze(find):
+        with PidHandles(members.values()) as handles:
+            if kill_at_once is not None:
+                kill_at_once()
+            handles.send(signal.SIGKILL)
+            await handles.wait_gone(deadline - loop.time())
+        if loop.time() >= deadline:
+            left = sorted(await find())
+            if left:
+                raise SandboxError(f"processes {left} do not die: the kernel keeps them in an operation")
+
+
+async def _freeze(find: Find) -> dict[int, Entry]:
+    """Stop all members, also those that are forked while we look; returns them, stopped."""
+    stopped: dict[int, Entry] = {}
+    while fresh := [entry for pid, entry in (await find()).items() if pid not in stopped]:
+        with PidHandles(fresh) as handles:
+            handles.send(signal.SIGSTOP)
+        stopped.update((entry.pid, entry) for entry in fresh)
+    return stopped
 
 
 class PidHandles:
@@ -89,8 +111,11 @@ class PidHandles:
         for entry in entries:
             try:
                 fd = os.pidfd_open(entry.pid)
-            except OSError:
-                continue  # gone already, or no descriptors left: the next scan finds it again
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                self.__exit__()
+                raise ResourceExhausted(f"process {entry.pid} cannot be signalled: {error.strerror}") from None
             now = read_entry(entry.pid)
             if now is not None and now.started == entry.started:
                 self._fds[entry.pid] = fd

@@ -56,7 +56,7 @@ class ServerConnection:
         self._peer = Peer(Codec("json"))
         #: Requests that wait for something, by their id.
         self._tasks: dict[Id, asyncio.Task[None]] = {}
-        self._close = self._close_channel  # one object, so that a session can tell who holds it
+        self._close = self._hand_over  # one object, so that a session can tell who holds it
         self._catching_up: asyncio.Task[None] | None = None
         #: What had been read already when we stopped reading; it waits like what is still in the socket.
         self._unhandled: deque[bytes | Oversized] = deque()
@@ -98,8 +98,11 @@ class ServerConnection:
         self.outbox.close()
         self.on_close()
 
-    def _close_channel(self) -> None:
+    def _hand_over(self) -> dict[str, int]:
+        """Our client is back on another connection, which goes on where our pushes had come to."""
+        positions = self.outbox.positions()
         self.channel.close()
+        return positions
 
     # --- requests --------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from holdfast.wire.messages import (
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.output_log import OutputLog
+    from holdfast.runtime.process import ManagedProcess
 
 #: Commands are written for the shell that people have at hand; /bin/sh where there is no other.
 SHELLS: Final = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
@@ -91,14 +92,14 @@ class ExecRemote:
         elif params.ack_seq != job.seq - 1:
             raise InvalidParams(f"ack_seq {params.ack_seq}: the last reply was {job.seq}")
         process = self._exec.process(job.process_id)
-        told_all = job.acknowledged == (process.logs[0].end, process.logs[1].end)
-        if params.wait_ms > 0 and process.running and told_all:
+        (stdout, stdout_end), (stderr, stderr_end) = _news(process, job)
+        if params.wait_ms > 0 and process.running and not stdout and not stderr:
+            # Not asked by offsets: the first byte of a character alone is nothing to tell.
             await self._exec.read(
                 job.process_id, after_seq=process.journal.last_seq, max_bytes=1, wait=params.wait_ms / 1000
             )
+            (stdout, stdout_end), (stderr, stderr_end) = _news(process, job)
         ended = process.status is not None
-        stdout, stdout_end = _text(process.logs[0], job.acknowledged[0], whole=ended)
-        stderr, stderr_end = _text(process.logs[1], job.acknowledged[1], whole=ended)
         more = stdout_end < process.logs[0].end or stderr_end < process.logs[1].end
         job.told = (stdout_end, stderr_end)
         job.seq += 1
@@ -158,6 +159,15 @@ class ExecRemote:
     def _forget_dropped(self) -> None:
         """Jobs whose process fell out of retention are of no use to anybody."""
         self._jobs = {pid: job for pid, job in self._jobs.items() if self._exec.is_known(job.process_id)}
+
+
+def _news(process: ManagedProcess, job: _Job) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Text of stdout and of stderr that is not acknowledged, and where each ends."""
+    ended = process.status is not None
+    return (
+        _text(process.logs[0], job.acknowledged[0], whole=ended),
+        _text(process.logs[1], job.acknowledged[1], whole=ended),
+    )
 
 
 def _text(log: OutputLog, start: int, *, whole: bool) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.model import OutputGap
-from holdfast.runtime.journal import CHUNK_BYTES, EXIT, STREAMS, Record
+from holdfast.runtime.journal import EXIT, STREAMS, Record
 from holdfast.runtime.output_log import OutputLog
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.reader import Reader
@@ -65,7 +65,7 @@ class Subscription:
         """
         while self.credit is None or self.credit > 0 or self.reader.next_is_event:
             if self.name is None:
-                limit = CHUNK_BYTES  # foreign clients count on contiguous numbers: one chunk a message
+                limit = 1  # foreign clients count on contiguous numbers: one chunk a message, never two joined
             if self.credit is not None:
                 limit = min(limit, max(self.credit, 1))  # chunks are joined no further than the window goes
             record = self.reader.next(limit)

@@ -17,6 +17,8 @@ from holdfast.errors import UnknownProcess
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
 
+Takeover = Callable[[], dict[str, int]]
+
 
 class Session:
     """One client, over any number of connections, one at a time."""
@@ -30,8 +32,8 @@ class Session:
         self.bound: set[str] = set()
         #: How far the plain pushes had come when the connection broke.
         self.positions: dict[str, int] = {}
-        #: Ends the connection that holds the session now.
-        self.takeover: Callable[[], None] | None = None
+        #: Ends the connection that holds the session now; tells how far its plain pushes had come.
+        self.takeover: Takeover | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
 
@@ -50,7 +52,7 @@ class Sessions:
     def attached(self) -> int:
         return sum(session.takeover is not None for session in self._sessions.values())
 
-    def open(self, client_name: str, resume: str | None, takeover: Callable[[], None]) -> tuple[Session, bool]:
+    def open(self, client_name: str, resume: str | None, takeover: Takeover) -> tuple[Session, bool]:
         """A new session, or the one to resume if it is still there; and which of the two.
 
         A connection that still holds the resumed session is dead or about to be: its client is here now.
@@ -61,14 +63,14 @@ class Sessions:
             session = Session(client_name)
             self._sessions[session.id] = session
         if session.takeover is not None:
-            session.takeover()
+            session.positions = session.takeover()
         if session.expiry is not None:
             session.expiry.cancel()
             session.expiry = None
         session.takeover = takeover
         return session, resumed
 
-    def detach(self, session: Session, takeover: Callable[[], None], positions: dict[str, int]) -> None:
+    def detach(self, session: Session, takeover: Takeover, positions: dict[str, int]) -> None:
         """The connection that took it over with `takeover` is gone; its client may come back, or already has."""
         if session.takeover is not takeover:
             return

@@ -148,8 +148,12 @@ class FakeExec:
         process.size = size
         process.notify()
 
-    async def signal(self, process_id: str, signal: str) -> None:
+    async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
         process = self.process(process_id)
+        if signal_id is not None:
+            if signal_id in process.signal_ids:
+                return
+            process.signal_ids.add(signal_id)
         name = signal.upper().removeprefix("SIG")
         if f"SIG{name}" not in signals.Signals.__members__:
             raise UnknownSignal(f"no signal {signal!r}")

@@ -71,6 +71,7 @@ class FakeProcess:
         self.stdin_open = spec.pipe_stdin or spec.tty
         #: Names of signals that were sent, in order.
         self.signals: list[str] = []
+        self.signal_ids: set[str] = set()
         #: Names of signals that do not end the program.
         self.ignores: set[str] = set()
         self.size = spec.size or TerminalSize()

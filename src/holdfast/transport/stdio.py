@@ -25,8 +25,9 @@ from holdfast.wire.framing import Oversized
 STDERR_TAIL_BYTES: Final = 64 * 1024
 #: Shown of it in the error: the last lines say why.
 STDERR_SHOWN_BYTES: Final = 2_000
-#: How long the command has after the end of its input, and again after TERM. `docker exec` needs a moment.
-GRACE_SECONDS: Final = 2.0
+#: How long the command has after the end of its input, and again after TERM. A server gives its processes 5 s
+#: between TERM and KILL; killed in the midst of that, it would leave them behind.
+GRACE_SECONDS: Final = 10.0
 
 
 class _Command:

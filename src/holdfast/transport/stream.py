@@ -82,7 +82,6 @@ class StreamChannel:
         self._drained: list[asyncio.Future[None]] = []
         self._read_turn: asyncio.Handle | None = None
         self._write_turn: asyncio.Handle | None = None
-        self._soon: asyncio.Handle | None = None
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         self._reading = False
@@ -112,9 +111,8 @@ class StreamChannel:
         self.wake()
 
     def wake(self) -> None:
-        # At the end of this turn of the loop: what else happens in it, an exit and a close, leaves in one write.
-        if not self._armed and self._soon is None and self._source is not None and self._write_error is None:
-            self._soon = self._loop.call_soon(self._pump_soon)
+        if not self._armed and self._source is not None and self._write_error is None:
+            self._pump()
 
     def use_lengths(self) -> None:
         self._lengths = True
@@ -236,11 +234,6 @@ class StreamChannel:
             self._pumping = False
             if self._drained and not self._queued_bytes:
                 self._wake_drained()
-
-    def _pump_soon(self) -> None:
-        self._soon = None
-        if not self._armed and self._write_error is None:
-            self._pump()
 
     def _next_control(self) -> bytes:
         """The next control message, with those behind it if they are small: one call sends them all."""

@@ -37,7 +37,7 @@ class Envelope(msgspec.Struct, frozen=True):
     method: str | UnsetType = UNSET
     params: Raw | UnsetType = UNSET
     result: Raw | UnsetType = UNSET
-    error: WireError | UnsetType = UNSET
+    error: WireError | UnsetType | None = UNSET
 
 
 class _Request(msgspec.Struct, frozen=True):

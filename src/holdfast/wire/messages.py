@@ -48,7 +48,7 @@ class SubscribeSpec(Struct, frozen=True):
     window: int | None = None
 
 
-class StartParams(ProcessSpec, frozen=True):
+class StartParams(ProcessSpec, frozen=True, omit_defaults=True):
     """A `ProcessSpec`, and how its output is to be pushed.
 
     `subscribe` true (the default) pushes everything to this connection, as the Codex client expects; false

@@ -70,11 +70,11 @@ class Peer:
             if envelope.id is UNSET:
                 return Notice(envelope.method, envelope.params)
             return Request(envelope.id, envelope.method, envelope.params)
-        if envelope.id is UNSET or (envelope.result is UNSET and envelope.error is UNSET):
+        if envelope.id is UNSET or (envelope.result is UNSET and envelope.error in (UNSET, None)):
             raise InvalidRequest("a message needs `method`, or `id` with `result` or `error`")
         if envelope.id is not None and envelope.id in self._pending:
             method, on_reply = self._pending.pop(envelope.id)
-            if envelope.error is not UNSET:
+            if envelope.error is not UNSET and envelope.error is not None:
                 error = envelope.error
                 on_reply(None, error_from_wire(error.code, error.message, error.data))
                 return None
