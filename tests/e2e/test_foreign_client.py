@@ -34,7 +34,7 @@ class ForeignClient:
         self.ids = itertools.count(1)
         self.events: dict[str, list[dict[str, Any]]] = {}
 
-    async def request(self, method: str, params: dict[str, Any]) -> Any:
+    async def request(self, method: str, params: dict[str, Any] | None) -> Any:
         id = next(self.ids)
         await self.socket.send(json.dumps({"id": id, "method": method, "params": params}))
         while True:
@@ -215,3 +215,30 @@ async def test_a_session_is_resumed_after_a_break(server: RunningServer) -> None
         assert output_of(events, "stdout") == b"back\n"
         assert await codex.request("process/terminate", {"processId": "stays"}) == {"running": True}
         assert not is_alive(pid)
+
+
+async def test_a_start_with_all_that_the_real_client_sends(server: RunningServer) -> None:
+    """The members are those of Codex CLI 0.166; what the server does not know it ignores."""
+    async with client(server) as (codex, _):
+        info = await codex.request("environment/info", None)
+        assert set(info["shell"]) == {"name", "path"}
+        policy = {
+            "inherit": "all",
+            "ignoreDefaultExcludes": True,
+            "exclude": ["HOLD*"],
+            "set": {},
+            "includeOnly": [],
+        }
+        params = start_params(
+            "12121-2afb54b8",
+            ["/bin/bash", "-lc", "echo $CODEX_CI; env | grep -c ^HOLDFAST; exit 3"],
+            cwd="file:///tmp",
+            metadata={"threadId": "01a1e110", "toolCallId": "c1"},
+            envPolicy=policy,
+            env={"CODEX_CI": "1", "TERM": "dumb"},
+        )
+        assert (await codex.request("process/start", params))["processId"] == "12121-2afb54b8"
+        events = await codex.until("12121-2afb54b8", "process/closed")
+        assert output_of(events, "stdout") == b"1\n0\n"
+        assert events[-2]["params"]["exitCode"] == 3
+        assert events[-2]["params"]["sandboxDenied"] is False

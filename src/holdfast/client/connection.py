@@ -199,7 +199,9 @@ class Connection:
             await asyncio.wait([self._reconnecting])
         if self._failure is None:
             self._fail(ConnectionLost(f"{self.address}: the connection was closed"))
-        link, self._link = self._link, None
+        link = self._link
+        if link is not None:
+            self._drop_link(link)
         if link is not None and link.channel is not None:
             link.channel.close()
             await asyncio.wait([link.gone])

@@ -31,6 +31,13 @@ class RemoteExec:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        #: Ids of writes and signals: ours among all clients, and counted.
+        self._prefix = uuid.uuid4().hex
+        self._count = 0
+
+    def _new_id(self) -> str:
+        self._count += 1
+        return f"{self._prefix}-{self._count}"
 
     async def start(self, spec: ProcessSpec) -> ProcessInfo:
         result = await self.connection.call(methods.PROCESS_START, _start_params(spec, False))
@@ -61,7 +68,7 @@ class RemoteExec:
         return self.connection.reader(process_id, after_seq, window or DEFAULT_WINDOW)
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
-        write_id = write_id or uuid.uuid4().hex
+        write_id = write_id or self._new_id()
         if len(data) <= WRITE_PIECE_BYTES:
             await self._write_piece(process_id, data, write_id)
             return
@@ -83,7 +90,7 @@ class RemoteExec:
         await self.connection.call(methods.PROCESS_RESIZE, m.ResizeParams(process_id, size.rows, size.cols))
 
     async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
-        signal_id = signal_id or uuid.uuid4().hex
+        signal_id = signal_id or self._new_id()
         await self.connection.call(methods.PROCESS_SIGNAL, m.SignalParams(process_id, signal, signal_id))
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
