@@ -125,7 +125,7 @@ async def test_starts_and_calls_happen_once_however_often_the_connection_breaks(
 ) -> None:
     # A neighbour's flood makes the connection break while these are under way.
     async with broken_connection(remote_way, server, directory, seed=99) as (box, proxy):
-        flood = await box.start(["yes"], overflow="block")
+        flood = await box.start(["sh", "-c", "while :; do seq 20000; done"], overflow="block")
         reader = flood.events()
         reading = asyncio.create_task(_read_on(reader))
         log = tmp_path / "log"

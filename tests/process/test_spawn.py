@@ -28,6 +28,7 @@ from holdfast.errors import (
 )
 from holdfast.model import EnvPolicy, ExitStatus, Limits, OutputChunk, ProcessSpec, TerminalSize
 from holdfast.runtime.local import LocalExec
+from holdfast.runtime.process_table import ProcessTable
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 30
@@ -52,12 +53,9 @@ async def see(box: LocalExec, expression: str, **fields: Any) -> Any:
     return json.loads(await run(box, sys.executable, "-I", "-S", "-c", script, **fields))
 
 
-def has_children() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
+def children() -> set[int]:
+    """Our children, ended ones too. The tests of a session may share a server, which is one."""
+    return set(ProcessTable.read().children.get(os.getpid(), ()))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -279,6 +277,7 @@ async def test_why_it_could_not_start(
     named: str,
     way: dict[str, Any],
 ) -> None:
+    ours = children()
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(error, match=named):
         await box.start(ProcessSpec("p", argv, **{"cwd": str(programs), **fields, **way}))
@@ -286,7 +285,7 @@ async def test_why_it_could_not_start(
     assert await box.list() == ()
     # The id is free again, and no child is left to be reaped.
     assert await run(box, "echo", "ok") == b"ok\n"
-    assert not has_children()
+    assert children() == ours
 
 
 async def test_a_working_directory_of_ours_that_is_gone_is_told(
@@ -308,6 +307,7 @@ async def test_without_descriptors_nothing_starts_and_nothing_leaks(
 ) -> None:
     """With every number of free descriptors from none to enough: whichever is missing, the answer is clear."""
     await run(box, "true")
+    ours = children()
     before = sorted(int(name) for name in os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     refused = 0
@@ -321,7 +321,7 @@ async def test_without_descriptors_nothing_starts_and_nothing_leaks(
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             if "p" not in {each.process_id for each in await box.list()}:
-                assert not has_children()
+                assert children() == ours
         assert await box.wait("p", timeout=SAFETY_NET) is not None
         async with asyncio.timeout(SAFETY_NET):
             assert [event async for event in box.events("p")]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Credit for less than half a window is given after this long: soon for a process, and rarely for the wire.
 LATE_CREDIT_SECONDS: Final = 0.02
-#: And not for less than this: no process waits for so little.
-LATE_CREDIT_BYTES: Final = 4096
+#: And not for less than this part of a window: no process waits for so little.
+LATE_CREDIT_FRACTION: Final = 1024
 
 
 class Subscription:
@@ -72,7 +72,7 @@ class Subscription:
                 self._opened = True
                 self._connection.attach(self)
                 continue
-            if self._taken >= LATE_CREDIT_BYTES and self._late_credit is None:
+            if self._taken > self.window // LATE_CREDIT_FRACTION and self._late_credit is None:
                 # A process that waits for its reader must hear of a reader that waits for it.
                 self._late_credit = self._connection.clock.call_later(LATE_CREDIT_SECONDS, self._give_credit)
             self._waiter = self._loop.create_future()

@@ -36,11 +36,12 @@ class Tree:
 
     async def members(self, others: Container[int]) -> dict[int, Entry]:
         """Who is alive of it. `others` are the leaders of other processes, so that they need not be looked at."""
+        # As it was when the table was read: the leader may be reaped before we go on, and in the table its children
+        # still hang from it. Taken for orphans by then, they would be found nowhere.
+        leader_lives = self.leader_lives
         table = await self._tables.read()
         inside = self.cgroup.pids() if self.cgroup is not None else ()
-        return table.members(
-            self.leader, leader_lives=self.leader_lives, mark=self._mark, others=others, inside=inside
-        )
+        return table.members(self.leader, leader_lives=leader_lives, mark=self._mark, others=others, inside=inside)
 
     async def end(self, others: Container[int], grace: float) -> None:
         """TERM, up to `grace` seconds, KILL, until nothing is left. `grace` 0 kills at once."""
