@@ -94,18 +94,26 @@ def read_entry(pid: int) -> Entry | None:
     return Entry(pid, int(fields[1]), int(fields[3]), fields[19], fields[0] in (b"Z", b"X"))
 
 
+def newest_pids() -> list[int]:
+    """Every pid, the highest first: what was started last is most likely to be gone soon."""
+    return sorted((int(name) for name in os.listdir("/proc") if name[0].isdecimal()), reverse=True)
+
+
 class ProcessTable:
     """All processes at one moment. What is derived of them is worked out once, for all who ask."""
 
-    def __init__(self, entries: dict[int, Entry]) -> None:
+    def __init__(self, entries: dict[int, Entry], *, complete: bool = True) -> None:
         self.entries = entries
+        #: False if a process that was listed was gone when we came to it: another may have taken its place.
+        self.complete = complete
         self._marks: dict[int, int | None] = {}
 
     @classmethod
     def read(cls) -> ProcessTable:
         """One open, read and close for each process: about 10 us."""
-        pids = (int(name) for name in os.listdir("/proc") if name[0].isdecimal())
-        return cls({pid: entry for pid in pids if (entry := read_entry(pid)) is not None})
+        pids = newest_pids()
+        entries = {pid: entry for pid in pids if (entry := read_entry(pid)) is not None}
+        return cls(entries, complete=len(entries) == len(pids))
 
     @cached_property
     def children(self) -> dict[int, list[int]]:

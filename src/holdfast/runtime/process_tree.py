@@ -14,10 +14,13 @@ from typing import Final
 
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.cgroup import Cgroup
-from holdfast.runtime.process_table import Entry, TableReader, read_entry
+from holdfast.runtime.process_table import Entry, TableReader, newest_pids, read_entry, read_mark
 
 #: How long killed processes may take to be gone. One in uninterruptible sleep can take for ever: that is told.
 KILL_TIMEOUT: Final = 10.0
+#: How often, and how many, when a process is hunted: a few milliseconds in all.
+HUNTS: Final = 8
+HUNTED: Final = 24
 
 
 class Tree:
@@ -41,7 +44,24 @@ class Tree:
         leader_lives = self.leader_lives
         table = await self._tables.read()
         inside = self.cgroup.pids() if self.cgroup is not None else ()
-        return table.members(self.leader, leader_lives=leader_lives, mark=self._mark, others=others, inside=inside)
+        members = table.members(
+            self.leader, leader_lives=leader_lives, mark=self._mark, others=others, inside=inside
+        )
+        return members if members or table.complete else self._hunt()
+
+    def _hunt(self) -> dict[int, Entry]:
+        """Stop one that is never there when we come: each of its kind forks the next and ends.
+
+        A whole table takes longer to read than such a process lives, so look at the newest few alone, often.
+        """
+        for _ in range(HUNTS):
+            for pid in newest_pids()[:HUNTED]:
+                if read_mark(pid) != self._mark or (entry := read_entry(pid)) is None or entry.dead:
+                    continue
+                with PidHandles((entry,)) as handles:
+                    handles.send(signal.SIGSTOP)
+                return {pid: entry}
+        return {}
 
     async def end(self, others: Container[int], grace: float) -> None:
         """TERM, up to `grace` seconds, KILL, until nothing is left. `grace` 0 kills at once."""
