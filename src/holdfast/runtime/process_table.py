@@ -23,6 +23,7 @@ from holdfast.errors import ResourceExhausted
 _MARK_BASE: Final = 1 << 62
 #: Marks where the limit cannot; `env -i` sheds it.
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
+_MORE_THAN_ANY_PID: Final = 1 << 23
 _LIMITS_LINE: Final = b"Max realtime timeout"
 
 
@@ -95,8 +96,11 @@ def read_entry(pid: int) -> Entry | None:
 
 
 def newest_pids() -> list[int]:
-    """Every pid, the highest first: what was started last is most likely to be gone soon."""
-    return sorted((int(name) for name in os.listdir("/proc") if name[0].isdecimal()), reverse=True)
+    """Every pid in the order in which the kernel gave them, the last first; it goes round at its highest."""
+    pids = [int(name) for name in os.listdir("/proc") if name[0].isdecimal()]
+    with open("/proc/loadavg", "rb") as file:
+        last = int(file.read().split()[4])
+    return sorted(pids, key=lambda pid: (last - pid) % _MORE_THAN_ANY_PID)
 
 
 class ProcessTable:
@@ -104,16 +108,16 @@ class ProcessTable:
 
     def __init__(self, entries: dict[int, Entry], *, complete: bool = True) -> None:
         self.entries = entries
-        #: False if a process that was listed was gone when we came to it: another may have taken its place.
+        #: False if a process that nobody had seen before was gone when we came to it: it may have forked another.
         self.complete = complete
         self._marks: dict[int, int | None] = {}
 
     @classmethod
-    def read(cls) -> ProcessTable:
-        """One open, read and close for each process: about 10 us."""
+    def read(cls, seen: Container[int] = ()) -> ProcessTable:
+        """One open, read and close for each process: about 10 us. `seen` are pids of an earlier table."""
         pids = newest_pids()
         entries = {pid: entry for pid in pids if (entry := read_entry(pid)) is not None}
-        return cls(entries, complete=len(entries) == len(pids))
+        return cls(entries, complete=all(pid in entries or pid in seen for pid in pids))
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
@@ -187,6 +191,7 @@ class TableReader:
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[ProcessTable]] = []
+        self._seen: Container[int] = ()
 
     async def read(self) -> ProcessTable:
         loop = asyncio.get_running_loop()
@@ -199,7 +204,8 @@ class TableReader:
     def _read(self) -> None:
         waiting, self._waiting = self._waiting, []
         try:
-            table = ProcessTable.read()
+            table = ProcessTable.read(self._seen)
+            self._seen = table.entries.keys()
         except OSError as error:
             for future in waiting:
                 if not future.done():

@@ -18,9 +18,9 @@ from holdfast.runtime.process_table import Entry, TableReader, newest_pids, read
 
 #: How long killed processes may take to be gone. One in uninterruptible sleep can take for ever: that is told.
 KILL_TIMEOUT: Final = 10.0
-#: How often, and how many, when a process is hunted: a few milliseconds in all.
-HUNTS: Final = 8
-HUNTED: Final = 24
+#: How often, and how many, when a process is hunted: some 20 ms in all.
+HUNTS: Final = 40
+HUNTED: Final = 16
 
 
 class Tree:
@@ -102,10 +102,10 @@ async def end_all(find: Find, grace: float, kill_at_once: Callable[[], None] | N
         if loop.time() >= deadline:
             break
     deadline = loop.time() + KILL_TIMEOUT
+    if kill_at_once is not None:
+        kill_at_once()
     while members := await _freeze(find):
         with PidHandles(members.values()) as handles:
-            if kill_at_once is not None:
-                kill_at_once()
             handles.send(signal.SIGKILL)
             await handles.wait_gone(deadline - loop.time())
         if loop.time() >= deadline:
