@@ -45,7 +45,7 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 	$(BIN)/ruff format
 
 bench: $(VENV)/installed-dev ## print the benchmark table
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --markdown README.md
 
 clean: ## remove the virtual environments and the caches
 	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

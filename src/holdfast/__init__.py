@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from holdfast.client.collect import Collected as Collected, OutputMatch as OutputMatch
     from holdfast.client.exec_remote import (
         Completed as Completed,
         ExecRemoteEvent as ExecRemoteEvent,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         ExecCommandEnd as ExecCommandEnd,
         ExecCommandOutputDelta as ExecCommandOutputDelta,
         TerminalInteraction as TerminalInteraction,
+        ToolOutput as ToolOutput,
         UnifiedExec as UnifiedExec,
     )
     from holdfast.config import ExecServerConfig as ExecServerConfig
@@ -64,6 +66,7 @@ _HOMES = {
         "StderrChunk",
         "StdoutChunk",
     ),
+    "holdfast.client.collect": ("Collected", "OutputMatch"),
     "holdfast.client.process": ("Process",),
     "holdfast.client.sandbox": ("Sandbox", "connect"),
     "holdfast.client.unified_exec": (
@@ -71,6 +74,7 @@ _HOMES = {
         "ExecCommandEnd",
         "ExecCommandOutputDelta",
         "TerminalInteraction",
+        "ToolOutput",
         "UnifiedExec",
     ),
     "holdfast.config": ("ExecServerConfig",),
@@ -96,12 +100,15 @@ _HOMES = {
         "TerminalSize",
     ),
 }
+_SUBMODULES = ("sync", "testing")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        import importlib
+    import importlib
 
+    if name in _HOME_OF:
         return getattr(importlib.import_module(_HOME_OF[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"holdfast.{name}")
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
