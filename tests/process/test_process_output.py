@@ -501,3 +501,21 @@ async def test_without_descriptors_output_is_lost_and_the_process_goes_on(make_e
 
 def test_a_reader_has_no_state_beyond_its_own() -> None:
     assert "__dict__" not in dir(Reader)
+
+
+async def test_a_look_at_the_beginning_takes_nothing_back_from_a_blocking_process(make_exec: MakeExec) -> None:
+    """What a reader has taken for good stays taken, though another reads from the start and leaves."""
+    box = make_exec(retained_output_bytes_per_process=512 * 1024)
+    await box.start(ProcessSpec("p", ("head", "-c", "3000000", "/dev/zero"), overflow="block"))
+    events = box.events("p")
+    size = 0
+    async for event in events:
+        if isinstance(event, OutputChunk):
+            size += len(event.data)
+            if size > 1_000_000:
+                break
+    await events.aclose()
+    await box.read("p", after_seq=0, max_bytes=1)
+    process = box.process("p")
+    assert process._floor(0) >= 1_000_000
+    await box.terminate("p", force=True)

@@ -141,7 +141,7 @@ class ManagedProcess:
         self._terminal = next(iter(outputs.values())) if spec.tty else -1
         self._outputs = [_Output(kind, fd, self.logs[kind]) for kind, fd in outputs.items()]
         self._readers: set[Reader] = set()
-        #: How far the last reader had come when it left: a blocking process keeps what comes after for the next.
+        #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
         self._taken = [0, 0, 0]
         self._waiters: set[asyncio.Event] = set()
         self._exit = asyncio.Event()
@@ -269,7 +269,8 @@ class ManagedProcess:
     def detach(self, reader: Reader) -> None:
         self._readers.discard(reader)
         if not self._readers:
-            self._taken = reader.consumed
+            # One that looked at the beginning again takes nothing back.
+            self._taken = [max(pair) for pair in zip(self._taken, reader.consumed, strict=True)]
             if self._blocking and not self.closed:
                 # A reader that is gone for good must not hold its process for ever.
                 self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
