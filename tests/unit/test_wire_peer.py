@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.errors import (
-    ConnectionLost,
     HoldfastError,
     InvalidParams,
     InvalidRequest,
@@ -127,17 +126,6 @@ def test_a_null_result_is_an_empty_one() -> None:
     number, _ = peer.call(PING, Empty(), lambda result, error: seen.append(error or result))
     peer.receive(b'{"id":%d,"result":null}' % number)
     assert seen == [Empty()]
-
-
-def test_fail_all_ends_every_call_once() -> None:
-    caller = Caller()
-    numbers = [caller.call() for _ in range(3)]
-    lost = ConnectionLost("gone")
-    caller.peer.fail_all(lost)
-    assert caller.replies == dict.fromkeys(numbers, lost)
-    caller.peer.fail_all(lost)
-    assert caller.peer.pending == 0
-    assert caller.peer.receive(Codec().result(numbers[0], WaitResult(True))) is None
 
 
 def test_requests_and_notices_are_told_apart() -> None:

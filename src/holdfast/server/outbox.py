@@ -32,7 +32,7 @@ class Subscription:
     A named one may bound what is on its way (`window`); the client gives credit as it takes.
     """
 
-    __slots__ = ("_outbox", "_sent", "credit", "name", "process_id", "queued", "reader")
+    __slots__ = ("_outbox", "credit", "name", "process_id", "queued", "reader")
 
     def __init__(
         self, outbox: Outbox, process: ManagedProcess, after_seq: int, name: str | None, window: int | None

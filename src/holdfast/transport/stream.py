@@ -16,7 +16,7 @@ from typing import Final, cast
 
 from holdfast.errors import ConnectionLost
 from holdfast.transport.channel import Receiver, Source, SpoolFrame
-from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized
+from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
 
 #: The default of `max_message_bytes`, the same as the server's setting.
 MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
@@ -261,7 +261,7 @@ class StreamChannel:
         return bool(frames)
 
     def _framed(self, message: bytes) -> bytes:
-        return len(message).to_bytes(LENGTH_BYTES, "big") + message if self._lengths else message + b"\n"
+        return frame_length(message) if self._lengths else frame_line(message)
 
     def _write_rest(self) -> int:
         rest = self._rest

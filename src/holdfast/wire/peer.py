@@ -4,7 +4,7 @@
     peer.receive(message)               -> a Request or Notice to handle, or None (a reply, already delivered)
 
 Rules: a reply to an id that is not pending is dropped (it belongs to a call that was given up); a failed decode of
-a reply fails that call and no other; `fail_all` ends every pending call when the connection is gone for good.
+a reply fails that call and no other.
 """
 
 from __future__ import annotations
@@ -85,9 +85,3 @@ class Peer:
             else:
                 on_reply(result, None)
         return None
-
-    def fail_all(self, error: HoldfastError) -> None:
-        """End every pending call with `error`."""
-        pending, self._pending = self._pending, {}
-        for _, on_reply in pending.values():
-            on_reply(None, error)
