@@ -18,7 +18,7 @@ T = TypeVar("T")
 Samples = Callable[[], Awaitable[list[float]]]
 
 Unit = Literal["ms", "MB/s", "/s", "MB", "KB"]
-Bound = Literal["ratio at most", "ratio at least", "at most"]
+Bound = Literal["ratio at most", "ratio at least", "at most", "at least"]
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -158,9 +158,8 @@ def compare(
 
 
 def is_reached(target: Target, ratio: float, measured: float) -> bool:
-    if target.bound == "ratio at least":
-        return ratio >= target.limit
-    return (ratio if target.bound == "ratio at most" else measured) <= target.limit
+    figure = ratio if target.bound.startswith("ratio") else measured
+    return figure >= target.limit if target.bound.endswith("at least") else figure <= target.limit
 
 
 async def interleave(rounds: int, contenders: Mapping[str, Callable[[], Awaitable[T]]]) -> dict[str, list[T]]:

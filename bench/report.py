@@ -134,6 +134,6 @@ def _target(row: Row) -> str:
     target = row.target
     if target is None:
         return ""
-    if target.bound == "at most":
-        return f"at most {_digits(target.limit)} {row.unit}"
+    if not target.bound.startswith("ratio"):
+        return f"{target.bound} {_digits(target.limit)} {row.unit}"
     return f"{target.bound.removeprefix('ratio ')} {target.limit:g} x"

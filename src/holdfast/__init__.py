@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from holdfast.client.process import Process as Process
     from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
+    from holdfast.client.shell import CommandResult as CommandResult, Shell as Shell
     from holdfast.client.unified_exec import (
         ExecCommandBegin as ExecCommandBegin,
         ExecCommandEnd as ExecCommandEnd,
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
         HoldfastError as HoldfastError,
         ProcessError as ProcessError,
         SandboxError as SandboxError,
+        ShellClosed as ShellClosed,
         TimeoutError as TimeoutError,
         TransportError as TransportError,
     )
     from holdfast.model import (
         Closed as Closed,
+        CommandEnded as CommandEnded,
         EnvPolicy as EnvPolicy,
         Exited as Exited,
         ExitStatus as ExitStatus,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         OutputGap as OutputGap,
         ProcessInfo as ProcessInfo,
         ProcessSpec as ProcessSpec,
+        ShellStatus as ShellStatus,
         Snapshot as Snapshot,
         TerminalSize as TerminalSize,
     )
@@ -69,6 +73,7 @@ _HOMES = {
     "holdfast.client.collect": ("Collected", "OutputMatch"),
     "holdfast.client.process": ("Process",),
     "holdfast.client.sandbox": ("Sandbox", "connect"),
+    "holdfast.client.shell": ("CommandResult", "Shell"),
     "holdfast.client.unified_exec": (
         "ExecCommandBegin",
         "ExecCommandEnd",
@@ -83,11 +88,13 @@ _HOMES = {
         "HoldfastError",
         "ProcessError",
         "SandboxError",
+        "ShellClosed",
         "TimeoutError",
         "TransportError",
     ),
     "holdfast.model": (
         "Closed",
+        "CommandEnded",
         "EnvPolicy",
         "ExitStatus",
         "Exited",
@@ -96,6 +103,7 @@ _HOMES = {
         "OutputGap",
         "ProcessInfo",
         "ProcessSpec",
+        "ShellStatus",
         "Snapshot",
         "TerminalSize",
     ),

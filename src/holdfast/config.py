@@ -48,6 +48,15 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Input accepted for a process that does not read it, before `write` waits.
     stdin_buffer_bytes: int = 1 * MIB
 
+    # --- shells ----------------------------------------------------------------------------------------------
+    #: Shells that may be open at a time. Each is a program with a few descriptors of ours.
+    max_shells: int = 1_024
+    #: Commands that may wait in one shell behind the one that runs; a further one is refused.
+    max_queued_commands: int = 1_000
+    #: How long a command that timed out or was interrupted has between TERM and KILL. Long enough for a program to
+    #: clean up, short enough for an agent that waits.
+    interrupt_grace_seconds: float = 2.0
+
     # --- the wire --------------------------------------------------------------------------------------------
     #: The largest message taken. A 50 MiB body of a model call as base64 fits with room.
     max_message_bytes: int = 96 * MIB

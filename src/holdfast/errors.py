@@ -13,7 +13,9 @@
     │   ├── NotATerminal           -32005
     │   ├── UnknownSignal          -32006
     │   ├── Forbidden              -32007  switched off by the server's settings
-    │   └── Unauthorized           -32008  no token, a wrong one, or another user
+    │   ├── Unauthorized           -32008  no token, a wrong one, or another user
+    │   ├── UnknownShell           -32009
+    │   └── ShellClosed            -32010  the shell has ended; the message says why
     ├── SandboxError               the place where commands run could not do it
     │   ├── InternalError          -32603  a bug of ours
     │   ├── CwdNotFound            -32020
@@ -132,6 +134,18 @@ class Unauthorized(CallerError):
     """No token, a wrong token, or a peer of another user."""
 
     code = -32008
+
+
+class UnknownShell(CallerError):
+    """No shell has this id."""
+
+    code = -32009
+
+
+class ShellClosed(CallerError):
+    """The shell has ended and runs nothing any more; the message says why."""
+
+    code = -32010
 
 
 class SandboxError(HoldfastError):

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from holdfast.model import (
+    CommandEvent,
+    CommandSpec,
     EnvironmentInfo,
     ExitStatus,
     ProcessEvent,
@@ -17,6 +19,8 @@ from holdfast.model import (
     ProcessSpec,
     ReadResult,
     ServerStatus,
+    ShellSpec,
+    ShellStatus,
     Snapshot,
     TerminalSize,
 )
@@ -28,6 +32,19 @@ class EventStream(Protocol):
     def __aiter__(self) -> AsyncIterator[ProcessEvent]: ...
 
     async def __anext__(self) -> ProcessEvent: ...
+
+    async def aclose(self) -> None: ...
+
+
+class CommandStream(Protocol):
+    """A command in a shell: what it prints, as it comes, and at last how it ended.
+
+    `aclose` before its end withdraws it: one that waits is taken out of the queue, one that runs is interrupted.
+    """
+
+    def __aiter__(self) -> AsyncIterator[CommandEvent]: ...
+
+    async def __anext__(self) -> CommandEvent: ...
 
     async def aclose(self) -> None: ...
 
@@ -84,6 +101,32 @@ class ExecApi(Protocol):
     async def forget(self, process_id: str) -> None:
         """Drop an ended process and its output now rather than after its retention."""
         ...
+
+    async def open_shell(self, spec: ShellSpec) -> ShellStatus:
+        """Start a shell; the same `start_id` again returns the one that is there. It takes commands on return."""
+        ...
+
+    def run_in_shell(
+        self, shell_id: str, command: CommandSpec, *, live: bool = False, window: int | None = None
+    ) -> CommandStream:
+        """Queue a command. `live` wants output as it is printed; without it, little output may come at the end."""
+        ...
+
+    async def start_in_shell(self, shell_id: str, command: str, process_id: str) -> ProcessInfo:
+        """Start a process of its own with the shell's directory, variables and functions."""
+        ...
+
+    async def interrupt_shell(self, shell_id: str) -> bool:
+        """End the command that runs, and all it started in the foreground. Returns whether one ran."""
+        ...
+
+    async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
+        """End a shell and all that it started; `keep` lets its background jobs run on."""
+        ...
+
+    async def describe_shell(self, shell_id: str) -> ShellStatus: ...
+
+    async def list_shells(self) -> tuple[ShellStatus, ...]: ...
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         """Return once something accepts connections there; `TimeoutError` otherwise."""

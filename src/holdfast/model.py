@@ -14,6 +14,7 @@ Overflow = Literal["drop", "block"]
 Lifetime = Literal["server", "connection"]
 SpecKind = Literal["direct", "prepared"]
 StdinMode = Literal["open", "closed"]
+ShellState = Literal["idle", "running", "closed"]
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -206,3 +207,83 @@ class ServerStatus(Struct, frozen=True):
     listening: tuple[str, ...] = ()
     #: How processes are marked and killed here: `cgroup`, `mark`, `tree`.
     containment: tuple[str, ...] = ()
+
+
+class ShellSpec(Struct, frozen=True):
+    """Which shell to start and how. `shell_id` is a key that the caller chooses."""
+
+    shell_id: str
+    #: A name or a path; None is bash where there is one, else sh.
+    shell: str | None = None
+    cwd: str | None = None
+    #: As in `ProcessSpec`.
+    env: dict[str, str] | None = None
+    env_policy: EnvPolicy | None = None
+    user: str | None = None
+    #: Read the profile files, as after a login.
+    login: bool = False
+    lifetime: Lifetime = "server"
+    limits: Limits | None = None
+    start_id: str | None = None
+
+
+class CommandSpec(Struct, frozen=True):
+    """One command for a live shell. The same `command_id` again is the same command."""
+
+    command_id: str
+    command: str
+    #: For this command alone; both are as before afterwards.
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    #: All of its stdin; None is an empty one.
+    input: bytes | None = None
+    #: Seconds until it and what it started in the foreground are ended.
+    timeout: float | None = None
+
+
+class CommandEnded(Struct, frozen=True):
+    """How a command in a shell ended. Everything it printed before is in its log and came before this."""
+
+    #: 124 after a timeout, 130 after an interrupt.
+    exit_code: int
+    #: The shell's working directory now.
+    cwd: str
+    #: Seconds from when the shell was told to run it.
+    duration: float
+    timed_out: bool = False
+    #: The shell is a new one, in the same directory; `restored` says what it has of the old one.
+    shell_restarted: bool = False
+    restored: Literal["", "exports", "state"] = ""
+    #: The shell's state after it, and why it is closed.
+    state: ShellState = "idle"
+    reason: str = ""
+
+
+#: What happens to a command in a shell, in the order in which it happened.
+CommandEvent = OutputChunk | OutputGap | CommandEnded
+
+
+class ShellStatus(Struct, frozen=True):
+    """How a shell is."""
+
+    shell_id: str
+    #: The program.
+    path: str
+    pid: int
+    state: ShellState
+    cwd: str
+    started_at: float
+    #: Why it is closed.
+    reason: str = ""
+    exit_code: int | None = None
+    #: The command that runs now, and how many wait behind it.
+    command: str | None = None
+    command_id: str | None = None
+    queued: int = 0
+    commands_run: int = 0
+    restarts: int = 0
+    #: Bytes that background jobs printed after their command had ended.
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    user: str | None = None
+    login: bool = False

@@ -174,13 +174,18 @@ class Connection:
         try:
             return await call.future
         except asyncio.CancelledError:
-            # Else a wait that was given up would stay with the server until its process ends.
-            self.notify(methods.REQUEST_CANCEL, m.CancelParams(call.id))
+            self.give_up(call)
             raise
         finally:
             # A reply took the entry out of the peer; a cancelled caller leaves it behind.
             self._calls.pop(call.id, None)
             self._peer.give_up(call.id)
+
+    def give_up(self, call: Call[R]) -> None:
+        """Nobody waits for the reply any more. Else the server would go on until it has one."""
+        self.notify(methods.REQUEST_CANCEL, m.CancelParams(call.id))
+        self._calls.pop(call.id, None)
+        self._peer.give_up(call.id)
 
     def notify(self, notification: Notification[P], params: P) -> None:
         """Tell the server something, if the channel is up; what it must know it is told again on reconnect."""

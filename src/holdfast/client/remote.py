@@ -5,16 +5,22 @@ from __future__ import annotations
 import uuid
 from typing import Final
 
+import msgspec
+
 from holdfast.client.connection import DEFAULT_WINDOW, Connection
+from holdfast.client.remote_command import RemoteCommand
 from holdfast.client.subscription import Subscription
 from holdfast.errors import StdinClosed, UnknownProcess
 from holdfast.model import (
+    CommandSpec,
     EnvironmentInfo,
     ExitStatus,
     ProcessInfo,
     ProcessSpec,
     ReadResult,
     ServerStatus,
+    ShellSpec,
+    ShellStatus,
     Snapshot,
     TerminalSize,
 )
@@ -115,6 +121,32 @@ class RemoteExec:
 
     async def forget(self, process_id: str) -> None:
         await self.connection.call(methods.PROCESS_FORGET, m.ProcessParams(process_id))
+
+    async def open_shell(self, spec: ShellSpec) -> ShellStatus:
+        if spec.start_id is None:
+            spec = msgspec.structs.replace(spec, start_id=uuid.uuid4().hex)
+        return await self.connection.call(methods.SHELL_OPEN, spec)
+
+    def run_in_shell(
+        self, shell_id: str, command: CommandSpec, *, live: bool = False, window: int | None = None
+    ) -> RemoteCommand:
+        return RemoteCommand(self.connection, shell_id, command, live=live, window=window)
+
+    async def start_in_shell(self, shell_id: str, command: str, process_id: str) -> ProcessInfo:
+        params = m.ShellStartParams(shell_id, process_id, command)
+        return await self.connection.call(methods.SHELL_START, params)
+
+    async def interrupt_shell(self, shell_id: str) -> bool:
+        return (await self.connection.call(methods.SHELL_INTERRUPT, m.ShellParams(shell_id))).running
+
+    async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
+        await self.connection.call(methods.SHELL_CLOSE, m.ShellCloseParams(shell_id, keep, _milliseconds(grace)))
+
+    async def describe_shell(self, shell_id: str) -> ShellStatus:
+        return await self.connection.call(methods.SHELL_DESCRIBE, m.ShellParams(shell_id))
+
+    async def list_shells(self) -> tuple[ShellStatus, ...]:
+        return (await self.connection.call(methods.SHELL_LIST, _EMPTY)).shells
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         await self.connection.call(methods.PORT_WAIT, m.WaitForPortParams(port, host, _milliseconds(timeout)))

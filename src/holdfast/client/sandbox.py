@@ -23,6 +23,7 @@ from holdfast.client.command import (
 )
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.process import Process
+from holdfast.client.shell import Shell, close_unknown
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TimeoutError
 from holdfast.exec_api import ExecApi
@@ -34,6 +35,7 @@ from holdfast.model import (
     Overflow,
     ProcessSpec,
     ServerStatus,
+    ShellSpec,
     StdinMode,
     TerminalSize,
 )
@@ -216,6 +218,53 @@ class Sandbox:
         # Nobody could write to it later, so `stdin_open` would only make the command wait.
         spec = _command_spec(argv, options, pipe_stdin=options.input is not None)
         return await run_command(self._api, spec, input=options.input, timeout=timeout)
+
+    # --- shells --------------------------------------------------------------------------------------------------
+
+    async def shell(
+        self,
+        shell: str | None = None,
+        *,
+        id: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        login: bool = False,
+        lifetime: Lifetime = "server",
+        limits: Limits | None = None,
+        env_policy: EnvPolicy | None = None,
+    ) -> Shell:
+        """Start a live shell whose state persists from command to command.
+
+        `shell` is a name or a path (bash, dash, zsh, busybox ash, any POSIX sh); without one it is bash where there
+        is one, else sh. `id` names it for later (`open_shell`). `env` adds to the sandbox's environment. `login`
+        reads the profile files. `lifetime="connection"` closes it when this client is gone for good.
+        """
+        spec = ShellSpec(
+            shell_id=id if id is not None else _new_id(),
+            shell=shell,
+            cwd=cwd,
+            env=check_env(env),
+            env_policy=_policy(env, env_policy),
+            user=user,
+            login=login,
+            lifetime=lifetime,
+            limits=limits,
+            start_id=_new_id(),
+        )
+        try:
+            return Shell(self._api, await self._api.open_shell(spec))
+        except asyncio.CancelledError as cancelled:
+            await kill_cancelled(close_unknown(self._api, spec.shell_id), cancelled)
+            raise
+
+    async def open_shell(self, id: str) -> Shell:
+        """A handle on a shell that was started before, by whomever. `UnknownShell` if there is none."""
+        return Shell(self._api, await self._api.describe_shell(id))
+
+    async def shells(self) -> list[Shell]:
+        """Handles on all shells: those that are open, and the last ones that closed."""
+        return [Shell(self._api, status) for status in await self._api.list_shells()]
 
     # --- the place itself ----------------------------------------------------------------------------------------
 

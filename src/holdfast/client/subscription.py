@@ -152,6 +152,13 @@ class Subscription:
         if error is not None:
             self.fail(error)
 
+    def finish(self) -> None:
+        """Nothing is to come through it: what it was opened for told everything elsewhere."""
+        if not self._ended:
+            self._ended = True
+            self._connection.ended(self.id)
+            self._wake()
+
     def fail(self, error: HoldfastError) -> None:
         """Nothing more will come; what arrived before can still be read."""
         if not self._ended and self._error is None:

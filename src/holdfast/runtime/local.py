@@ -13,7 +13,7 @@ import platform
 import pwd
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast import __version__
@@ -30,18 +30,24 @@ from holdfast.errors import (
     TimeoutError,
     UnknownProcess,
 )
-from holdfast.exec_api import EventStream
+from holdfast.exec_api import CommandStream, EventStream
 from holdfast.model import (
     Closed,
+    CommandEvent,
+    CommandSpec,
     EnvironmentInfo,
     ExitStatus,
     Limits,
+    OutputChunk,
+    OutputGap,
     ProcessEvent,
     ProcessInfo,
     ProcessSpec,
     ReadResult,
     ServerStatus,
     ShellInfo,
+    ShellSpec,
+    ShellStatus,
     Snapshot,
     TerminalSize,
 )
@@ -54,7 +60,11 @@ from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import TableReader
 from holdfast.runtime.process_tree import Strays, Tree
 from holdfast.runtime.reader import Reader
+from holdfast.runtime.recorded import Recorded
+from holdfast.runtime.shell_command import ShellCommand
+from holdfast.runtime.shells import Shells
 from holdfast.runtime.signals import parse_signal
+from holdfast.runtime.spawn import write_all
 from holdfast.runtime.starting import Started, Starter, starts_at_once
 
 MAX_ID_CHARACTERS: Final = 256
@@ -97,6 +107,16 @@ class LocalExec:
         self._over = asyncio.Event()
         self._started_at = time.monotonic()
         self._retention_timer: asyncio.TimerHandle | None = None
+        self.shells = Shells(
+            config=self.config,
+            spool=self._spool,
+            poller=self._poller,
+            tables=self._tables,
+            environ=os.environ if environ is None else environ,
+            start_process=self._start_on,
+            end_process=self._end,
+            on_growth=self._spool_grew,
+        )
 
     # --- starting --------------------------------------------------------------------------------------------
 
@@ -164,7 +184,23 @@ class LocalExec:
     async def _start_through_launcher(self, spec: ProcessSpec) -> ManagedProcess:
         return self._manage(spec, await self._starter.start_through_launcher(spec))
 
-    def _manage(self, spec: ProcessSpec, started: Started) -> ManagedProcess:
+    async def _start_on(
+        self, spec: ProcessSpec, stdin: int, on_exit: Callable[[ManagedProcess], None] | None = None
+    ) -> ManagedProcess:
+        """On a stdin that somebody has."""
+        self._check(spec)
+        if starts_at_once(spec):
+            return self._manage(spec, self._starter.start(spec, stdin), on_exit)
+        return self._manage(spec, await self._starter.start_through_launcher(spec, stdin), on_exit)
+
+    def _manage(
+        self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None = None
+    ) -> ManagedProcess:
+        def exited(process: ManagedProcess) -> None:
+            self._process_exited(process)
+            if on_exit is not None:
+                on_exit(process)
+
         try:
             process = ManagedProcess(
                 spec,
@@ -175,7 +211,7 @@ class LocalExec:
                 spool=self._spool,
                 poller=self._poller,
                 config=self.config,
-                on_exit=self._process_exited,
+                on_exit=self._process_exited if on_exit is None else exited,
                 on_close=self._process_closed,
                 on_growth=self._spool_grew,
             )
@@ -215,10 +251,17 @@ class LocalExec:
         except KeyError:
             raise UnknownProcess(f"no process has the id {process_id!r}") from None
 
+    def recorded(self, id: str) -> Recorded:
+        """What can be read under this id: a process, a command of a shell, or a shell's own output."""
+        found = self._processes.get(id) or self.shells.recorded(id)
+        if found is None:
+            raise UnknownProcess(f"no process has the id {id!r}")
+        return found
+
     async def read(
         self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
     ) -> ReadResult:
-        process = self.process(process_id)
+        process = self.recorded(process_id)
         if wait > 0 and process.journal.last_seq <= after_seq and not process.closed:
             try:
                 async with asyncio.timeout(wait):
@@ -228,7 +271,7 @@ class LocalExec:
         return process.read(after_seq, DEFAULT_READ_BYTES if max_bytes is None else max_bytes)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:
-        return LocalEvents(self.process(process_id), after_seq)
+        return LocalEvents(self.recorded(process_id), after_seq)
 
     async def start_streaming(
         self, spec: ProcessSpec, window: int | None = None
@@ -266,7 +309,7 @@ class LocalExec:
             return None
 
     async def snapshot(self, process_id: str) -> Snapshot:
-        return self.process(process_id).snapshot()
+        return self.recorded(process_id).snapshot()
 
     async def describe(self, process_id: str) -> ProcessInfo:
         return self.process(process_id).info()
@@ -279,6 +322,42 @@ class LocalExec:
         if process.running:
             raise InvalidRequest(f"process {process_id!r} still runs: terminate it first")
         self._drop(process)
+
+    # --- shells ----------------------------------------------------------------------------------------------
+
+    async def open_shell(self, spec: ShellSpec) -> ShellStatus:
+        return (await self.shells.open(spec)).info()
+
+    def run_in_shell(
+        self, shell_id: str, command: CommandSpec, *, live: bool = False, window: int | None = None
+    ) -> CommandStream:
+        return LocalCommand(self.shells, self.shells.run(shell_id, command))
+
+    async def start_in_shell(self, shell_id: str, command: str, process_id: str) -> ProcessInfo:
+        spec, script = await self.shells.background(shell_id, command, process_id)
+        existing = self._existing(spec)
+        if existing is not None:
+            return existing.info()
+        fd = os.memfd_create("holdfast-script")
+        try:
+            write_all(fd, script)
+            os.lseek(fd, 0, os.SEEK_SET)
+            return (await self._start_on(spec, fd)).info()
+        finally:
+            os.close(fd)
+
+    async def interrupt_shell(self, shell_id: str) -> bool:
+        return await self.shells.shell(shell_id).interrupt()
+
+    async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
+        await self.shells.shell(shell_id).close(keep=keep, grace=grace)
+        self._reap_orphans()
+
+    async def describe_shell(self, shell_id: str) -> ShellStatus:
+        return self.shells.shell(shell_id).info()
+
+    async def list_shells(self) -> tuple[ShellStatus, ...]:
+        return tuple(shell.info() for shell in self.shells.list())
 
     # --- the machine -----------------------------------------------------------------------------------------
 
@@ -305,7 +384,7 @@ class LocalExec:
     async def info(self) -> EnvironmentInfo:
         account = resolve_user(str(os.geteuid()))
         shell = account.shell if os.access(account.shell, os.X_OK) else "/bin/sh"
-        features = ["process", "tty", "exec_remote"]
+        features = ["process", "tty", "exec_remote", "shell"]
         return EnvironmentInfo(
             shell=ShellInfo(os.path.basename(shell), shell),
             cwd=os.getcwd(),
@@ -344,6 +423,7 @@ class LocalExec:
         asked_before, self._closing = self._closing, True
         if self._starting:
             await asyncio.wait(self._starting.values())
+        await self.shells.close_all(grace)
         processes = list(self._processes.values())
         await asyncio.gather(*(self._end(process, grace) for process in processes))
         if self._orphans is not None:
@@ -424,9 +504,10 @@ class LocalExec:
             process.give_up_output()
             if self._spool.used <= limit:
                 return
-        logs = ((process, kind) for process in self._processes.values() for kind in process.logs)
-        process, kind = max(logs, key=lambda each: each[0].logs[each[1]].kept_bytes)
-        process.keep_less(kind)
+        keepers = (*self._processes.values(), *self.shells.logged())
+        logs = ((keeper, kind) for keeper in keepers for kind in keeper.logs)
+        keeper, kind = max(logs, key=lambda each: each[0].logs[each[1]].kept_bytes)
+        keeper.keep_less(kind)
 
     def is_known(self, process_id: str) -> bool:
         return process_id in self._processes
@@ -444,7 +525,7 @@ class LocalExec:
 class LocalEvents:
     """An in-process reader: waits on the process, reads from its log, ends after `Closed`."""
 
-    def __init__(self, process: ManagedProcess, after_seq: int) -> None:
+    def __init__(self, process: Recorded, after_seq: int) -> None:
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._reader: Reader | None = None
@@ -478,6 +559,39 @@ class LocalEvents:
         # any thread.
         if self._reader is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._reader.close)
+
+
+class LocalCommand:
+    """A command in a shell, read in process."""
+
+    def __init__(self, shells: Shells, command: ShellCommand) -> None:
+        self._shells = shells
+        self._command = command
+        self._events = LocalEvents(command, 0)
+        self._over = False
+
+    def __aiter__(self) -> LocalCommand:
+        return self
+
+    async def __anext__(self) -> CommandEvent:
+        if self._over:
+            raise StopAsyncIteration
+        # A command that is taken out of the queue has no exit to tell.
+        event = None if self._command.error is not None else await self._next_event()
+        if isinstance(event, OutputChunk | OutputGap):
+            return event
+        self._over = True
+        await self._events.aclose()
+        return await self._command.wait_ended()
+
+    async def _next_event(self) -> ProcessEvent | None:
+        return await anext(self._events, None)
+
+    async def aclose(self) -> None:
+        if not self._over:
+            self._over = True
+            self._shells.withdraw(self._command)
+        await self._events.aclose()
 
 
 def _check_text(text: str, what: str) -> None:

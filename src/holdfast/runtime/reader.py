@@ -13,7 +13,7 @@ from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
 from holdfast.runtime.journal import CLOSE, EXIT, STREAMS, Record
 
 if TYPE_CHECKING:
-    from holdfast.runtime.process import ManagedProcess
+    from holdfast.runtime.recorded import Recorded
 
 #: What one event of an in-process reader carries at most.
 EVENT_BYTES: Final = 1024 * 1024
@@ -24,7 +24,7 @@ class Reader:
 
     __slots__ = ("_expected", "consumed", "on_ready", "process", "seq")
 
-    def __init__(self, process: ManagedProcess, after_seq: int, on_ready: Callable[[], None]) -> None:
+    def __init__(self, process: Recorded, after_seq: int, on_ready: Callable[[], None]) -> None:
         if after_seq < 0:
             raise InvalidParams(f"afterSeq {after_seq}: must not be negative")
         self.process = process

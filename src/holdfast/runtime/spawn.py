@@ -128,7 +128,7 @@ async def spawn_through_launcher(
     try:
         orders_fd = os.memfd_create("holdfast-orders")
         opened.append(orders_fd)
-        _write_all(orders_fd, marshal.dumps(orders))
+        write_all(orders_fd, marshal.dumps(orders))
         os.lseek(orders_fd, 0, os.SEEK_SET)
         report, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         opened += [report, report_fd]
@@ -203,7 +203,7 @@ def _plan(streams: StandardStreams) -> SpawnPlan:
     return plan
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     written = 0
     while written < len(data):
         written += os.write(fd, data[written:])

@@ -58,12 +58,13 @@ class _Streams:
         self.stdin = -1
         self._theirs: list[int] = []
 
-    def open_pipes(self, null: int, *, pipe_stdin: bool) -> None:
+    def open_pipes(self, given: int, *, pipe_stdin: bool) -> None:
+        """`given` is its stdin, if it gets no pipe."""
         for kind in (0, 1):
             self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(write)
             os.set_blocking(self.outputs[kind], False)
-        stdin = null
+        stdin = given
         if pipe_stdin:
             stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(stdin)
@@ -114,11 +115,11 @@ class Starter:
     def close(self) -> None:
         os.close(self._null)
 
-    def start(self, spec: ProcessSpec) -> Started:
-        """Start a spec that `starts_at_once`."""
+    def start(self, spec: ProcessSpec, stdin: int | None = None) -> Started:
+        """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
         mark = new_mark()
         command = self._command(spec, mark, None)
-        streams = self._open(spec, None)
+        streams = self._open(spec, None, stdin)
         try:
             pid = spawn(command, streams.for_child, self._limits(mark))
         except BaseException:
@@ -127,12 +128,12 @@ class Starter:
         streams.close_theirs()
         return Started(pid, mark, command.cwd, streams.outputs, streams.stdin)
 
-    async def start_through_launcher(self, spec: ProcessSpec) -> Started:
+    async def start_through_launcher(self, spec: ProcessSpec, stdin: int | None = None) -> Started:
         """Start any spec."""
         mark = new_mark()
         account = None if spec.user is None else resolve_user(spec.user)
         command = self._command(spec, mark, account)
-        streams = self._open(spec, account)
+        streams = self._open(spec, account, stdin)
         try:
             pid = await spawn_through_launcher(command, streams.for_child, self._limits(mark), self.newborn)
         except BaseException:
@@ -155,13 +156,13 @@ class Starter:
             limits=spec.limits,
         )
 
-    def _open(self, spec: ProcessSpec, account: Account | None) -> _Streams:
+    def _open(self, spec: ProcessSpec, account: Account | None, stdin: int | None) -> _Streams:
         streams = _Streams()
         try:
             if spec.tty:
                 streams.open_terminal(spec.size or TerminalSize(), account)
             else:
-                streams.open_pipes(self._null, pipe_stdin=spec.pipe_stdin)
+                streams.open_pipes(self._null if stdin is None else stdin, pipe_stdin=spec.pipe_stdin)
         except OSError as error:
             streams.close()
             what = "terminal" if spec.tty else "pipe"

@@ -25,6 +25,7 @@ from holdfast.errors import (
     MethodNotFound,
 )
 from holdfast.server.outbox import Outbox
+from holdfast.server.shells import CANCELLED_BY_CALLER
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
 from holdfast.wire.messages import InitializeParams, InitializeResult
@@ -164,7 +165,7 @@ class ServerConnection:
             self.channel.use_lengths()
         for process_id, seq in session.positions.items():
             with contextlib.suppress(HoldfastError):  # forgotten meanwhile
-                self.outbox.subscribe(self._exec.process(process_id), after_seq=seq)
+                self.outbox.subscribe(self._exec.recorded(process_id), after_seq=seq)
         session.positions = {}
 
     def _notice(self, notice: Notice) -> None:
@@ -177,7 +178,7 @@ class ServerConnection:
                 cancelled = codec.decode_body(notice.params, REQUEST_CANCEL.params, notice.method)
                 task = self._tasks.get(cancelled.id)
                 if task is not None:  # else its reply is on its way
-                    task.cancel()
+                    task.cancel(CANCELLED_BY_CALLER)
             elif notice.method != INITIALIZED.name:
                 log.info("%s: ignored notification %s", self.channel.description, notice.method)
         except HoldfastError as error:

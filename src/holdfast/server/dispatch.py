@@ -22,6 +22,7 @@ from holdfast.model import (
 )
 from holdfast.runtime.starting import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
+from holdfast.server.shells import ShellMethods
 from holdfast.wire import messages as m, methods as w
 
 if TYPE_CHECKING:
@@ -76,6 +77,14 @@ class Dispatcher:
         self._add(w.PROCESS_SUBSCRIBE, self._subscribe)
         self._add(w.PROCESS_UNSUBSCRIBE, self._unsubscribe)
         self._add(w.PORT_WAIT, self._wait_for_port)
+        shells = ShellMethods(exec_, sessions)
+        self._add(w.SHELL_OPEN, shells.open)
+        self._add(w.SHELL_RUN, shells.run)
+        self._add(w.SHELL_START, shells.start)
+        self._add(w.SHELL_INTERRUPT, shells.interrupt)
+        self._add(w.SHELL_CLOSE, shells.close)
+        self._add(w.SHELL_DESCRIBE, shells.describe)
+        self._add(w.SHELL_LIST, shells.list)
         self._add(w.EXEC_REMOTE_START, lambda _, params: remote.start(params))
         self._add(w.EXEC_REMOTE_POLL, lambda _, params: remote.poll(params))
         self._add(w.EXEC_REMOTE_KILL, lambda _, params: remote.kill(params))
@@ -185,7 +194,7 @@ class Dispatcher:
         return m.WaitResult(running=False, exit_code=status.exit_code, signal=status.signal)
 
     def _snapshot(self, connection: ServerConnection, params: m.ProcessParams) -> Snapshot:
-        return self._exec.process(params.process_id).snapshot()
+        return self._exec.recorded(params.process_id).snapshot()
 
     def _describe(self, connection: ServerConnection, params: m.ProcessParams) -> ProcessInfo:
         return self._exec.process(params.process_id).info()
@@ -199,7 +208,7 @@ class Dispatcher:
 
     def _subscribe(self, connection: ServerConnection, params: m.SubscribeParams) -> m.Empty:
         connection.outbox.subscribe(
-            self._exec.process(params.process_id),
+            self._exec.recorded(params.process_id),
             after_seq=params.after_seq,
             name=params.subscription,
             window=params.window,

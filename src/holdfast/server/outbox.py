@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.model import OutputGap
 from holdfast.runtime.journal import EXIT, STREAMS, Record
 from holdfast.runtime.output_log import OutputLog
-from holdfast.runtime.process import ManagedProcess
+from holdfast.runtime.recorded import Recorded
 from holdfast.runtime.reader import Reader
 from holdfast.transport.channel import Channel, SpoolFrame
 from holdfast.wire.codec import Codec
@@ -35,11 +35,11 @@ class Subscription:
     __slots__ = ("_outbox", "credit", "name", "process_id", "queued", "reader")
 
     def __init__(
-        self, outbox: Outbox, process: ManagedProcess, after_seq: int, name: str | None, window: int | None
+        self, outbox: Outbox, process: Recorded, after_seq: int, name: str | None, window: int | None
     ) -> None:
         self._outbox = outbox
         self.name = name
-        self.process_id = process.spec.process_id
+        self.process_id = process.process_id
         #: Bytes that may still be sent; None: as many as the connection takes.
         self.credit = window
         self.queued = False
@@ -96,10 +96,10 @@ class Outbox:
         channel.set_source(self)
 
     def subscribe(
-        self, process: ManagedProcess, *, after_seq: int = 0, name: str | None = None, window: int | None = None
+        self, process: Recorded, *, after_seq: int = 0, name: str | None = None, window: int | None = None
     ) -> None:
         """Follow a process; a name that is in use is replaced, as after a reconnect."""
-        key = process.spec.process_id if name is None else name
+        key = process.process_id if name is None else name
         table = self._plain if name is None else self._named
         self._drop(table.pop(key, None))
         table[key] = subscription = Subscription(self, process, after_seq, name, window)

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.errors import UnknownProcess
+from holdfast.errors import UnknownProcess, UnknownShell
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
@@ -30,6 +30,8 @@ class Session:
         self.processes: set[str] = set()
         #: Those of them that end with the session.
         self.bound: set[str] = set()
+        #: Shells that end with the session.
+        self.shells: set[str] = set()
         #: How far the plain pushes had come when the connection broke.
         self.positions: dict[str, int] = {}
         #: Ends the connection that holds the session now; tells how far its plain pushes had come.
@@ -75,7 +77,7 @@ class Sessions:
         if session.takeover is not takeover:
             return
         session.takeover = None
-        if not positions and not any(self._exec.is_running(id) for id in session.processes):
+        if not positions and not session.shells and not any(self._exec.is_running(id) for id in session.processes):
             # Nothing to come back to: callers of single requests would leave a heap of these.
             del self._sessions[session.id]
             return
@@ -97,14 +99,20 @@ class Sessions:
 
     def _expire(self, session: Session) -> None:
         del self._sessions[session.id]
-        for process_id in session.bound:
-            task = asyncio.get_running_loop().create_task(self._end(process_id))
+        endings = [self._end(process_id) for process_id in session.bound]
+        endings += [self._close(shell_id) for shell_id in session.shells]
+        for ending in endings:
+            task = asyncio.get_running_loop().create_task(ending)
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 
     async def _end(self, process_id: str) -> None:
         with contextlib.suppress(UnknownProcess):
             await self._exec.terminate(process_id)
+
+    async def _close(self, shell_id: str) -> None:
+        with contextlib.suppress(UnknownShell):
+            await self._exec.close_shell(shell_id)
 
     def close(self) -> None:
         for session in self._sessions.values():

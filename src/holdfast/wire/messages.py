@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 from holdfast.model import (
+    CommandEnded,
     ProcessInfo,
     ProcessSpec,
+    ShellStatus,
     Stream,
     Struct,
 )
@@ -213,6 +215,62 @@ class ExecRemoteWriteParams(Snake, frozen=True):
 class ExecRemoteDone(Snake, frozen=True):
     success: bool
     message: str = ""
+
+
+# --- shells ----------------------------------------------------------------------------------------------------
+
+
+class ShellParams(Struct, frozen=True):
+    shell_id: str
+
+
+class ShellRunParams(Struct, frozen=True, omit_defaults=True):
+    """A command, and how its output comes: little output in the reply, more through the subscription."""
+
+    shell_id: str
+    #: Names the command, so that one that is sent twice runs once; its output is read under this id.
+    command_id: str
+    command: str
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    input: bytes | None = None
+    timeout_ms: int | None = None
+    subscribe: SubscribeSpec | None = None
+    #: Push every byte as it is printed; without it, what fits comes with the reply.
+    live: bool = False
+
+
+class ShellRunResult(Struct, frozen=True, omit_defaults=True):
+    """How the command ended, and its output unless that was pushed."""
+
+    ended: CommandEnded
+    stdout: bytes = b""
+    stderr: bytes = b""
+    #: Output comes through the subscription, up to `process/exited`; `stdout` and `stderr` are empty.
+    pushed: bool = False
+    #: More was printed than is kept.
+    truncated: bool = False
+
+
+class ShellStartParams(Struct, frozen=True):
+    shell_id: str
+    process_id: str
+    command: str
+
+
+class ShellInterruptResult(Struct, frozen=True):
+    running: bool
+
+
+class ShellCloseParams(Struct, frozen=True):
+    shell_id: str
+    #: Let background jobs run on.
+    keep: bool = False
+    grace_ms: int = 5000
+
+
+class ShellListResult(Struct, frozen=True):
+    shells: tuple[ShellStatus, ...]
 
 
 # --- notifications ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from holdfast.model import EnvironmentInfo, ProcessInfo, ReadResult, ServerStatus, Snapshot
+from holdfast.model import EnvironmentInfo, ProcessInfo, ReadResult, ServerStatus, ShellSpec, ShellStatus, Snapshot
 from holdfast.wire import messages as m
 
 P = TypeVar("P")
@@ -60,6 +60,14 @@ PROCESS_FORGET = Method("process/forget", m.ProcessParams, m.Empty)
 PROCESS_SUBSCRIBE = Method("process/subscribe", m.SubscribeParams, m.Empty)
 PROCESS_UNSUBSCRIBE = Method("process/unsubscribe", m.UnsubscribeParams, m.Empty)
 PORT_WAIT = Method("port/wait", m.WaitForPortParams, m.Empty)
+
+SHELL_OPEN = Method("shell/open", ShellSpec, ShellStatus)
+SHELL_RUN = Method("shell/run", m.ShellRunParams, m.ShellRunResult)
+SHELL_START = Method("shell/start", m.ShellStartParams, ProcessInfo)
+SHELL_INTERRUPT = Method("shell/interrupt", m.ShellParams, m.ShellInterruptResult)
+SHELL_CLOSE = Method("shell/close", m.ShellCloseParams, m.Empty)
+SHELL_DESCRIBE = Method("shell/describe", m.ShellParams, ShellStatus)
+SHELL_LIST = Method("shell/list", m.Empty, m.ShellListResult)
 
 EXEC_REMOTE_START = Method("exec_remote_start", m.ExecRemoteStartParams, m.ExecRemoteStartResult)
 EXEC_REMOTE_POLL = Method("exec_remote_poll", m.ExecRemotePollParams, m.ExecRemotePollResult)

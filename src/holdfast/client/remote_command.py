@@ -1,0 +1,87 @@
+"""A command in a shell over a connection: one call, and a reader that opens only if there is much to read.
+
+Touches only the connection. The call is repeated after a reconnect, and the command runs once all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from holdfast.client.connection import Call, Connection
+from holdfast.errors import HoldfastError, InternalError
+from holdfast.model import CommandEvent, CommandSpec, Exited, OutputChunk, OutputGap, Stream
+from holdfast.wire import messages as m, methods
+
+
+class RemoteCommand:
+    """`CommandStream` over a connection. The command is sent when it is made."""
+
+    def __init__(
+        self, connection: Connection, shell_id: str, spec: CommandSpec, *, live: bool, window: int | None
+    ) -> None:
+        self._connection = connection
+        self._reader = connection.reader(spec.command_id, window=window)
+        self._over = False
+        #: What came with the reply.
+        self._last: deque[CommandEvent] = deque()
+        params = m.ShellRunParams(
+            shell_id,
+            spec.command_id,
+            spec.command,
+            cwd=spec.cwd,
+            env=spec.env,
+            input=spec.input,
+            timeout_ms=None if spec.timeout is None else max(0, -int(-spec.timeout * 1000 // 1)),
+            subscribe=m.SubscribeSpec(self._reader.id, 0, self._reader.window),
+            live=live,
+        )
+        self._call: Call[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, params)
+        connection.attach(self._reader, self._call)
+        self._call.future.add_done_callback(self._replied)
+
+    def _replied(self, reply: asyncio.Future[m.ShellRunResult]) -> None:
+        """The reader waits for this too: it ends with a reply that has everything."""
+        if reply.cancelled():
+            return
+        if (error := reply.exception()) is not None:
+            assert isinstance(error, HoldfastError)
+            self._reader.fail(error)
+        elif not reply.result().pushed:
+            self._reader.finish()
+
+    def __aiter__(self) -> RemoteCommand:
+        return self
+
+    async def __anext__(self) -> CommandEvent:
+        while not self._last:
+            if self._over:
+                raise StopAsyncIteration
+            event = await anext(self._reader, None)
+            if isinstance(event, OutputChunk | OutputGap):
+                return event
+            result = await self._connection.reply(self._call)
+            self._over = True
+            if result.pushed and not isinstance(event, Exited):
+                raise InternalError("the output of a command ended without its end")
+            await self._reader.aclose()
+            if result.pushed:
+                return result.ended
+            self._last.extend(_inline(result))
+        return self._last.popleft()
+
+    async def aclose(self) -> None:
+        """Withdraw it, if it has not ended."""
+        if not self._over:
+            self._over = True
+            self._connection.give_up(self._call)
+        await self._reader.aclose()
+
+
+def _inline(result: m.ShellRunResult) -> list[CommandEvent]:
+    events: list[CommandEvent] = []
+    streams: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout), ("stderr", result.stderr))
+    for seq, (stream, data) in enumerate(streams):
+        if data:
+            events.append(OutputChunk(stream, 0, data, seq + 1))
+    return [*events, result.ended]

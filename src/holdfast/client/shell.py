@@ -1,0 +1,267 @@
+"""A handle on a live shell in a sandbox, wherever that is: everything goes through `ExecApi`.
+
+A handle holds no resources. Dropping it leaves the shell; another handle on the same id, in another program or after
+a reconnect, goes on with the same state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Final
+
+from holdfast.client.collect import MIB, StreamTails
+from holdfast.client.command import check_env
+from holdfast.client.process import READER_WINDOW_BYTES, Process
+from holdfast.errors import InternalError, InvalidParams, UnknownShell
+from holdfast.exec_api import CommandStream, ExecApi
+from holdfast.model import (
+    CommandEnded,
+    CommandEvent,
+    CommandSpec,
+    OutputChunk,
+    OutputGap,
+    ShellState,
+    ShellStatus,
+    Snapshot,
+    Struct,
+)
+
+#: What `run` holds in memory of each stream at most; of more, the most recent is kept and `truncated` is set.
+RUN_LIMIT_BYTES: Final = 256 * MIB
+
+OnOutput = Callable[[OutputChunk | OutputGap], object]
+
+
+class CommandResult(Struct, frozen=True):
+    """What a command in a shell printed, and how it ended."""
+
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    #: 124 after a timeout, 130 after an interrupt.
+    exit_code: int
+    #: The shell's working directory after it.
+    cwd: str
+    #: Seconds, from when the shell began it.
+    duration: float
+    timed_out: bool = False
+    #: More was printed than is here: the most recent part is.
+    truncated: bool = False
+    #: The shell is a new one in the same directory: `restored` says with what of the old one.
+    shell_restarted: bool = False
+    #: `exports` (the exported variables), or `state` (variables, functions, aliases, options and traps).
+    restored: str = ""
+    #: `closed` if the command ended the shell; `reason` says how.
+    state: ShellState = "idle"
+    reason: str = ""
+
+    @property
+    def stdout(self) -> str:
+        """As text; bytes that are no UTF-8 are shown as U+FFFD. `stdout_bytes` has them as they were."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """The same of stderr."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0
+
+
+class Shell:
+    """One shell by its id. `cwd` and `state` are what was last heard of it; `describe` asks again."""
+
+    def __init__(self, api: ExecApi, status: ShellStatus) -> None:
+        self._api = api
+        self._status = status
+        self._cwd = status.cwd
+        self._state: ShellState = status.state
+
+    def __repr__(self) -> str:
+        return f"<Shell {self.id!r} {self.state} in {self.cwd!r}>"
+
+    @property
+    def id(self) -> str:
+        """The key that the caller chose."""
+        return self._status.shell_id
+
+    @property
+    def pid(self) -> int:
+        """The OS pid of the shell when it was last described."""
+        return self._status.pid
+
+    @property
+    def cwd(self) -> str:
+        """The working directory after the last command that was run here."""
+        return self._cwd
+
+    @property
+    def state(self) -> ShellState:
+        """`idle`, `running` or `closed`, as last heard."""
+        return self._state
+
+    async def describe(self) -> ShellStatus:
+        """How the shell is now: what runs in it, how many commands wait, why it is closed."""
+        self._status = status = await self._api.describe_shell(self.id)
+        self._cwd, self._state = status.cwd, status.state
+        return status
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | bytes | None = None,
+        on_output: Callable[[OutputChunk | OutputGap], Awaitable[object] | object] | None = None,
+        max_bytes: int = RUN_LIMIT_BYTES,
+    ) -> CommandResult:
+        """Run a command in the live shell and return what it printed and its exit code.
+
+        Callers that come at once are served in their order. After `timeout` seconds the command and what it started
+        in the foreground are ended, `timed_out` is set, and the shell goes on; the same when this call is cancelled.
+        `cwd` and `env` are for this command alone. `on_output` is called with each piece as it is printed; if it
+        returns an awaitable, that is awaited, and the command waits for it.
+        """
+        stream = self._begin(command, timeout, cwd, env, input, live=on_output is not None)
+        printed = StreamTails(max_bytes)
+        ended: CommandEnded | None = None
+        try:
+            async for event in stream:
+                if isinstance(event, CommandEnded):
+                    ended = event
+                    break
+                printed.take(event)
+                if on_output is not None:
+                    waiting = on_output(event)
+                    if isinstance(waiting, Awaitable):
+                        await waiting
+        finally:
+            await stream.aclose()
+        if ended is None:
+            raise InternalError(f"the events of a command in shell {self.id!r} ended without its end")
+        self._heard(ended)
+        return CommandResult(
+            stdout_bytes=printed.stdout.value(),
+            stderr_bytes=printed.stderr.value(),
+            exit_code=ended.exit_code,
+            cwd=ended.cwd,
+            duration=ended.duration,
+            timed_out=ended.timed_out,
+            truncated=printed.truncated,
+            shell_restarted=ended.shell_restarted,
+            restored=ended.restored,
+            state=ended.state,
+            reason=ended.reason,
+        )
+
+    async def stream(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | bytes | None = None,
+    ) -> AsyncGenerator[CommandEvent, None]:
+        """The same, event by event as it happens: output, and at last `CommandEnded`.
+
+        Nothing is lost to a slow consumer: the command waits. Leaving the iteration early interrupts the command.
+        """
+        stream = self._begin(command, timeout, cwd, env, input, live=True)
+        try:
+            async for event in stream:
+                if isinstance(event, CommandEnded):
+                    self._heard(event)
+                yield event
+        finally:
+            await stream.aclose()
+
+    def _begin(
+        self,
+        command: str,
+        timeout: float | None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        input: str | bytes | None,
+        *,
+        live: bool,
+    ) -> CommandStream:
+        if not isinstance(command, str):
+            raise InvalidParams(f"command: a str, not {type(command).__name__}")
+        spec = CommandSpec(
+            command_id=secrets.token_hex(8),
+            command=command,
+            cwd=cwd,
+            env=check_env(env),
+            input=input.encode() if isinstance(input, str) else input,
+            timeout=timeout,
+        )
+        self._state = "running"
+        return self._api.run_in_shell(self.id, spec, live=live, window=READER_WINDOW_BYTES)
+
+    def _heard(self, ended: CommandEnded) -> None:
+        self._cwd, self._state = ended.cwd, ended.state
+
+    async def start(self, command: str, *, id: str | None = None) -> Process:
+        """Start a command in the background, as a process of its own that begins with the shell's state.
+
+        It has the shell's directory, variables and functions as they are when its turn comes, runs beside the shell,
+        streams, outlives this handle, and is killed as a tree. What it changes does not come back to the shell.
+        """
+        process_id = id if id is not None else secrets.token_hex(6)
+        return Process(self._api, await self._api.start_in_shell(self.id, command, process_id))
+
+    async def interrupt(self) -> bool:
+        """End the command that runs, and all it started in the foreground. Returns whether one ran."""
+        return await self._api.interrupt_shell(self.id)
+
+    # --- what comes late -----------------------------------------------------------------------------------------
+
+    async def output(self, since: int = 0) -> AsyncGenerator[OutputChunk | OutputGap, None]:
+        """What background jobs print after their command has ended, as it comes, until the shell is closed."""
+        stream = self._api.events(self.id, after_seq=since)
+        try:
+            async for event in stream:
+                if isinstance(event, OutputChunk | OutputGap):
+                    yield event
+        finally:
+            await stream.aclose()
+
+    async def snapshot(self) -> Snapshot:
+        """The same, as far as it is kept now."""
+        return await self._api.snapshot(self.id)
+
+    # --- its end -------------------------------------------------------------------------------------------------
+
+    async def close(self, *, keep: bool = False, grace: float = 5.0) -> None:
+        """End the shell and everything it started: TERM, up to `grace` seconds, KILL.
+
+        Its EXIT trap runs. `keep` lets background jobs run on. A shell that is closed already may be closed again.
+        """
+        await self._api.close_shell(self.id, keep=keep, grace=grace)
+        self._state = "closed"
+
+    async def __aenter__(self) -> Shell:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # One that was closed long ago may be forgotten.
+        with contextlib.suppress(UnknownShell):
+            await self.close(grace=0.0 if isinstance(error, asyncio.CancelledError) else 5.0)
+
+
+async def close_unknown(api: ExecApi, shell_id: str) -> None:
+    """Close a shell that may have been opened or not."""
+    with contextlib.suppress(UnknownShell):
+        await api.close_shell(shell_id, grace=0.0)

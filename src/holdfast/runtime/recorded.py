@@ -1,0 +1,415 @@
+"""Something that prints and ends: its open streams, its logs, its journal, its readers. Lives on the event loop.
+
+What happens to it, in the order in which its journal tells it:
+
+    output ... output, exit (it ended; all it printed before is in the log),
+    output ... (of children that hold the streams), close (every stream ended)
+
+A process is one, and so is a command in a live shell. Reads descriptors and knows nothing of pids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import struct
+import termios
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.model import ExitStatus, OutputChunk, OutputGap, ReadResult, Snapshot
+from holdfast.runtime.journal import CLOSE, EXIT, Journal
+from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
+from holdfast.runtime.poller import Poller
+from holdfast.runtime.reader import Reader
+
+if TYPE_CHECKING:
+    from holdfast.config import ExecServerConfig
+
+#: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
+_PIPE_BYTES: Final = 64 * 1024
+_GROWN_PIPE_BYTES: Final = 1024 * 1024
+
+
+class Output:
+    """One stream that is still open, and whose it is now."""
+
+    __slots__ = ("fd", "kind", "log", "owed", "owner", "paused")
+
+    def __init__(self, kind: int, fd: int, owner: Recorded) -> None:
+        self.kind = kind
+        self.fd = fd
+        self.owner = owner
+        self.log = owner.logs[kind]
+        self.paused = False
+        #: Bytes that were in the pipe when their owner ended: the exit is told after them.
+        self.owed = 0
+
+    def ready(self) -> None:
+        self.owner.output_ready(self)
+
+
+class Recorded:
+    """The part of a process, or of a shell's command, that others can read."""
+
+    __slots__ = (
+        "_abandoned",
+        "_blocking",
+        "_ending",
+        "_exit",
+        "_grown",
+        "_loop",
+        "_on_growth",
+        "_outputs",
+        "_patience",
+        "_poller",
+        "_readers",
+        "_taken",
+        "_waiters",
+        "closed_at",
+        "exited_at",
+        "journal",
+        "logs",
+        "process_id",
+        "started_at",
+        "status",
+    )
+
+    def __init__(
+        self,
+        process_id: str,
+        kinds: Iterable[int],
+        *,
+        blocking: bool,
+        spool: Spool,
+        poller: Poller,
+        config: ExecServerConfig,
+        on_growth: Callable[[], None],
+    ) -> None:
+        self.process_id = process_id
+        self.started_at = time.time()
+        self.exited_at: float | None = None
+        #: By the monotonic clock: retention counts from here.
+        self.closed_at: float | None = None
+        self.status: ExitStatus | None = None
+        self.journal = Journal(config.retained_chunks_per_process)
+        kinds = tuple(kinds)
+        retained = config.retained_output_bytes_per_process // len(kinds)
+        self.logs: dict[int, OutputLog] = {kind: OutputLog(spool, retained) for kind in kinds}
+        self._outputs: list[Output] = []
+        self._readers: set[Reader] = set()
+        #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
+        self._taken = [0, 0, 0]
+        self._waiters: set[asyncio.Event] = set()
+        self._exit = asyncio.Event()
+        #: Gives the status of one that has ended and is not told yet.
+        self._ending: Callable[[], ExitStatus] | None = None
+        self._on_growth = on_growth
+        self._grown = False
+        self._blocking = blocking
+        self._patience = config.detached_session_seconds
+        self._abandoned: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._poller = poller
+
+    # --- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    @property
+    def closed(self) -> bool:
+        return not self.running and not self._outputs
+
+    def snapshot(self) -> Snapshot:
+        kept = {kind: log.contents() for kind, log in self.logs.items()}
+        return Snapshot(
+            stdout=kept.get(0, b""),
+            stderr=kept.get(1, b""),
+            terminal=kept.get(2, b""),
+            truncated=any(log.truncated for log in self.logs.values()),
+            exit_code=self.status.exit_code if self.status else None,
+            running=self.running,
+        )
+
+    def read(self, after_seq: int, max_bytes: int) -> ReadResult:
+        """What is there after `after_seq`, without waiting. Reading on acknowledges what came before."""
+        reader = Reader(self, after_seq, _ignore)
+        chunks: list[OutputChunk] = []
+        gaps: list[OutputGap] = []
+        before: list[OutputGap] = []
+        size = 0
+        taken = after_seq
+        try:
+            while (record := reader.next(1)) is not None:
+                if isinstance(record, OutputGap):
+                    before.append(record)
+                    continue
+                # The two ends of a chunk whose middle is lost have one number: they go together.
+                if chunks and record.seq > taken and size + record.length > max_bytes:
+                    break
+                gaps += before
+                before.clear()
+                if record.kind < EXIT:
+                    chunks.append(reader.chunk(record))
+                    size += record.length
+                taken = record.seq
+        finally:
+            reader.close()
+        return ReadResult(
+            chunks=tuple(chunks),
+            next_seq=taken + 1,
+            exited=not self.running,
+            exit_code=self.status.exit_code if self.status else None,
+            closed=self.closed,
+            gap=tuple(gaps),
+        )
+
+    # --- waiting ---------------------------------------------------------------------------------------------
+
+    async def wait_exit(self) -> ExitStatus:
+        if self.status is None:
+            await self._exit.wait()
+        assert self.status is not None
+        return self.status
+
+    async def wait_news(self, after_seq: int) -> None:
+        """Until there is something after `after_seq`."""
+        self.journal.seal(after_seq)
+        while self.journal.last_seq <= after_seq and not self.closed:
+            await self.changed()
+
+    async def changed(self) -> None:
+        """Until anything happens."""
+        event = asyncio.Event()
+        self._waiters.add(event)
+        try:
+            await event.wait()
+        finally:
+            self._waiters.discard(event)
+
+    # --- readers ---------------------------------------------------------------------------------------------
+
+    def attach(self, reader: Reader) -> None:
+        self._readers.add(reader)
+        if self._abandoned is not None:
+            self._abandoned.cancel()
+            self._abandoned = None
+
+    def detach(self, reader: Reader) -> None:
+        self._readers.discard(reader)
+        if not self._readers:
+            # One that looked at the beginning again takes nothing back.
+            self._taken = [max(pair) for pair in zip(self._taken, reader.consumed, strict=True)]
+            if self._blocking and not self.closed:
+                # A reader that is gone for good must not hold its process for ever.
+                self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
+        self.reader_advanced()
+
+    def reader_advanced(self) -> None:
+        """A reader took something: a blocking process may have room again."""
+        for output in self._outputs:
+            if output.paused and not self._is_full(output):
+                output.paused = False
+                self._poller.watch(output.fd, output.ready)
+
+    def give_up_output(self) -> None:
+        """All of it: readers are told that it is lost. What is printed from now on is kept again."""
+        for log in self.logs.values():
+            log.close()
+
+    def keep_less(self, kind: int) -> None:
+        """Half as much of one stream; a blocking process still keeps what its readers have not taken."""
+        self.logs[kind].shrink(self._floor(kind) if self._blocking else None)
+
+    def stop_blocking(self) -> None:
+        """From now on output is dropped rather than held back: the process is being ended."""
+        self._blocking = False
+        if self._abandoned is not None:
+            self._abandoned.cancel()
+            self._abandoned = None
+        self.reader_advanced()
+
+    # --- its streams -----------------------------------------------------------------------------------------
+
+    def watch(self, kind: int, fd: int) -> Output:
+        """Read this descriptor from now on: ours to close."""
+        output = Output(kind, fd, self)
+        self._outputs.append(output)
+        self._poller.watch(fd, output.ready)
+        return output
+
+    def adopt(self, output: Output) -> None:
+        """What this stream prints from now on is ours."""
+        output.owner._outputs.remove(output)
+        output.owner, output.log = self, self.logs[output.kind]
+        output.owed = 0
+        self._outputs.append(output)
+        if output.paused:
+            output.paused = False
+            self._poller.watch(output.fd, output.ready)
+
+    def give_streams(self, owner: Recorded) -> None:
+        """What all of them print from now on is another's."""
+        for output in tuple(self._outputs):
+            owner.adopt(output)
+
+    def output_ready(self, output: Output) -> None:
+        try:
+            moved = self._move(output, MOVE_BYTES)
+        except BlockingIOError:
+            output.owed = 0  # nothing is left of what was there at the end
+        else:
+            if moved > 0:
+                self._took(output, moved)
+            elif self._is_over(output):
+                self._let_go(output)
+                self._tell_close()
+        if self.status is None and self._ending is not None:
+            self._tell_exit()
+
+    def _move(self, output: Output, limit: int) -> int:
+        """From the descriptor into the log; 0 at its end, `BlockingIOError` when it is empty."""
+        return output.log.move_from(output.fd, limit)
+
+    def _is_over(self, output: Output) -> bool:
+        """Whether the end of file that was read is the end of the stream."""
+        return True
+
+    def _took(self, output: Output, amount: int) -> None:
+        output.owed = max(0, output.owed - amount)
+        start, head_end = output.log.end - amount, output.log.head_end
+        if start <= head_end < output.log.end:
+            # No chunk reaches from the head into what is lost: a reader that goes on after a number has all of it.
+            self.journal.add_output(output.kind, head_end - start)
+            self.journal.seal(self.journal.last_seq)
+            start = head_end
+        self.journal.add_output(output.kind, output.log.end - start)
+        if amount >= _PIPE_BYTES and not self._grown:
+            self._grow_pipes()
+        if not self._blocking:
+            output.log.trim()
+        else:
+            output.log.trim(self._floor(output.kind))
+            if self._is_full(output):
+                output.paused = True
+                self._poller.unwatch(output.fd)
+        self._on_growth()
+        self._tell_readers()
+
+    def _drain(self, output: Output) -> None:
+        """Take what is in the pipe now, and not what others print from now on."""
+        output.owed = self._waiting_bytes(output)
+        while output.owed and not output.paused:
+            try:
+                moved = self._move(output, output.owed)
+            except BlockingIOError:
+                moved = 0
+            if moved == 0:
+                output.owed = 0  # the end of file is seen, and told, by the event loop
+                return
+            self._took(output, moved)
+
+    def _waiting_bytes(self, output: Output) -> int:
+        count: int = struct.unpack("i", fcntl.ioctl(output.fd, termios.FIONREAD, b"\0\0\0\0"))[0]
+        return count
+
+    def take_what_is_there(self) -> None:
+        """Into the log with what its streams hold at this moment."""
+        for output in tuple(self._outputs):
+            self._drain(output)
+            output.owed = 0
+
+    # --- its end ---------------------------------------------------------------------------------------------
+
+    def end(self, status: ExitStatus) -> None:
+        """It ended like this."""
+        self._end(lambda: status)
+
+    def _end(self, status: Callable[[], ExitStatus]) -> None:
+        """It ended: what it printed goes into the log, then the exit is told."""
+        for output in tuple(self._outputs):
+            self._drain(output)
+        self._ending = status
+        self._tell_exit()
+
+    def _tell_exit(self) -> None:
+        if any(output.owed for output in self._outputs):
+            return  # a blocking process: its last output waits for its reader, and so does the exit
+        assert self._ending is not None
+        self.status = self._ending()
+        self._ending = None
+        self.exited_at = time.time()
+        self._exit.set()
+        self.journal.add_event(EXIT)
+        self._exited()
+        if self.closed:
+            self._tell_close()  # most end at once: readers hear of both together
+        else:
+            self._tell_readers()
+
+    def _exited(self) -> None:
+        """The exit is in the journal, and nobody has heard of it yet."""
+
+    def _tell_close(self) -> None:
+        if self.closed and self.closed_at is None:
+            self.closed_at = time.monotonic()
+            self.journal.add_event(CLOSE)
+            self._tell_readers()
+            self._closed()
+
+    def _closed(self) -> None:
+        """The close was told."""
+
+    def _tell_readers(self) -> None:
+        for reader in tuple(self._readers):
+            reader.on_ready()
+        for event in self._waiters:
+            event.set()
+
+    def discard(self) -> None:
+        """Forget its output and let go of every descriptor."""
+        self.stop_blocking()
+        was_closed = self.closed
+        for output in tuple(self._outputs):
+            self._let_go(output)
+        if not was_closed:
+            self._tell_close()
+        for log in self.logs.values():
+            log.close()
+
+    # --- descriptors -----------------------------------------------------------------------------------------
+
+    def _let_go(self, output: Output) -> None:
+        self._outputs.remove(output)
+        if not output.paused:
+            self._poller.unwatch(output.fd)
+        os.close(output.fd)
+        output.fd = -1
+
+    def _grow_pipes(self) -> None:
+        self._grown = True
+        for output in self._outputs:
+            try:
+                fcntl.fcntl(output.fd, fcntl.F_SETPIPE_SZ, _GROWN_PIPE_BYTES)
+            except OSError:
+                return  # over the user's share of pipe memory: it works as it is
+
+    def _floor(self, kind: int) -> int:
+        """What a blocking process must keep: everything that some reader has not taken."""
+        return min((reader.consumed[kind] for reader in self._readers), default=self._taken[kind])
+
+    def _is_full(self, output: Output) -> bool:
+        if not self._blocking:
+            return False
+        if output.log.end - self._floor(output.kind) >= output.log.capacity:
+            return True
+        taken = (self._floor(2), 0) if 2 in self.logs else (self._floor(0), self._floor(1))
+        return self.journal.is_full(taken)
+
+
+def _ignore() -> None:
+    """A reader that looks once needs no call."""

@@ -1,0 +1,85 @@
+"""One command in a live shell: printed output and an end like a process, and the shell's word instead of a pid.
+
+Touches nothing itself; the shell hands it its streams and tells it how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.model import CommandEnded, CommandSpec, ExitStatus
+from holdfast.runtime.output_log import Spool
+from holdfast.runtime.poller import Poller
+from holdfast.runtime.recorded import Recorded
+
+if TYPE_CHECKING:
+    from holdfast.config import ExecServerConfig
+
+
+class ShellCommand(Recorded):
+    """From the moment it is queued until its result is forgotten."""
+
+    __slots__ = ("_on_end", "_timer", "began", "ended", "error", "restarts", "spec", "stop", "timed_out")
+
+    def __init__(
+        self,
+        spec: CommandSpec,
+        *,
+        spool: Spool,
+        poller: Poller,
+        config: ExecServerConfig,
+        on_growth: Callable[[], None],
+        on_end: Callable[[ShellCommand], None],
+    ) -> None:
+        # A command waits for whoever reads it; one that nobody reads (any more) drops what is too much.
+        super().__init__(
+            spec.command_id,
+            (0, 1),
+            blocking=True,
+            spool=spool,
+            poller=poller,
+            config=config,
+            on_growth=on_growth,
+        )
+        self.spec = spec
+        self.ended: CommandEnded | None = None
+        #: Why it did not run.
+        self.error: Exception | None = None
+        #: By the loop's clock, once the shell was told.
+        self.began: float | None = None
+        #: The work of ending it, once somebody wants that.
+        self.stop: asyncio.Task[None] | None = None
+        self.timed_out = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_end = on_end
+
+    def begin(self, on_timeout: Callable[[ShellCommand], None]) -> None:
+        self.began = self._loop.time()
+        if self.spec.timeout is not None:
+            self._timer = self._loop.call_later(self.spec.timeout, on_timeout, self)
+
+    def finish(self, ended: CommandEnded) -> None:
+        """The shell has spoken, or ended: what was printed goes into the log, then the end is told."""
+        self.ended = ended
+        if self._timer is not None:
+            self._timer.cancel()
+        self.end(ExitStatus(ended.exit_code))
+
+    def refuse(self, error: Exception) -> None:
+        """It will not run."""
+        self.error = error
+        self.status = ExitStatus(255)
+        self._exit.set()
+        self._tell_close()
+
+    async def wait_ended(self) -> CommandEnded:
+        await self._exit.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.ended is not None
+        return self.ended
+
+    def _exited(self) -> None:
+        self._on_end(self)

@@ -1,0 +1,342 @@
+"""What we say to a live shell, and how we read its answers: text in, text out, by the shell's family; pure.
+
+The shell reads its own program from descriptor 0, a socket, one line a command: `\\. DIR/keep`. That file sources
+the user's command from another file, with an empty stdin, and answers on the socket:
+
+    <traps> NUL status:flags:pid:last NUL PWD NUL OLDPWD NUL 1
+
+While a command runs, the shell itself holds the socket above descriptor 9, closed on exec: the user sees nothing of
+it. Nothing of ours is a loop or a function, so `break` and `return` in a command mean what they mean at a prompt.
+
+Everything that would show through our own lines (tracing, DEBUG and ERR traps) is taken off between commands and put
+back by the first words of the next command's file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Final, NamedTuple
+
+#: In the real-time range: no program uses it by habit, and every shell can trap it by its number.
+INTERRUPT_SIGNAL: Final = 57
+_END: Final = b"\0\1"
+#: The last line of a state that was saved as a whole.
+WHOLE: Final = "# whole"
+#: Options that would show our own lines, and traps that would run for them.
+_NOISY_FLAGS: Final = "xv"
+_NOISY_TRAPS: Final = ("DEBUG", "ERR")
+_TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|ERR)$", re.DOTALL | re.MULTILINE)
+#: A command of this kind may end the shell by an option (`set -e`, `set -u`) or by an expansion (`${x:?}`).
+_MAY_ABORT: Final = re.compile(r"\bset\b|\bshopt\b|\?|\beval\b|\bsource\b|(?:^|[\s;&|])\.\s")
+#: The last argument is wanted: `$_` or `${_...}`, and not `$_name`.
+_WANTS_LAST: Final = re.compile(r"\$_(?![A-Za-z0-9_])|\$\{_(?![A-Za-z0-9_])")
+
+
+class Answer(NamedTuple):
+    """What a shell says when a command has ended."""
+
+    status: int
+    flags: str
+    #: The pid of the last background job, or nothing.
+    job: str
+    #: What `$_` was, where the shell could tell.
+    last: str | None
+    cwd: str
+    old_cwd: str
+    #: The traps on EXIT, DEBUG and ERR, each as the shell quotes it.
+    traps: dict[str, str]
+
+
+class Step(NamedTuple):
+    """All that one command needs to be told to the shell."""
+
+    #: As the shell reads it: quoted, if it has to be.
+    directory: str
+    #: The command's own, not to last.
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    #: A file that its stdin is read from.
+    stdin: str = "/dev/null"
+    #: `$?` and `$_` as the command before left them.
+    status: int = 0
+    last: str | None = None
+    #: The pipes that the shell moves to first, by their number; None stays.
+    pipes: int | None = None
+    #: Whether the shell's state is saved if the command ends the shell.
+    saves_state: bool = False
+    #: Whether the exported variables are written down first.
+    saves_exports: bool = False
+
+
+class Suspended(NamedTuple):
+    """What was taken off after a command, to be put back before the next."""
+
+    flags: str = ""
+    traps: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def after(cls, answer: Answer) -> Suspended:
+        return cls(
+            "".join(flag for flag in _NOISY_FLAGS if flag in answer.flags),
+            tuple((name, answer.traps[name]) for name in _NOISY_TRAPS if name in answer.traps),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.flags or self.traps)
+
+
+def quote(text: str) -> str:
+    """As one word of any shell."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def is_whole(received: bytes | bytearray) -> bool:
+    """Whether the bytes that came from the shell are all of an answer."""
+    return received.endswith(_END)
+
+
+def parse_answer(received: bytes) -> Answer:
+    """Raises `ValueError` for what is no answer."""
+    *before, first, cwd, old_cwd, _ = received.split(b"\0")
+    status, flags, job, known, last = _text(first).split(":", 4)
+    traps = {name.decode(): _text(action) for action, name in _TRAP.findall(b"\0".join(before))}
+    return Answer(int(status), flags, job, last if known else None, _text(cwd), _text(old_cwd), traps)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+class Dialect:
+    """A POSIX shell: dash, busybox ash, and any other that we do not know better."""
+
+    #: Builtins past the user's functions and aliases. `command` also makes an error in the sourced file end that
+    #: file and not the shell.
+    builtin: ClassVar[str] = "\\command"
+    #: With redirections that last. `builtin exec` would undo them.
+    exec: ClassVar[str] = "\\command exec"
+    #: Sources a file; variables before it are the file's alone, and exported.
+    source: ClassVar[str] = "\\command ."
+    #: Said before a command, to tell that it runs.
+    begin: ClassVar[tuple[str, ...]] = ("_holdfast_run_=1",)
+    #: Leaves whatever the shell is doing, up to the end of the sourced file: an error, in words that nobody sees.
+    stop: ClassVar[str] = 'case ${_holdfast_run_-} in 1) { : "${_holdfast_stop_?}"; } 2>/dev/null; esac'
+    #: Whether it can list its functions, so that another shell can have them.
+    lists_functions: ClassVar[bool] = False
+    #: Whether an option that ends the shell can be survived.
+    survives_abort: ClassVar[bool] = False
+
+    def arguments(self, *, login: bool) -> list[str]:
+        return ["-l", "-s"] if login else ["-s"]
+
+    def boot(self, directory: str, restore: str | None) -> str:
+        """The first lines: our trap, the state of the shell before this one, the first pipes, and an answer."""
+        lines = [*self.setup(), f"{self.builtin} trap {quote(self.stop)} {INTERRUPT_SIGNAL}"]
+        if restore is not None:
+            lines.append(f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1")
+        lines += [f"{self.exec} >|{directory}/o0 2>|{directory}/e0", ":", self.answer()]
+        return "\n".join(lines) + "\n"
+
+    def setup(self) -> list[str]:
+        return []
+
+    def answer(self) -> str:
+        """Tell how the command ended. stderr is closed meanwhile: nobody sees a trace of it."""
+        return (
+            "{ _holdfast_=$?:$-:${!:-}:${_holdfast_-:};"
+            f"{self.show_traps()}"
+            f"{self.builtin} printf '\\0%s\\0%s\\0%s\\0\\1' \"$_holdfast_\" \"${{PWD-}}\" \"${{OLDPWD-}}\";"
+            f"{self.builtin} unset _holdfast_ _holdfast_run_;}} >&0 2>&-"
+        )
+
+    def show_traps(self) -> str:
+        return ""
+
+    def step(self, step: Step) -> str:
+        """The file that the shell sources for one command."""
+        lines = list(self.begin)
+        if step.pipes is not None:
+            before = 1 - step.pipes
+            for number, letter in ((1, "o"), (2, "e")):
+                # Not if the user sent the stream elsewhere with `exec >file`.
+                path = f"{step.directory}/{letter}"
+                ours = f"{self.builtin} [ /dev/fd/{number} -ef {path}{before} ]"
+                lines.append(f"{ours} && {self.exec} {number}>|{path}{step.pipes}")
+        if step.saves_exports:
+            lines.append(f"{self.builtin} export -p >|{step.directory}/exports")
+        if step.saves_state:
+            lines.append(f"{self.builtin} trap {quote(self.save_at_exit(step.directory))} EXIT")
+        if len(lines) > len(self.begin) or step.status or step.last is not None:
+            last = "" if step.last is None else f" {quote(step.last)}"
+            lines.append(f"{self.builtin} . {step.directory}/status{last}")
+        source = f"{self.source} {step.directory}/command <{step.stdin}"
+        if step.env:
+            source = " ".join(f"{name}={quote(value)}" for name, value in step.env.items()) + " " + source
+        if step.cwd is not None:
+            path = step.cwd if step.cwd.startswith("/") else f"./{step.cwd}"
+            source = f"if {self.builtin} cd {quote(path)}; then {source}; else {self.builtin} false; fi"
+        return "\n".join([*lines, source, self.answer(), ""])
+
+    def command(self, text: str, resumed: Suspended) -> str:
+        """The user's command as a file, with what was taken off put back before its first word."""
+        # DEBUG comes last: it runs before every command from there on.
+        prologue = [f"{self.builtin} trap -- {action} {name}" for name, action in reversed(resumed.traps)]
+        if resumed.flags:
+            prologue.append(f"{self.builtin} set -{resumed.flags}")
+        return "; ".join([*prologue, text]) + "\n"
+
+    def save_at_exit(self, directory: str) -> str:
+        raise NotImplementedError
+
+    def clean_up(self, *, suspend: Suspended, interrupted: bool, disarm: bool, back: tuple[str, str] | None) -> str:
+        """What is done between two commands; empty if there is nothing."""
+        words = []
+        if suspend.flags:
+            words.append(f"{self.builtin} set +{suspend.flags}")
+        if suspend.traps:
+            words.append(f"{self.builtin} trap - {' '.join(name for name, _ in suspend.traps)}")
+        if interrupted:
+            words += self.after_interrupt()
+        if disarm:
+            words.append(f"{self.builtin} trap - EXIT")
+        if back is not None:
+            cwd, old_cwd = back
+            words.append(f"{self.builtin} cd {quote(cwd)}||:;OLDPWD={quote(old_cwd)}")
+        return f"{{ {';'.join(words)};}} >&- 2>&-\n" if words else ""
+
+    def after_interrupt(self) -> list[str]:
+        return []
+
+    def may_abort(self, text: str, flags: str) -> bool:
+        """Whether the command may end the shell without meaning to."""
+        return False
+
+    def wants_last(self, text: str) -> bool:
+        return False
+
+    def save_exports(self, directory: str) -> str:
+        """A line that writes the exported variables down, as the shell would read them."""
+        return f"{{ {self.builtin} export -p >|{directory}/exports;}} 2>&-\n"
+
+    def dump(self) -> str:
+        """A command that prints the shell's state, as another shell of its kind would read it."""
+        return f"{self.builtin} set; {self.builtin} export -p; {self.builtin} printf 'umask %s\\n' \"$(umask)\""
+
+    def background(self, state: bytes, command: str) -> bytes:
+        """A script: a state, whose read-only variables nobody needs to hear of, and a command with an empty stdin."""
+        run = f"{self.exec} 2>&9 9>&-\n{self.builtin} eval {quote(command)} </dev/null\n"
+        return f"{self.exec} 9>&2 2>/dev/null\n".encode() + state + run.encode("utf-8", "surrogateescape")
+
+
+class Bash(Dialect):
+    """Saves its state before an option ends it, and leaves a loop through simulated returns."""
+
+    builtin = "\\builtin"
+    begin = ()
+    lists_functions = True
+    survives_abort = True
+    # With `extdebug`, a DEBUG trap that returns 2 makes the function or sourced file return. So each level returns
+    # before its next command, down to the file of ours that sourced the command.
+    stop = (
+        "builtin shopt -s extdebug; builtin set -T;"
+        ' builtin trap "((\\${#BASH_SOURCE[@]}<2))||builtin test -Z _ 2>/dev/null" DEBUG'
+    )
+
+    def arguments(self, *, login: bool) -> list[str]:
+        return ["--login", "-s"] if login else ["--norc", "--noprofile", "-s"]
+
+    def setup(self) -> list[str]:
+        # `execfail`: an `exec` of what is not there is an error and not the end, as at a prompt.
+        return ["shopt -s expand_aliases execfail"]
+
+    def show_traps(self) -> str:
+        # Off at once: a DEBUG trap would go on talking here.
+        return "\\builtin trap -p EXIT DEBUG ERR;\\builtin trap - DEBUG ERR;"
+
+    def command(self, text: str, resumed: Suspended) -> str:
+        text = super().command(text, resumed)
+        if not resumed and _can_end_with_more(text):
+            text += "_holdfast_=$?:$_;\\builtin return ${_holdfast_%%:*}\n"
+        return text
+
+    def after_interrupt(self) -> list[str]:
+        return ["\\builtin trap - DEBUG", "\\builtin set +ET", "\\builtin shopt -u extdebug"]
+
+    def may_abort(self, text: str, flags: str) -> bool:
+        return "e" in flags or "u" in flags or _MAY_ABORT.search(text) is not None
+
+    def wants_last(self, text: str) -> bool:
+        return _WANTS_LAST.search(text) is not None
+
+    def save_at_exit(self, directory: str) -> str:
+        return f"\\builtin . {directory}/at_exit"
+
+    def at_exit(self, directory: str) -> str:
+        """Saves the state, unless the shell was told to exit in so many words."""
+        return (
+            "case $BASH_COMMAND in exit|exit\\ *|logout|logout\\ *);; *)\n"
+            f"{{ {self.dump()};\\builtin printf '%s\\n' '{WHOLE}'; }} >|{directory}/state 2>/dev/null\n"
+            "esac\n"
+        )
+
+    def dump(self) -> str:
+        return "; ".join(
+            [
+                "\\builtin shopt -p",
+                "\\builtin umask -p",
+                "\\builtin printf 'builtin cd -- %q\\n' \"${PWD-/}\"",
+                "\\builtin declare -f",
+                "\\builtin alias -p",
+                "\\builtin declare -p",
+                "\\builtin trap -p",
+                "\\builtin printf 'trap - EXIT\\n'",
+                "\\builtin set +o",
+            ]
+        )
+
+
+class Zsh(Dialect):
+    """Reads its first lines as any zsh does, with no rc file."""
+
+    builtin = "\\builtin"
+    exec = "\\exec"
+    source = "\\builtin ."
+    begin = ()
+    stop = "return 130"
+
+    def arguments(self, *, login: bool) -> list[str]:
+        return ["-l", "-s"] if login else ["-f", "-s"]
+
+    def dump(self) -> str:
+        return "; ".join(
+            [
+                "\\builtin typeset -p",
+                "\\builtin functions",
+                "\\builtin alias -L",
+                "\\builtin printf 'umask %s\\n' \"$(umask)\"",
+            ]
+        )
+
+
+def _can_end_with_more(text: str) -> bool:
+    """Whether a line after the command is a line of its own, whatever the command: then `$_` can be kept.
+
+    An open here-document would swallow it, a trailing operator or backslash would join it, and what traces or traps
+    commands would show it.
+    """
+    end = text.rstrip()
+    return (
+        "<<" not in text
+        and not end.endswith(("\\", "&&", "||", "|", "|&", "!"))
+        and re.search(r"\b(?:set|trap|exec|return|exit)\b", text) is None
+    )
+
+
+def dialect_for(path: str) -> Dialect:
+    """By the name of the program."""
+    name = path.rsplit("/", 1)[-1]
+    if name == "bash":
+        return Bash()
+    if name in ("zsh", "zsh5"):
+        return Zsh()
+    return Dialect()

@@ -1,0 +1,135 @@
+"""The private directory of one live shell: the files it sources and the named pipes it prints on. Touches only those.
+
+Two pairs of pipes take turns. Whoever still holds a pipe of a command that has ended keeps it open after its name
+was given to a new pipe. A user's command may remove the directory: whatever is missing is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+from typing import Final
+
+from holdfast.errors import ResourceExhausted
+from holdfast.runtime.environment import Account
+from holdfast.runtime.shell_dialect import Bash, Dialect, Step, quote
+
+_READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z0-9_/.,:+@-]+")
+
+
+class ShellFiles:
+    """The files of one shell. They belong to the user it runs as, and to nobody else."""
+
+    def __init__(self, path: str, account: Account | None) -> None:
+        self.path = path
+        #: As a shell reads it.
+        self.quoted = path if _NEEDS_NO_QUOTES.fullmatch(path) else quote(path)
+        self._account = account
+        self._open: dict[str, int] = {}
+        self._contents: dict[str, bytes] = {}
+        self._make_directory()
+
+    def prepare(self, dialect: Dialect) -> None:
+        """The files that stay as they are."""
+        self.write("keep", dialect.step(Step(self.quoted)).encode())
+        self.write("status", b"return 0\n")
+        if isinstance(dialect, Bash):
+            self.write("at_exit", dialect.at_exit(self.quoted).encode())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Give a file this content, unless it has it."""
+        fd = self._open.get(name)
+        if fd is not None and os.fstat(fd).st_nlink == 0:  # removed by a command
+            os.close(self._open.pop(name))
+            fd = None
+        elif fd is not None and self._contents.get(name) == content:
+            return
+        try:
+            if fd is None:
+                fd = self._open[name] = self._create(name)
+            os.ftruncate(fd, 0)
+            written = 0
+            while written < len(content):
+                written += os.pwrite(fd, content[written:], written)
+        except OSError as error:
+            raise ResourceExhausted(f"{self.path}/{name} cannot be written: {error.strerror}") from None
+        # A large one is not worth keeping twice.
+        self._contents[name] = content if len(content) < 4096 else b""
+
+    def read(self, name: str) -> bytes | None:
+        """What the shell wrote into a file; None if it wrote none."""
+        try:
+            fd = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with open(fd, "rb") as file:
+            return file.read()
+
+    def forget(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.path}/{name}")
+
+    def open_pipes(self, number: int, *, fresh: bool) -> dict[int, int]:
+        """Our ends of a pair; `fresh` if somebody may still hold the pipes that had its names."""
+        opened: dict[int, int] = {}
+        try:
+            for kind, letter in ((0, "o"), (1, "e")):
+                opened[kind] = self._open_pipe(f"{letter}{number}", fresh=fresh)
+        except OSError as error:
+            for fd in opened.values():
+                os.close(fd)
+            raise ResourceExhausted(f"no pipe can be made in {self.path}: {error.strerror}") from None
+        return opened
+
+    def _open_pipe(self, name: str, *, fresh: bool) -> int:
+        path = f"{self.path}/{name}"
+        if fresh:
+            self.forget(name)
+        try:
+            fd = os.open(path, _READ_PIPE)
+        except FileNotFoundError:
+            self._make_directory()
+            os.mkfifo(path, 0o600)
+            self._give(path)
+            fd = os.open(path, _READ_PIPE)
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(0, f"{name} is no pipe: a command has put something else there")
+        return fd
+
+    def _make_directory(self) -> None:
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ResourceExhausted(f"{self.path} cannot be made: {error.strerror}") from None
+        if self._account is not None:
+            # Our own directory above may be passed through by name, and not be listed.
+            os.chmod(os.path.dirname(self.path), 0o711)
+        self._give(self.path)
+
+    def _create(self, name: str) -> int:
+        path = f"{self.path}/{name}"
+        # Never one that is there: the directory may belong to another user, who may have put a link in it.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.forget(name)
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            self._make_directory()
+            fd = os.open(path, flags, 0o600)
+        self._give(path)
+        return fd
+
+    def _give(self, path: str) -> None:
+        if self._account is not None and self._account.uid != os.geteuid():
+            os.chown(path, self._account.uid, self._account.gid, follow_symlinks=False)
+
+    def remove(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,227 @@
+"""All live shells by id: starts them, finds their programs, keeps those that closed long enough to say why.
+
+Starts processes through the exec interface that owns it; touches nothing else itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Final
+
+from holdfast.config import ExecServerConfig
+from holdfast.errors import CommandNotFound, DuplicateProcess, InvalidParams, LimitReached, UnknownShell
+from holdfast.model import CommandSpec, ProcessSpec, ShellSpec
+from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.output_log import Spool
+from holdfast.runtime.poller import Poller
+from holdfast.runtime.process import ManagedProcess
+from holdfast.runtime.process_table import TableReader
+from holdfast.runtime.recorded import Recorded
+from holdfast.runtime.shell import LiveShell
+from holdfast.runtime.shell_command import ShellCommand
+from holdfast.runtime.shell_dialect import dialect_for
+from holdfast.runtime.shell_files import ShellFiles
+from holdfast.runtime.spawn import find_program
+
+#: Closed shells that can still be asked why.
+KEPT_SHELLS: Final = 100
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+StartProcess = Callable[
+    [ProcessSpec, int, Callable[[ManagedProcess], None]], Coroutine[None, None, ManagedProcess]
+]
+EndProcess = Callable[[ManagedProcess, float], Coroutine[None, None, None]]
+
+
+class Shells:
+    """The shells of one exec interface."""
+
+    def __init__(
+        self,
+        *,
+        config: ExecServerConfig,
+        spool: Spool,
+        poller: Poller,
+        tables: TableReader,
+        environ: Mapping[str, str],
+        start_process: StartProcess,
+        end_process: EndProcess,
+        on_growth: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._spool = spool
+        self._poller = poller
+        self._tables = tables
+        self._environ = environ
+        self._start_process = start_process
+        self._end_process = end_process
+        self._on_growth = on_growth
+        self._shells: dict[str, LiveShell] = {}
+        self._opening: dict[str, asyncio.Task[LiveShell]] = {}
+        self._commands: dict[str, tuple[LiveShell, ShellCommand]] = {}
+        self._made = 0
+
+    # --- shells ----------------------------------------------------------------------------------------------
+
+    async def open(self, spec: ShellSpec) -> LiveShell:
+        """Start a shell, or find the one that an earlier attempt with the same `start_id` has started."""
+        existing = self._shells.get(spec.shell_id)
+        if existing is not None:
+            if spec.start_id is None or existing.spec.start_id != spec.start_id:
+                raise DuplicateProcess(f"shell id {spec.shell_id!r} is taken")
+            return existing
+        attempt = self._opening.get(spec.shell_id)
+        if attempt is None:
+            attempt = self._opening[spec.shell_id] = asyncio.create_task(self._open(spec))
+            attempt.add_done_callback(lambda _: self._opening.pop(spec.shell_id, None))
+        return await asyncio.shield(attempt)
+
+    async def _open(self, spec: ShellSpec) -> LiveShell:
+        running = sum(shell.state != "closed" for shell in self._shells.values())
+        if running >= self._config.max_shells:
+            raise LimitReached(f"{running} shells are open: that is max_shells")
+        account = None if spec.user is None else resolve_user(spec.user)
+        path = self._find(spec)
+        self._made += 1
+        files = ShellFiles(f"{self._spool.path}/s{self._made}", account)
+        shell = LiveShell(
+            spec,
+            path,
+            dialect_for(os.path.realpath(path)),
+            files,
+            start_process=self._start_process,
+            end_process=self._end_process,
+            spool=self._spool,
+            poller=self._poller,
+            config=self._config,
+            tables=self._tables,
+            on_growth=self._on_growth,
+            on_closed=self._closed,
+            on_forget=self._forget_command,
+        )
+        try:
+            await shell.start()
+        except BaseException:
+            shell.discard()
+            raise
+        self._shells[spec.shell_id] = shell
+        return shell
+
+    def _find(self, spec: ShellSpec) -> str:
+        process = ProcessSpec(spec.shell_id, ("",), env=spec.env, env_policy=spec.env_policy)
+        environment = build_environment(process, self._environ)
+        cwd = resolve_cwd(spec.cwd)
+        if spec.shell is not None:
+            return os.path.join(cwd, find_program(spec.shell, environment, cwd))
+        try:
+            return find_program("bash", environment, cwd)
+        except CommandNotFound:
+            return find_program("sh", {"PATH": environment.get("PATH", "") or os.defpath}, cwd)
+
+    def shell(self, shell_id: str) -> LiveShell:
+        try:
+            return self._shells[shell_id]
+        except KeyError:
+            raise UnknownShell(f"no shell has the id {shell_id!r}") from None
+
+    def list(self) -> list[LiveShell]:
+        return list(self._shells.values())
+
+    def recorded(self, id: str) -> Recorded | None:
+        """What can be read under this id: a shell's own output, or a command's."""
+        if id in self._commands:
+            return self._commands[id][1]
+        shell = self._shells.get(id)
+        return None if shell is None else shell.record
+
+    def logged(self) -> list[Recorded]:
+        """Everything that keeps output."""
+        return [shell.record for shell in self._shells.values()] + [each[1] for each in self._commands.values()]
+
+    # --- commands --------------------------------------------------------------------------------------------
+
+    def run(self, shell_id: str, spec: CommandSpec) -> ShellCommand:
+        check_command(spec)
+        shell = self.shell(shell_id)
+        known = self._commands.get(spec.command_id)
+        if known is not None and known[0] is not shell:
+            raise DuplicateProcess(f"command id {spec.command_id!r} is taken")
+        command = shell.run(spec)
+        if command.error is not None:
+            raise command.error
+        self._commands[spec.command_id] = (shell, command)
+        return command
+
+    async def background(self, shell_id: str, command: str, process_id: str) -> tuple[ProcessSpec, bytes]:
+        """What to start, and on which input, for a process with all that a shell of this kind can hand on.
+
+        The shell is asked in its turn.
+        """
+        shell = self.shell(shell_id)
+        check_command(CommandSpec(process_id, command))
+        asked = self.run(shell_id, CommandSpec(f"{shell_id}:state:{secrets.token_hex(6)}", shell.dialect.dump()))
+        try:
+            await asked.wait_ended()
+        except asyncio.CancelledError:
+            shell.withdraw(asked)
+            raise
+        state = asked.logs[0].contents()
+        script = shell.dialect.background(state, command)
+        return shell.background(process_id), script
+
+    def withdraw(self, command: ShellCommand) -> None:
+        """Its caller gave up."""
+        if (known := self._commands.get(command.process_id)) is not None:
+            known[0].withdraw(command)
+
+    def _forget_command(self, command: ShellCommand) -> None:
+        self._commands.pop(command.process_id, None)
+        command.discard()
+
+    def _closed(self, shell: LiveShell) -> None:
+        closed = [each for each in self._shells.values() if each.state == "closed"]
+        for each in closed[: max(0, len(closed) - KEPT_SHELLS)]:
+            self.forget(each.id)
+
+    def forget(self, shell_id: str) -> None:
+        shell = self._shells.pop(shell_id)
+        for id in [id for id, (of, _) in self._commands.items() if of is shell]:
+            self._commands.pop(id)
+        shell.discard()
+
+    # --- ending ----------------------------------------------------------------------------------------------
+
+    async def close_all(self, grace: float) -> None:
+        open_ones = [shell for shell in self._shells.values() if shell.state != "closed"]
+        await asyncio.gather(*(shell.close(keep=False, grace=grace) for shell in open_ones))
+        for shell_id in list(self._shells):
+            self.forget(shell_id)
+
+
+def check_command(spec: CommandSpec) -> None:
+    """What can be said before anything is tried."""
+    if not spec.command_id:
+        raise InvalidParams("commandId is empty")
+    for what, text in (("command", spec.command), ("cwd", spec.cwd or "")):
+        if "\0" in text:
+            raise InvalidParams(f"{what} holds a NUL character, which no shell can read")
+    if spec.cwd == "":
+        raise InvalidParams("cwd is empty")
+    if spec.timeout is not None and spec.timeout < 0:
+        raise InvalidParams(f"timeout {spec.timeout:g}: must not be negative")
+    for name, value in (spec.env or {}).items():
+        if _NAME.fullmatch(name) is None:
+            raise InvalidParams(f"environment variable {name!r}: a shell cannot set a variable of this name")
+        if "\0" in value:
+            raise InvalidParams(f"environment variable {name!r} holds a NUL character")
+    try:
+        for text in (spec.command, spec.cwd or "", *(spec.env or {}).values()):
+            text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidParams("command: holds half of a surrogate pair, which is no character") from None
+
+
