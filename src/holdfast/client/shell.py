@@ -1,7 +1,7 @@
 """A handle on a live shell in a sandbox, wherever that is: everything goes through `ExecApi`.
 
-A handle holds no resources. Dropping it leaves the shell; another handle on the same id, in another program or after
-a reconnect, goes on with the same state.
+A handle holds no resources. Dropping it leaves the shell; another handle on the same id, in another program or
+after a reconnect, goes on with the same state.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Shell:
         """Run a command in the live shell and return what it printed and its exit code.
 
         Callers that come at once are served in their order. After `timeout` seconds the command and what it started
-        in the foreground are ended, `timed_out` is set, and the shell goes on; the same when this call is cancelled.
+        in the foreground are ended, `timed_out` is set, and the shell goes on; so also when this call is cancelled.
         `cwd` and `env` are for this command alone. `on_output` is called with each piece as it is printed; if it
         returns an awaitable, that is awaited, and the command waits for it.
         """
@@ -214,8 +214,8 @@ class Shell:
     async def start(self, command: str, *, id: str | None = None) -> Process:
         """Start a command in the background, as a process of its own that begins with the shell's state.
 
-        It has the shell's directory, variables and functions as they are when its turn comes, runs beside the shell,
-        streams, outlives this handle, and is killed as a tree. What it changes does not come back to the shell.
+        It has the shell's directory, variables and functions as they are when its turn comes, runs beside the
+        shell, outlives this handle, and is killed as a tree. What it changes does not come back to the shell.
         """
         process_id = id if id is not None else secrets.token_hex(6)
         return Process(self._api, await self._api.start_in_shell(self.id, command, process_id))

@@ -357,7 +357,7 @@ class LocalExec:
         return self.shells.shell(shell_id).info()
 
     async def list_shells(self) -> tuple[ShellStatus, ...]:
-        return tuple(shell.info() for shell in self.shells.list())
+        return tuple(shell.info() for shell in self.shells.all())
 
     # --- the machine -----------------------------------------------------------------------------------------
 

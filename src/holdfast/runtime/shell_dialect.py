@@ -8,8 +8,8 @@ the user's command from another file, with an empty stdin, and answers on the so
 While a command runs, the shell itself holds the socket above descriptor 9, closed on exec: the user sees nothing of
 it. Nothing of ours is a loop or a function, so `break` and `return` in a command mean what they mean at a prompt.
 
-Everything that would show through our own lines (tracing, DEBUG and ERR traps) is taken off between commands and put
-back by the first words of the next command's file.
+What would show our own lines (tracing, DEBUG and ERR traps) is taken off between commands and put back by the first
+words of the next command's file.
 """
 
 from __future__ import annotations
@@ -129,6 +129,10 @@ class Dialect:
     def arguments(self, *, login: bool) -> list[str]:
         return ["-l", "-s"] if login else ["-s"]
 
+    def arg0(self, path: str) -> str | None:
+        """The name to run it under: busybox is many programs, and goes by its name."""
+        return "ash" if path.endswith("/busybox") else None
+
     def boot(self, directory: str, restore: str | None) -> str:
         """The first lines: our trap, the state of the shell before this one, the first pipes, and an answer."""
         lines = [*self.setup(), f"{self.builtin} trap {quote(self.stop)} {INTERRUPT_SIGNAL}"]
@@ -145,7 +149,7 @@ class Dialect:
         return (
             "{ _holdfast_=$?:$-:${!:-}:${_holdfast_-:};"
             f"{self.show_traps()}"
-            f"{self.builtin} printf '\\0%s\\0%s\\0%s\\0\\1' \"$_holdfast_\" \"${{PWD-}}\" \"${{OLDPWD-}}\";"
+            f'{self.builtin} printf \'\\0%s\\0%s\\0%s\\0\\1\' "$_holdfast_" "${{PWD-}}" "${{OLDPWD-}}";'
             f"{self.builtin} unset _holdfast_ _holdfast_run_;}} >&0 2>&-"
         )
 
@@ -223,7 +227,7 @@ class Dialect:
         return f"{self.builtin} set; {self.builtin} export -p; {self.builtin} printf 'umask %s\\n' \"$(umask)\""
 
     def background(self, state: bytes, command: str) -> bytes:
-        """A script: a state, whose read-only variables nobody needs to hear of, and a command with an empty stdin."""
+        """A script: a state, and a command with an empty stdin. Of read-only variables nobody needs to hear."""
         run = f"{self.exec} 2>&9 9>&-\n{self.builtin} eval {quote(command)} </dev/null\n"
         return f"{self.exec} 9>&2 2>/dev/null\n".encode() + state + run.encode("utf-8", "surrogateescape")
 

@@ -1,4 +1,4 @@
-"""The private directory of one live shell: the files it sources and the named pipes it prints on. Touches only those.
+"""The private directory of one live shell: the files it sources, the named pipes it prints on. Touches only those.
 
 Two pairs of pipes take turns. Whoever still holds a pipe of a command that has ended keeps it open after its name
 was given to a new pipe. A user's command may remove the directory: whatever is missing is made again.
@@ -29,13 +29,17 @@ class ShellFiles:
         #: As a shell reads it.
         self.quoted = path if _NEEDS_NO_QUOTES.fullmatch(path) else quote(path)
         self._account = account
+        #: The step of a command that needs nothing special: the file `keep`.
+        self.plain = Step(self.quoted)
+        self._plain_text = b""
         self._open: dict[str, int] = {}
         self._contents: dict[str, bytes] = {}
         self._make_directory()
 
     def prepare(self, dialect: Dialect) -> None:
         """The files that stay as they are."""
-        self.write("keep", dialect.step(Step(self.quoted)).encode())
+        self._plain_text = dialect.step(self.plain).encode()
+        self.write("keep", self._plain_text)
         self.write("status", b"return 0\n")
         if isinstance(dialect, Bash):
             self.write("at_exit", dialect.at_exit(self.quoted).encode())
@@ -51,14 +55,18 @@ class ShellFiles:
         try:
             if fd is None:
                 fd = self._open[name] = self._create(name)
-            os.ftruncate(fd, 0)
-            written = 0
+            written = os.pwrite(fd, content, 0)
             while written < len(content):
                 written += os.pwrite(fd, content[written:], written)
+            os.ftruncate(fd, written)
         except OSError as error:
             raise ResourceExhausted(f"{self.path}/{name} cannot be written: {error.strerror}") from None
         # A large one is not worth keeping twice.
         self._contents[name] = content if len(content) < 4096 else b""
+
+    def restore_plain(self) -> None:
+        """Make `keep` again, if a command has removed it."""
+        self.write("keep", self._plain_text)
 
     def read(self, name: str) -> bytes | None:
         """What the shell wrote into a file; None if it wrote none."""
@@ -68,6 +76,11 @@ class ShellFiles:
             return None
         with open(fd, "rb") as file:
             return file.read()
+
+    def existing(self, name: str) -> str | None:
+        """The path of a file that the shell wrote, if it did."""
+        path = f"{self.path}/{name}"
+        return path if os.path.exists(path) else None
 
     def forget(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.config import ExecServerConfig
@@ -18,10 +18,9 @@ from holdfast.model import CommandSpec, ProcessSpec, ShellSpec
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
-from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import TableReader
 from holdfast.runtime.recorded import Recorded
-from holdfast.runtime.shell import LiveShell
+from holdfast.runtime.shell import EndProcess, LiveShell, StartProcess
 from holdfast.runtime.shell_command import ShellCommand
 from holdfast.runtime.shell_dialect import dialect_for
 from holdfast.runtime.shell_files import ShellFiles
@@ -30,11 +29,6 @@ from holdfast.runtime.spawn import find_program
 #: Closed shells that can still be asked why.
 KEPT_SHELLS: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-StartProcess = Callable[
-    [ProcessSpec, int, Callable[[ManagedProcess], None]], Coroutine[None, None, ManagedProcess]
-]
-EndProcess = Callable[[ManagedProcess, float], Coroutine[None, None, None]]
 
 
 class Shells:
@@ -85,13 +79,13 @@ class Shells:
         if running >= self._config.max_shells:
             raise LimitReached(f"{running} shells are open: that is max_shells")
         account = None if spec.user is None else resolve_user(spec.user)
-        path = self._find(spec)
+        path, real = self._find(spec)
         self._made += 1
         files = ShellFiles(f"{self._spool.path}/s{self._made}", account)
         shell = LiveShell(
             spec,
             path,
-            dialect_for(os.path.realpath(path)),
+            dialect_for(real),
             files,
             start_process=self._start_process,
             end_process=self._end_process,
@@ -111,16 +105,19 @@ class Shells:
         self._shells[spec.shell_id] = shell
         return shell
 
-    def _find(self, spec: ShellSpec) -> str:
+    def _find(self, spec: ShellSpec) -> tuple[str, str]:
+        """The path of its program, and what it really is."""
         process = ProcessSpec(spec.shell_id, ("",), env=spec.env, env_policy=spec.env_policy)
         environment = build_environment(process, self._environ)
         cwd = resolve_cwd(spec.cwd)
         if spec.shell is not None:
-            return os.path.join(cwd, find_program(spec.shell, environment, cwd))
-        try:
-            return find_program("bash", environment, cwd)
-        except CommandNotFound:
-            return find_program("sh", {"PATH": environment.get("PATH", "") or os.defpath}, cwd)
+            path = os.path.join(cwd, find_program(spec.shell, environment, cwd))
+        else:
+            try:
+                path = find_program("bash", environment, cwd)
+            except CommandNotFound:
+                path = find_program("sh", {"PATH": os.defpath}, cwd)
+        return path, os.path.realpath(path)
 
     def shell(self, shell_id: str) -> LiveShell:
         try:
@@ -128,8 +125,8 @@ class Shells:
         except KeyError:
             raise UnknownShell(f"no shell has the id {shell_id!r}") from None
 
-    def list(self) -> list[LiveShell]:
-        return list(self._shells.values())
+    def all(self) -> tuple[LiveShell, ...]:
+        return tuple(self._shells.values())
 
     def recorded(self, id: str) -> Recorded | None:
         """What can be read under this id: a shell's own output, or a command's."""
@@ -171,7 +168,7 @@ class Shells:
             raise
         state = asked.logs[0].contents()
         script = shell.dialect.background(state, command)
-        return shell.background(process_id), script
+        return shell.process_spec(process_id, shell.cwd), script
 
     def withdraw(self, command: ShellCommand) -> None:
         """Its caller gave up."""
@@ -223,5 +220,3 @@ def check_command(spec: CommandSpec) -> None:
             text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidParams("command: holds half of a surrogate pair, which is no character") from None
-
-

@@ -11,8 +11,8 @@ from typing import Final
 from holdfast.model import OutputGap
 from holdfast.runtime.journal import EXIT, STREAMS, Record
 from holdfast.runtime.output_log import OutputLog
-from holdfast.runtime.recorded import Recorded
 from holdfast.runtime.reader import Reader
+from holdfast.runtime.recorded import Recorded
 from holdfast.transport.channel import Channel, SpoolFrame
 from holdfast.wire.codec import Codec
 from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams

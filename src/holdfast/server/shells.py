@@ -1,4 +1,4 @@
-"""The `shell/*` methods: a command's output goes with the reply if it is little, through a subscription if it is not.
+"""The `shell/*` methods: little output goes with a command's reply, much through a subscription.
 
 Translates between the method table and the runtime's shells; touches nothing else.
 """

@@ -1,0 +1,278 @@
+"""One program that a live shell runs in: its control socket, its streams, what it said last. Lives on the event loop.
+
+`shell` decides what runs in it and when it is replaced; here is how a command is handed over and an answer taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.model import CommandSpec
+from holdfast.runtime.foreground import command_line, holds, reaped_faults, waits_for_input
+from holdfast.runtime.process import ManagedProcess
+from holdfast.runtime.recorded import Output, Recorded
+from holdfast.runtime.shell_dialect import WHOLE, Answer, Dialect, Step, Suspended, is_whole, parse_answer
+from holdfast.runtime.shell_files import ShellFiles
+
+if TYPE_CHECKING:
+    from holdfast.runtime.poller import Poller
+
+#: Far more than a path of the longest kind and every trap. More than that is no answer.
+MAX_ANSWER_BYTES: Final = 1024 * 1024
+#: Where a shell reads its own program.
+_CONTROL: Final = range(1)
+_LETTERS: Final = "oe"
+
+
+class ShellProgram:
+    """From just before its start until it has ended."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        files: ShellFiles,
+        record: Recorded,
+        poller: Poller,
+        *,
+        on_answer: Callable[[Answer], None],
+    ) -> None:
+        self.dialect = dialect
+        #: Where it is, as far as it has told.
+        self.cwd = ""
+        #: Whether it has become another program.
+        self.replaced = False
+        #: Whether its exported variables are written down as they are now.
+        self.exports_saved = False
+        self._files = files
+        self._record = record
+        self._poller = poller
+        self._on_answer = on_answer
+        self._process: ManagedProcess | None = None
+        self._command_line = b""
+        self._said = bytearray()
+        self._answer = Answer(0, "", "", None, "", "", {})
+        self._suspended = Suspended()
+        self._armed = False
+        self._has_job = False
+        self._faults = 0
+        self._step = 0
+        files.prepare(dialect)
+        #: The pair of pipes that it prints on, and whether somebody may still hold those with the other names.
+        self._pipes = 0
+        self._held = [False, False]
+        self._outputs = [record.watch(kind, fd) for kind, fd in files.open_pipes(0, fresh=True).items()]
+        #: Streams of earlier pairs that somebody still holds, with their names.
+        self._late: list[tuple[Output, str]] = []
+        self._control, self._theirs = socket.socketpair()
+        self._control.setblocking(False)
+
+    # --- its life --------------------------------------------------------------------------------------------
+
+    @property
+    def stdin(self) -> int:
+        """The descriptor that it reads its own program from."""
+        return self._theirs.fileno()
+
+    @property
+    def process(self) -> ManagedProcess:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    def started(self, process: ManagedProcess, restore: str | None) -> None:
+        """It runs: say the first lines. Its answer says that it takes commands."""
+        self._theirs.close()
+        self._process = process
+        process.give_streams(self._record)
+        self._poller.watch(self._control.fileno(), self._readable)
+        self.say(self.dialect.boot(self._files.quoted, restore))
+
+    def ready(self, answer: Answer) -> None:
+        """The answer to the first lines."""
+        self._command_line = command_line(self.pid)
+        self._faults = reaped_faults(self.pid)
+        self._take(answer)
+        self._settle()
+
+    def end_input(self) -> None:
+        """The end of its program: it runs its EXIT trap and goes."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
+    def hang_up(self) -> None:
+        if self._control.fileno() >= 0:
+            # What it said before it ended counts.
+            self._readable()
+        self._close()
+        self._theirs.close()
+
+    def _close(self) -> None:
+        if self._control.fileno() >= 0:
+            self._poller.unwatch(self._control.fileno())
+            self._control.close()
+
+    def has_saved_state(self) -> bool:
+        """Whether its state was written down as a whole when an option ended it."""
+        state = self._files.read("state") if self._armed else None
+        return state is not None and state.endswith(WHOLE.encode() + b"\n")
+
+    def waits(self) -> bool:
+        """Whether it waits for our next line, as far as the kernel tells."""
+        return self._control.fileno() >= 0 and waits_for_input(self.pid, _CONTROL)
+
+    # --- a command -------------------------------------------------------------------------------------------
+
+    def begin(self, command: Recorded, spec: CommandSpec) -> None:
+        """Hand a command over: its files, its streams, and the line that starts it."""
+        dialect, files, answer = self.dialect, self._files, self._answer
+        saves_state = dialect.may_abort(spec.command, answer.flags) and "EXIT" not in answer.traps
+        step = Step(
+            files.quoted,
+            cwd=spec.cwd,
+            env=spec.env,
+            stdin="/dev/null" if spec.input is None else f"{files.quoted}/input",
+            # With `set -e`, to bring a status back would end the shell.
+            status=0 if "e" in answer.flags else answer.status,
+            last=answer.last if dialect.wants_last(spec.command) else None,
+            pipes=1 - self._pipes if self._has_had_children() else None,
+            saves_state=saves_state,
+            saves_exports=spec.timeout is not None and not self.exports_saved,
+        )
+        files.write("command", encode(dialect.command(spec.command, self._suspended)))
+        if spec.input is not None:
+            files.write("input", spec.input)
+        if saves_state:
+            files.forget("state")
+        name = "keep"
+        if step == files.plain:
+            files.restore_plain()
+        else:
+            # Not the file of the step before: some shells read on in that one after they have answered.
+            self._step = 1 - self._step
+            name = f"step{self._step}"
+            files.write("status", b"return %d\n" % step.status)
+            files.write(name, encode(dialect.step(step)))
+        self._give_streams(command, step.pipes)
+        self._armed = saves_state
+        self.exports_saved = False
+        self.say(f"\\. {files.quoted}/{name}\n")
+
+    def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
+        """Take the answer to a command; returns its exit code. `stopped_as` is the one of a command that we ended."""
+        if stopped_as is not None:
+            # What it shows as its DEBUG trap is what stopped it.
+            answer = answer._replace(status=stopped_as, traps=_without(answer.traps, "DEBUG"))
+        disarm = self._armed and "/at_exit" in answer.traps.get("EXIT", "")
+        if disarm:
+            answer = answer._replace(traps=_without(answer.traps, "EXIT"))
+        back = None
+        if spec.cwd is not None:
+            back = self._answer.cwd, self._answer.old_cwd
+            answer = answer._replace(cwd=back[0], old_cwd=back[1])
+        self._take(answer)
+        self._settle(interrupted=stopped_as is not None, disarm=disarm, back=back)
+        return answer.status
+
+    def set_status(self, status: int) -> None:
+        """What `$?` is to be in the next command."""
+        self._answer = self._answer._replace(status=status)
+
+    def save_exports(self) -> None:
+        if not self.exports_saved:
+            self.exports_saved = True
+            self.say(self.dialect.save_exports(self._files.quoted))
+
+    def _has_had_children(self) -> bool:
+        """Whether anybody but the shell may hold its pipes: it has waited for a child, or left one behind."""
+        before, self._faults = self._faults, reaped_faults(self.pid)
+        return self._has_job or self._faults != before or self._faults < 0
+
+    def _give_streams(self, command: Recorded, pipes: int | None) -> None:
+        if pipes is None:
+            for output in self._outputs:
+                if output.fd >= 0:
+                    command.adopt(output)
+        else:
+            opened = self._files.open_pipes(pipes, fresh=self._held[pipes])
+            for output in self._outputs:
+                self._late.append((output, f"{self._files.path}/{_LETTERS[output.kind]}{self._pipes}"))
+            self._outputs = [command.watch(kind, fd) for kind, fd in opened.items()]
+            self._held[self._pipes] = True
+            self._pipes = pipes
+        if self._late:
+            self._late = [(output, path) for output, path in self._late if output.fd >= 0]
+        for output, path in self._late:
+            # `exec 3>&1` in an earlier command: what comes through it belongs to the command that prints it.
+            if output.owner is self._record and holds(self.pid, path):
+                command.adopt(output)
+
+    def _take(self, answer: Answer) -> None:
+        self._has_job = answer.job != self._answer.job
+        if answer.cwd != self._answer.cwd:
+            self.cwd = self._true_cwd(answer.cwd)
+        self._answer = answer
+
+    def _true_cwd(self, claimed: str) -> str:
+        """`PWD`, if that is where the shell is: a user may set it to anything."""
+        link = f"/proc/{self.pid}/cwd"
+        try:
+            if claimed.startswith("/") and os.path.samefile(claimed, link):
+                return claimed
+        except OSError:
+            pass
+        try:
+            return os.readlink(link)
+        except OSError:
+            return claimed
+
+    def _settle(
+        self, *, interrupted: bool = False, disarm: bool = False, back: tuple[str, str] | None = None
+    ) -> None:
+        """Between two commands: take off what would show, and undo what was for the last command alone."""
+        self._suspended = Suspended.after(self._answer)
+        line = self.dialect.clean_up(suspend=self._suspended, interrupted=interrupted, disarm=disarm, back=back)
+        if line:
+            self.say(line)
+
+    # --- the socket ------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """A line for the shell. It is short, and a socket holds hundreds of them: it goes at once or not at all."""
+        with contextlib.suppress(OSError):  # it has ended: that is told in a moment
+            self._control.send(encode(text))
+
+    def _readable(self) -> None:
+        try:
+            data = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # It closed our socket: at its end, or because it became another program.
+            self.replaced = command_line(self.pid) not in (b"", self._command_line)
+            self._close()
+            return
+        self._said += data
+        if is_whole(self._said):
+            said = bytes(self._said)
+            self._said.clear()
+            with contextlib.suppress(ValueError):  # no answer of ours; the silence will be looked into
+                self._on_answer(parse_answer(said))
+        elif len(self._said) > MAX_ANSWER_BYTES:
+            self._said.clear()
+
+
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _without(traps: dict[str, str], name: str) -> dict[str, str]:
+    return {each: action for each, action in traps.items() if each != name}
