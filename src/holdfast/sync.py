@@ -1,4 +1,4 @@
-"""Holdfast for code without an event loop: the same `Sandbox`, `Process` and `exec_remote`, blocking.
+"""Holdfast for code without an event loop: the same `Sandbox`, `Process`, `Shell` and `exec_remote`, blocking.
 
 One thread runs one event loop for each `connect`; every call is handed to it and waited for. The methods here are
 the asynchronous ones, wrapped: they take the same parameters and raise the same errors.
@@ -14,19 +14,23 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from holdfast.client import exec_remote, process, sandbox
+import msgspec
+
+from holdfast.client import exec_remote, process, sandbox, shell
+from holdfast.client.collect import StreamTails
 from holdfast.config import ExecServerConfig
-from holdfast.errors import InvalidRequest
-from holdfast.model import ProcessInfo
+from holdfast.errors import InternalError, InvalidRequest
+from holdfast.model import CommandEnded, OutputChunk, OutputGap, ProcessInfo, ShellState
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+F = TypeVar("F")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -138,6 +142,26 @@ class _Blocking(Generic[P, R]):
         return call
 
 
+class _Giving(Generic[P, T, F]):
+    """A coroutine method that returns a handle, as a blocking one that returns the blocking handle."""
+
+    def __init__(
+        self,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+        facade: Callable[[LoopThread, T], F],
+    ) -> None:
+        self._method = method
+        self._facade = facade
+        self.__doc__ = method.__doc__
+
+    def __get__(self, facade: _Facade[Any], owner: type | None = None) -> Callable[P, F]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> F:
+            return self._facade(facade._loop, facade._loop.run(self._method(facade._inner, *args, **kwargs)))
+
+        call.__doc__ = self.__doc__
+        return call
+
+
 class _Streaming(Generic[P, R]):
     """A method that returns an async iterator as one that returns an iterator."""
 
@@ -230,6 +254,81 @@ class Process(_Facade[process.Process]):
         self._loop.run(self._inner.__aexit__(kind, error, trace))
 
 
+class Shell(_Facade[shell.Shell]):
+    """`holdfast.Shell`, blocking. Leaving its `with` block closes the shell."""
+
+    @property
+    def id(self) -> str:
+        """The key that the caller chose."""
+        return self._inner.id
+
+    @property
+    def pid(self) -> int:
+        """The OS pid of the shell when it was last described."""
+        return self._inner.pid
+
+    @property
+    def cwd(self) -> str:
+        """The working directory after the last command that was run here."""
+        return self._inner.cwd
+
+    @property
+    def state(self) -> ShellState:
+        """`idle`, `running` or `closed`, as last heard."""
+        return self._inner.state
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | bytes | None = None,
+        on_output: Callable[[OutputChunk | OutputGap], object] | None = None,
+        max_bytes: int = shell.RUN_LIMIT_BYTES,
+    ) -> shell.CommandResult:
+        """Run a command in the live shell; see `holdfast.Shell.run`.
+
+        `on_output` is called in the thread that called this, and the command waits for it.
+        """
+        if on_output is None:
+            return self._loop.run(
+                self._inner.run(command, timeout=timeout, cwd=cwd, env=env, input=input, max_bytes=max_bytes)
+            )
+        # Called in the loop's thread it could use nothing of this sandbox, and whatever it waits for would hold up
+        # everybody else.
+        printed = StreamTails(max_bytes)
+        with self.stream(command, timeout=timeout, cwd=cwd, env=env, input=input) as events:
+            for event in events:
+                if isinstance(event, CommandEnded):
+                    return shell.CommandResult(
+                        stdout_bytes=printed.stdout.value(),
+                        stderr_bytes=printed.stderr.value(),
+                        truncated=printed.truncated,
+                        **msgspec.structs.asdict(event),
+                    )
+                printed.take(event)
+                on_output(event)
+        raise InternalError(f"the events of a command in shell {self.id!r} ended without its end")
+
+    stream = _Streaming(shell.Shell.stream)
+    start = _Giving(shell.Shell.start, Process)
+    interrupt = _Blocking(shell.Shell.interrupt)
+    output = _Streaming(shell.Shell.output)
+    snapshot = _Blocking(shell.Shell.snapshot)
+    describe = _Blocking(shell.Shell.describe)
+    close = _Blocking(shell.Shell.close)
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._inner.__aexit__(kind, error, trace))
+
+
 class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_remote.ExecRemoteEvent]):
     """`holdfast.ExecRemoteProcess`, blocking: iterate over it once."""
 
@@ -251,26 +350,13 @@ class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_re
     kill = _Blocking(exec_remote.ExecRemoteProcess.kill)
 
 
-class _Starting(Generic[P]):
-    """A coroutine method that returns a `Process`, as a blocking one that returns the blocking handle."""
-
-    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, process.Process]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, facade: _Facade[Any], owner: type | None = None) -> Callable[P, Process]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> Process:
-            return Process(facade._loop, facade._loop.run(self._method(facade._inner, *args, **kwargs)))
-
-        call.__doc__ = self.__doc__
-        return call
-
-
 class Sandbox(_Facade[sandbox.Sandbox]):
     """`holdfast.Sandbox`, blocking. It may be used from several threads."""
 
-    start = _Starting(sandbox.Sandbox.start)
-    process = _Starting(sandbox.Sandbox.process)
+    start = _Giving(sandbox.Sandbox.start, Process)
+    process = _Giving(sandbox.Sandbox.process, Process)
+    shell = _Giving(sandbox.Sandbox.shell, Shell)
+    open_shell = _Giving(sandbox.Sandbox.open_shell, Shell)
     exec = _Blocking(sandbox.Sandbox.exec)
     wait_for_port = _Blocking(sandbox.Sandbox.wait_for_port)
     info = _Blocking(sandbox.Sandbox.info)
@@ -279,6 +365,10 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     def processes(self) -> list[Process]:
         """Handles on all processes: those that run, and those that ended and are still kept."""
         return [Process(self._loop, one) for one in self._loop.run(self._inner.processes())]
+
+    def shells(self) -> list[Shell]:
+        """Handles on all shells: those that are open, and the last ones that closed."""
+        return [Shell(self._loop, one) for one in self._loop.run(self._inner.shells())]
 
     @overload
     def exec_remote(

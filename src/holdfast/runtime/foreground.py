@@ -74,16 +74,20 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
-def holds(pid: int, path: str) -> bool:
-    """Whether this process has a descriptor of the file that had this path."""
+def copies(pid: int, paths: dict[str, int]) -> list[tuple[int, int]]:
+    """Descriptors above 2 of files that have these paths, each with what the path stands for."""
+    found: list[tuple[int, int]] = []
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        return False
+        return found
     for name in names:
+        if name in ("0", "1", "2"):
+            continue
         try:
-            if os.readlink(f"/proc/{pid}/fd/{name}").removesuffix(" (deleted)") == path:
-                return True
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
         except OSError:
             continue
-    return False
+        if target in paths:
+            found.append((int(name), paths[target]))
+    return found

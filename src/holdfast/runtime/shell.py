@@ -30,7 +30,7 @@ from holdfast.runtime.process_table import Entry, TableReader
 from holdfast.runtime.process_tree import end_all
 from holdfast.runtime.recorded import Recorded
 from holdfast.runtime.shell_command import ShellCommand
-from holdfast.runtime.shell_dialect import INTERRUPT_SIGNAL, Answer, Dialect
+from holdfast.runtime.shell_dialect import Answer, Dialect
 from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.shell_program import ShellProgram
 
@@ -350,13 +350,13 @@ class LiveShell:
         command.stop_blocking()
         process.signal_leader(signal.SIGCONT)
         # First: once its foreground is gone the shell would go on with the rest of the command.
-        process.signal_leader(INTERRUPT_SIGNAL)
+        process.signal_leader(self.dialect.interrupt_signal)
         ending = asyncio.ensure_future(end_all(self._foreground, self._config.interrupt_grace_seconds))
         over = asyncio.ensure_future(command.wait_ended())
         await asyncio.wait((ending, over), return_when=asyncio.FIRST_COMPLETED)
         if not over.done():
             # Its trap may have been away while the shell was in a subshell's shadow: once more, and a moment.
-            process.signal_leader(INTERRUPT_SIGNAL)
+            process.signal_leader(self.dialect.interrupt_signal)
             await asyncio.wait((over,), timeout=COME_BACK_SECONDS)
         if not over.done():
             self._replace(command, _stopped_as(command))

@@ -15,17 +15,16 @@ words of the next command's file.
 from __future__ import annotations
 
 import re
+import signal
 from typing import ClassVar, Final, NamedTuple
 
-#: In the real-time range: no program uses it by habit, and every shell can trap it by its number.
-INTERRUPT_SIGNAL: Final = 57
 _END: Final = b"\0\1"
 #: The last line of a state that was saved as a whole.
 WHOLE: Final = "# whole"
 #: Options that would show our own lines, and traps that would run for them.
 _NOISY_FLAGS: Final = "xv"
-_NOISY_TRAPS: Final = ("DEBUG", "ERR")
-_TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|ERR)$", re.DOTALL | re.MULTILINE)
+_NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR")
+_TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|Z?ERR)$", re.DOTALL | re.MULTILINE)
 #: A command of this kind may end the shell by an option (`set -e`, `set -u`) or by an expansion (`${x:?}`).
 _MAY_ABORT: Final = re.compile(r"\bset\b|\bshopt\b|\?|\beval\b|\bsource\b|(?:^|[\s;&|])\.\s")
 #: The last argument is wanted: `$_` or `${_...}`, and not `$_name`.
@@ -62,6 +61,8 @@ class Step(NamedTuple):
     last: str | None = None
     #: The pipes that the shell moves to first, by their number; None stays.
     pipes: int | None = None
+    #: Descriptors that are copies of its stdout or stderr, and go with them.
+    copies: tuple[tuple[int, int], ...] = ()
     #: Whether the shell's state is saved if the command ends the shell.
     saves_state: bool = False
     #: Whether the exported variables are written down first.
@@ -117,14 +118,18 @@ class Dialect:
     exec: ClassVar[str] = "\\command exec"
     #: Sources a file; variables before it are the file's alone, and exported.
     source: ClassVar[str] = "\\command ."
+    #: Keeps what our own lines would print on stderr from being seen; to close it costs the least.
+    hushed: ClassVar[str] = "2>&-"
     #: Said before a command, to tell that it runs.
     begin: ClassVar[tuple[str, ...]] = ("_holdfast_run_=1",)
     #: Leaves whatever the shell is doing, up to the end of the sourced file: an error, in words that nobody sees.
     stop: ClassVar[str] = 'case ${_holdfast_run_-} in 1) { : "${_holdfast_stop_?}"; } 2>/dev/null; esac'
-    #: Whether it can list its functions, so that another shell can have them.
-    lists_functions: ClassVar[bool] = False
-    #: Whether an option that ends the shell can be survived.
-    survives_abort: ClassVar[bool] = False
+    #: Whether variables before `source` are exported to what the file runs.
+    passes_env: ClassVar[bool] = True
+    #: The highest descriptor that it can name.
+    highest_descriptor: ClassVar[int] = 9
+    #: What ends a command: real-time signals are no program's by habit, and most shells can trap them by number.
+    interrupt_signal: ClassVar[int] = 57
 
     def arguments(self, *, login: bool) -> list[str]:
         return ["-l", "-s"] if login else ["-s"]
@@ -135,7 +140,7 @@ class Dialect:
 
     def boot(self, directory: str, restore: str | None) -> str:
         """The first lines: our trap, the state of the shell before this one, the first pipes, and an answer."""
-        lines = [*self.setup(), f"{self.builtin} trap {quote(self.stop)} {INTERRUPT_SIGNAL}"]
+        lines = [*self.setup(), f"{self.builtin} trap {quote(self.stop)} {int(self.interrupt_signal)}"]
         if restore is not None:
             lines.append(f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1")
         lines += [f"{self.exec} >|{directory}/o0 2>|{directory}/e0", ":", self.answer()]
@@ -150,11 +155,11 @@ class Dialect:
             "{ _holdfast_=$?:$-:${!:-}:${_holdfast_-:};"
             f"{self.show_traps()}"
             f'{self.builtin} printf \'\\0%s\\0%s\\0%s\\0\\1\' "$_holdfast_" "${{PWD-}}" "${{OLDPWD-}}";'
-            f"{self.builtin} unset _holdfast_ _holdfast_run_;}} >&0 2>&-"
+            f"{self.builtin} unset _holdfast_ _holdfast_run_;}} >&0 {self.hushed}"
         )
 
     def show_traps(self) -> str:
-        return ""
+        return f"{self.builtin} trap;"
 
     def step(self, step: Step) -> str:
         """The file that the shell sources for one command."""
@@ -166,20 +171,28 @@ class Dialect:
                 path = f"{step.directory}/{letter}"
                 ours = f"{self.builtin} [ /dev/fd/{number} -ef {path}{before} ]"
                 lines.append(f"{ours} && {self.exec} {number}>|{path}{step.pipes}")
+        lines += [f"{self.exec} {copy}>&{number}" for copy, number in step.copies]
         if step.saves_exports:
             lines.append(f"{self.builtin} export -p >|{step.directory}/exports")
         if step.saves_state:
             lines.append(f"{self.builtin} trap {quote(self.save_at_exit(step.directory))} EXIT")
-        if len(lines) > len(self.begin) or step.status or step.last is not None:
+        if len(lines) > len(self.begin) or step.env or step.status or step.last is not None:
             last = "" if step.last is None else f" {quote(step.last)}"
             lines.append(f"{self.builtin} . {step.directory}/status{last}")
         source = f"{self.source} {step.directory}/command <{step.stdin}"
-        if step.env:
+        if step.env and self.passes_env:
             source = " ".join(f"{name}={quote(value)}" for name, value in step.env.items()) + " " + source
         if step.cwd is not None:
             path = step.cwd if step.cwd.startswith("/") else f"./{step.cwd}"
             source = f"if {self.builtin} cd {quote(path)}; then {source}; else {self.builtin} false; fi"
-        return "\n".join([*lines, source, self.answer(), ""])
+        return "\n".join([*self.set_env(step), *lines, source, self.answer(), *self.unset_env(step), ""])
+
+    def set_env(self, step: Step) -> list[str]:
+        """For a shell that does not export variables before a sourced file."""
+        return []
+
+    def unset_env(self, step: Step) -> list[str]:
+        return []
 
     def command(self, text: str, resumed: Suspended) -> str:
         """The user's command as a file, with what was taken off put back before its first word."""
@@ -206,7 +219,7 @@ class Dialect:
         if back is not None:
             cwd, old_cwd = back
             words.append(f"{self.builtin} cd {quote(cwd)}||:;OLDPWD={quote(old_cwd)}")
-        return f"{{ {';'.join(words)};}} >&- 2>&-\n" if words else ""
+        return f"{{ {';'.join(words)};}} >/dev/null {self.hushed}\n" if words else ""
 
     def after_interrupt(self) -> list[str]:
         return []
@@ -220,7 +233,7 @@ class Dialect:
 
     def save_exports(self, directory: str) -> str:
         """A line that writes the exported variables down, as the shell would read them."""
-        return f"{{ {self.builtin} export -p >|{directory}/exports;}} 2>&-\n"
+        return f"{{ {self.builtin} export -p >|{directory}/exports;}} {self.hushed}\n"
 
     def dump(self) -> str:
         """A command that prints the shell's state, as another shell of its kind would read it."""
@@ -237,8 +250,7 @@ class Bash(Dialect):
 
     builtin = "\\builtin"
     begin = ()
-    lists_functions = True
-    survives_abort = True
+    highest_descriptor = 254
     # With `extdebug`, a DEBUG trap that returns 2 makes the function or sourced file return. So each level returns
     # before its next command, down to the file of ours that sourced the command.
     stop = (
@@ -300,7 +312,14 @@ class Bash(Dialect):
 
 
 class Zsh(Dialect):
-    """Reads its first lines as any zsh does, with no rc file."""
+    """Has no way out of a function in a loop but a new program."""
+
+    hushed = "2>/dev/null"
+    passes_env = False
+    interrupt_signal = signal.SIGUSR2
+
+    def show_traps(self) -> str:
+        return "\\builtin trap;\\builtin trap - DEBUG ZERR;"
 
     builtin = "\\builtin"
     exec = "\\exec"
@@ -310,6 +329,19 @@ class Zsh(Dialect):
 
     def arguments(self, *, login: bool) -> list[str]:
         return ["-l", "-s"] if login else ["-f", "-s"]
+
+    def set_env(self, step: Step) -> list[str]:
+        return [
+            f"_holdfast_had_{name}=${{{name}+1}} _holdfast_old_{name}=${{{name}-}}; export {name}={quote(value)}"
+            for name, value in (step.env or {}).items()
+        ]
+
+    def unset_env(self, step: Step) -> list[str]:
+        return [
+            f"[[ -n $_holdfast_had_{name} ]] && {name}=$_holdfast_old_{name} || unset {name};"
+            f" unset _holdfast_had_{name} _holdfast_old_{name}"
+            for name in step.env or ()
+        ]
 
     def dump(self) -> str:
         return "; ".join(

@@ -1,6 +1,7 @@
-"""One program that a live shell runs in: its control socket, its streams, what it said last. Lives on the event loop.
+"""One program that a live shell runs in: its control socket, its streams, what it said last.
 
 `shell` decides what runs in it and when it is replaced; here is how a command is handed over and an answer taken.
+Writes the shell's files and lives on the event loop.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.model import CommandSpec
-from holdfast.runtime.foreground import command_line, holds, reaped_faults, waits_for_input
+from holdfast.runtime.foreground import command_line, copies, reaped_faults, waits_for_input
 from holdfast.runtime.process import ManagedProcess
-from holdfast.runtime.recorded import Output, Recorded
+from holdfast.runtime.recorded import Recorded
 from holdfast.runtime.shell_dialect import WHOLE, Answer, Dialect, Step, Suspended, is_whole, parse_answer
 from holdfast.runtime.shell_files import ShellFiles
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 MAX_ANSWER_BYTES: Final = 1024 * 1024
 #: Where a shell reads its own program.
 _CONTROL: Final = range(1)
-_LETTERS: Final = "oe"
 
 
 class ShellProgram:
@@ -65,8 +65,6 @@ class ShellProgram:
         self._pipes = 0
         self._held = [False, False]
         self._outputs = [record.watch(kind, fd) for kind, fd in files.open_pipes(0, fresh=True).items()]
-        #: Streams of earlier pairs that somebody still holds, with their names.
-        self._late: list[tuple[Output, str]] = []
         self._control, self._theirs = socket.socketpair()
         self._control.setblocking(False)
 
@@ -132,6 +130,7 @@ class ShellProgram:
     def begin(self, command: Recorded, spec: CommandSpec) -> None:
         """Hand a command over: its files, its streams, and the line that starts it."""
         dialect, files, answer = self.dialect, self._files, self._answer
+        pipes = 1 - self._pipes if self._has_had_children() else None
         saves_state = dialect.may_abort(spec.command, answer.flags) and "EXIT" not in answer.traps
         step = Step(
             files.quoted,
@@ -141,7 +140,8 @@ class ShellProgram:
             # With `set -e`, to bring a status back would end the shell.
             status=0 if "e" in answer.flags else answer.status,
             last=answer.last if dialect.wants_last(spec.command) else None,
-            pipes=1 - self._pipes if self._has_had_children() else None,
+            pipes=pipes,
+            copies=() if pipes is None else self._copies(),
             saves_state=saves_state,
             saves_exports=spec.timeout is not None and not self.exports_saved,
         )
@@ -165,7 +165,7 @@ class ShellProgram:
         self.say(f"\\. {files.quoted}/{name}\n")
 
     def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
-        """Take the answer to a command; returns its exit code. `stopped_as` is the one of a command that we ended."""
+        """Take the answer to a command; returns its exit code, which is `stopped_as` if we ended it."""
         if stopped_as is not None:
             # What it shows as its DEBUG trap is what stopped it.
             answer = answer._replace(status=stopped_as, traps=_without(answer.traps, "DEBUG"))
@@ -194,6 +194,12 @@ class ShellProgram:
         before, self._faults = self._faults, reaped_faults(self.pid)
         return self._has_job or self._faults != before or self._faults < 0
 
+    def _copies(self) -> tuple[tuple[int, int], ...]:
+        """Where else the shell holds its pipes (`exec 3>&1`): those go with it."""
+        path = self._files.path
+        names = {f"{path}/{letter}{self._pipes}": number for letter, number in (("o", 1), ("e", 2))}
+        return tuple(each for each in copies(self.pid, names) if each[0] <= self.dialect.highest_descriptor)
+
     def _give_streams(self, command: Recorded, pipes: int | None) -> None:
         if pipes is None:
             for output in self._outputs:
@@ -201,17 +207,9 @@ class ShellProgram:
                     command.adopt(output)
         else:
             opened = self._files.open_pipes(pipes, fresh=self._held[pipes])
-            for output in self._outputs:
-                self._late.append((output, f"{self._files.path}/{_LETTERS[output.kind]}{self._pipes}"))
             self._outputs = [command.watch(kind, fd) for kind, fd in opened.items()]
             self._held[self._pipes] = True
             self._pipes = pipes
-        if self._late:
-            self._late = [(output, path) for output, path in self._late if output.fd >= 0]
-        for output, path in self._late:
-            # `exec 3>&1` in an earlier command: what comes through it belongs to the command that prints it.
-            if output.owner is self._record and holds(self.pid, path):
-                command.adopt(output)
 
     def _take(self, answer: Answer) -> None:
         self._has_job = answer.job != self._answer.job
