@@ -263,6 +263,13 @@ def file_of_lines(size: int) -> Iterator[tuple[str, bytes]]:
         yield file.name, lines
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What a shell said of one command. Peers that give text have it encoded again."""
+
+    output: bytes
+    exit_code: int | None
+
+
 class Coprocess:
     """A `bash` on pipes that is told a command and prints the status after it: the least that a shell can cost."""
 
@@ -337,13 +344,6 @@ MAKES: Final = ("bash", "pexpect", "pexpect-undelayed", "swe-rex", "holdfast")
 TIMES_OUT: Final = "times out"
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a shell said of one command. Peers that give text have it encoded again."""
-
-    output: bytes
-    exit_code: int | None
-
-
 class Edge(msgspec.Struct, frozen=True):
     """A command on which session shells differ, and what bash makes of it. `MARK` is put for the peer's mark."""
 
@@ -375,7 +375,7 @@ EDGES: Final = (
     ),
     Edge("an unbalanced quote", "echo 'oops", exit_code=None),
     Edge("`cat`, with nothing to read", "cat"),
-    Edge("stdout beside stderr", "echo out; echo err >&2", output=b"out\n"),
+    Edge("stderr kept out of stdout", "echo out; echo err >&2", output=b"out\n"),
     Edge("no final newline", "printf 'a\\nb'", output=b"a\nb"),
     Edge("many final newlines", "printf 'a\\n\\n\\n'", output=b"a\n\n\n"),
     Edge("a NUL", "printf 'a\\0b\\n'", output=b"a\0b\n"),
@@ -677,7 +677,7 @@ async def _opened(make: Contender, count: int = 1) -> AsyncIterator[list[Session
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.shells", description="Compare shells whose state lasts.")
+    parser = argparse.ArgumentParser(prog="python -m bench.shells", description="Compare live shells.")
     parser.add_argument("--quick", action="store_true", help="less of everything: shows that it runs, not how fast")
     parser.add_argument("--only", nargs="+", choices=MAKES, default=MAKES, metavar="NAME", help=", ".join(MAKES))
     options = parser.parse_args()

@@ -95,7 +95,7 @@ ALIVE = Step("echo alive", b"alive\n")
 EVERY_BYTE = bytes(range(256))
 OCTAL = "".join(f"\\{value:03o}" for value in range(256))
 
-OUTPUT = (
+OUTPUT: tuple[Case, ...] = (
     case("a silent command", Step("true"), Step("x=1"), Step(":"), ALIVE, on=ALL),
     case("one line", Step("echo hello", b"hello\n"), on=ALL),
     case("no final newline", Step("printf x", b"x"), Step("printf y >&2", b"", b"y"), ALIVE, on=ALL),
@@ -213,15 +213,14 @@ OUTPUT = (
     ),
     case(
         "signals are neither ignored nor blocked in children",
-        Step(
-            "grep -E '^Sig(Blk|Ign)' /proc/self/status", b"SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"
-        ),
+        # 32 and 33 are the C library's own, and its posix_spawn has them ignored.
+        Step("grep -E '^Sig(Blk|Ign)' /proc/self/status", like("SigBlk:\t0{16}\nSigIgn:\t0{7}[01][08]0{7}\n")),
         on=ALL,
     ),
     case("no controlling terminal", Step("cat /dev/tty", err=ends("No such device or address"), code=1), on=ALL),
 )
 
-EXIT_CODES = (
+EXIT_CODES: tuple[Case, ...] = (
     case("true and false", Step("true"), Step("false", code=1), Step("true"), on=ALL),
     case("a subshell's code", Step("(exit 42)", code=42), Step("(exit 255)", code=255), Step("(exit 256)"), on=ALL),
     case("a child's code", Step("sh -c 'exit 255'", code=255), on=ALL),
@@ -314,7 +313,7 @@ EXIT_CODES += (
     case("silence is not the end", Step("sleep 0.7; echo end; sleep 0.7; (exit 3)", b"end\n", code=3), on=BASH),
 )
 
-PARSING = (
+PARSING: tuple[Case, ...] = (
     case(
         "quotes",
         Step("""echo 'a "b"' "c 'd'" 'it'\\''s' "\\$x \\\\" e\\ f""", b"a \"b\" c 'd' it's $x \\ e f\n"),
@@ -451,7 +450,7 @@ UNPARSABLE = (
     "echo ${x",
     "echo $((1",
 )
-SYNTAX = (
+SYNTAX: tuple[Case, ...] = (
     *(
         case(
             f"cannot be parsed: {text}",
@@ -469,7 +468,7 @@ SYNTAX = (
             Step("echo $kept", b"7\n"),
             on=BASH,
         )
-        for text in ("[[ a", "echo <(oops", "((1 +", "a=(1 2", "function", "select x in a; do", "coproc {")
+        for text in ("[[ a", "echo <(oops", "((1 +", "function", "select x in a; do", "coproc {")
     ),
     *(
         case(
@@ -480,6 +479,13 @@ SYNTAX = (
             on=("zsh",),
         )
         for text in ("echo 'oops", "(echo a", "if true; fi", "done")
+    ),
+    case(
+        "bash cannot parse: a=(1 2",
+        Step("kept=7"),
+        Step("a=(1 2", b"", SOMETHING, 1),
+        Step("echo $kept", b"7\n"),
+        on=BASH,
     ),
     case("what comes before the error is run", Step("echo a\necho 'oops", b"a\n", SOMETHING, 2), ALIVE),
     case("an error in the middle", Step("echo a\nif true; fi\necho b", b"a\n", SOMETHING, 2), ALIVE),
@@ -496,7 +502,7 @@ SYNTAX = (
     case("a megabyte inside an open quote", Step("echo '" + "x" * 1_000_000, b"", SOMETHING, 2), ALIVE),
 )
 
-HERE_DOCUMENTS = (
+HERE_DOCUMENTS: tuple[Case, ...] = (
     case("a here-document", Step("x=1\ncat <<E\na $x $(echo b) \\$c\n\nd\nE", b"a 1 b $c\n\nd\n"), on=ALL),
     case("a quoted here-document", Step("cat <<'E'\n$x `y` \\ \"\nE\n", b'$x `y` \\ "\n'), on=ALL),
     case("an indented here-document", Step("cat <<-E\n\t\ta\n\tE\necho b", b"a\nb\n"), on=ALL),
@@ -520,14 +526,20 @@ HERE_DOCUMENTS = (
         ALIVE,
         on=BASH,
     ),
-    case("an open here-document elsewhere", Step("cat <<E\nhi\n", b"hi\n"), ALIVE, on=("dash", "ash", "zsh")),
+    case(
+        "an open here-document elsewhere",
+        Step("cat <<E\nhi", b"hi\n"),
+        Step("cat <<E\nhi\n", b"hi\n"),
+        ALIVE,
+        on=("dash", "ash", "zsh"),
+    ),
     case("an open here-document and a code", Step("(cat; exit 6) <<E\nhi", b"hi\n", SOMETHING, 6), ALIVE, on=BASH),
     case("a here-string", Step('x="a  b"; cat <<< "$x"; cat <<< c', b"a  b\nc\n"), on=BASH_ZSH),
     case("a here-string of many lines", Step("wc -l <<< $'a\\nb'", b"2\n"), on=BASH),
     case("a document that ends as commands do", Step("cat <<E\nexit 3\nE\n(exit 4)", b"exit 3\n", code=4), ALIVE),
 )
 
-INPUT = (
+INPUT: tuple[Case, ...] = (
     case("cat without input", Step("cat"), Step("cat -"), Step("cat /dev/stdin"), on=ALL),
     case("read without input", Step("read x; echo got:$x", b"got:\n"), Step("read x", code=1), on=ALL),
     case(
@@ -613,7 +625,7 @@ INPUT += (
     ),
 )
 
-LARGE = (
+LARGE: tuple[Case, ...] = (
     case("a command of 20 KB", Step("echo " + "x" * 20_000, b"x" * 20_000 + b"\n"), ALIVE, on=ALL),
     case("a command of 200 KB", Step("echo " + "x" * 200_000 + " | wc -c", b"200001\n"), ALIVE, on=ALL),
     case(
@@ -662,7 +674,7 @@ LARGE = (
     ),
 )
 
-STATE = (
+STATE: tuple[Case, ...] = (
     case(
         "variables last",
         Step("x='a  b'; export y=2"),
@@ -811,7 +823,7 @@ STATE += (
     ),
 )
 
-NAMES = (
+NAMES: tuple[Case, ...] = (
     case(
         "variables with the names that tools use",
         Step("log=1 dir=2 out=3 err=4 cmd=5 fd=6 rc=7 ret=8 code=9 id=10 tmp=11 line=12 name=13"),
@@ -937,14 +949,13 @@ NAMES = (
                     "return",
                     "cd",
                     "set",
-                    "{",
                     "while",
                 )
             )
         ),
         Step("(exit 3)", code=3),
         Step("cd x", b"A x\n", cwd="/", env={"y": "1"}, input="x", at="@DIR@"),
-        Step("unalias -a; cd /; builtin pwd", b"/\n", at="/"),
+        Step("unalias -a\ncd /\npwd", b"/\n", at="/"),
         on=BASH,
     ),
     case(
@@ -971,7 +982,7 @@ NAMES = (
         ),
         Step("(exit 3)", code=3),
         Step("cd x", b"A x\n", cwd="/", env={"y": "1"}, input="x", at="@DIR@"),
-        Step("unalias -a; cd /; pwd", b"/\n", at="/"),
+        Step("unalias -a\ncd /\npwd", b"/\n", at="/"),
         on=POSIX,
     ),
     case(
@@ -1080,7 +1091,7 @@ NAMES = (
     case("everything exported", Step("set -a; x=1"), Step("env | grep -c ^x=", b"1\n"), Step("set +a"), ALIVE),
 )
 
-OPTIONS = (
+OPTIONS: tuple[Case, ...] = (
     case(
         "set -x",
         Step("set -x"),
@@ -1141,7 +1152,7 @@ OPTIONS = (
     case(
         "set -o posix and a syntax error",
         Step("set -o posix; kept=1"),
-        Step("fi", b"", SOMETHING, 2, restarted=True),
+        Step("fi", b"", SOMETHING, 2),
         Step("echo $kept", b"1\n"),
         on=BASH,
     ),
@@ -1210,7 +1221,7 @@ OPTIONS = (
     ),
     case(
         "set -u where all is set",
-        Step("set -u; x=1; echo $x ${y-}", b"1 \n"),
+        Step("set -u; x=1; echo $x ${y-}", b"1\n"),
         Step("echo $x", b"1\n", env={"y": "1"}, cwd="/"),
         Step("set +u; echo [$nn]", b"[]\n"),
         on=SH,
@@ -1218,7 +1229,7 @@ OPTIONS = (
     case(
         "set -u with an unset variable",
         Step("set -u; x=5"),
-        Step("echo a; echo $nn; echo b", b"a\n", says("nn: unbound variable"), 127, restarted=True),
+        Step("echo a; echo $nn; echo b", b"a\n", says("nn: unbound variable"), 1, restarted=True),
         Step("echo $x", b"5\n"),
         Step("set +u; echo [$nn]", b"[]\n"),
         on=BASH,
@@ -1233,7 +1244,7 @@ OPTIONS = (
     case(
         "${x:?}",
         Step("x=5"),
-        Step("echo ${nn:?is gone}; echo no", b"", says("nn: is gone"), 127, restarted=True),
+        Step("echo ${nn:?is gone}; echo no", b"", says("nn: is gone"), 1, restarted=True),
         Step("echo $x", b"5\n"),
         on=BASH,
     ),
@@ -1308,8 +1319,13 @@ OPTIONS = (
         Step("echo $a$b; pwd", b"23\n/\n"),
         on=BASH,
     ),
-    case("set -n", Step("x=5; set -n; echo no", b"", ANY, 0, restarted=True), Step("echo $x", ANY), ALIVE, on=SH),
-    case("set -t", Step("x=5; set -t; echo a", ANY, ANY, restarted=True), ALIVE, on=BASH),
+    case(
+        "set -n",
+        # The shell reads on and runs nothing more, so that only another shell can answer.
+        Step("export x=5; echo a", b"a\n"),
+        Step("set -n; echo no", b"", b"", 125, restarted=True),
+        Step("echo $x; pwd", b"5\n@DIR@\n", at="@DIR@"),
+    ),
     case(
         "limits on descriptors",
         Step("ulimit -n 24"),
@@ -1326,7 +1342,52 @@ OPTIONS = (
     ),
 )
 
-TRAPS = (
+OPTIONS += (
+    *(
+        case(
+            f"exit beside what may end the shell: {text}",
+            Step(text, b"", code=3),
+            Closed("exited with code 3"),
+            on=BASH,
+        )
+        for text in (
+            "set +x; exit 3",
+            "set -e; exit 3",
+            "exit 3 # ?",
+            'eval "exit 3"',
+            "set -e; f() { exit 3; }; f",
+            "set -u; false || exit 3",
+            "set -e; (exit 3) || exit",
+            "echo 'exit 3' >f; . ./f",
+            "set +x; builtin exit 3",
+            "set +x; { exit 3; } 2>&1",
+            "trap 'exit 3' USR1; set +x; kill -USR1 $$",
+        )
+    ),
+    case(
+        "exit in a function with set -e on",
+        Step("f() { exit 3; }; set -e"),
+        Step("f", code=3),
+        Closed("exited with code 3"),
+        on=BASH,
+    ),
+    case(
+        "a signal beside what may end the shell",
+        Step("set +x; kill -TERM $$", code=143),
+        Closed("killed by SIGTERM"),
+        on=BASH,
+    ),
+    case("$? with set -x", Step("set -x"), Step("(exit 3)", b"", ANY, 3), Step("echo $?", b"3\n", ANY), on=SH),
+    case(
+        "$? with a trap on ERR",
+        Step("trap 'echo E' ERR"),
+        Step("(exit 3)", b"E\n", code=3),
+        Step("echo $?", b"3\n"),
+        on=BASH,
+    ),
+)
+
+TRAPS: tuple[Case, ...] = (
     case(
         "a trap for a signal",
         Step("trap 'echo got' USR1; kill -USR1 $$; echo after", b"got\nafter\n"),
@@ -1393,8 +1454,11 @@ TRAPS = (
     ),
     case(
         "a trap on EXIT when set -e ends the command",
-        Step("trap 'echo bye' EXIT; set -e; false", ANY, code=1, restarted=True),
-        ALIVE,
+        Step("trap 'echo bye' EXIT; x=5"),
+        Step("set -e; false", like("(bye\n)?"), code=1, restarted=True),
+        Step("echo $x; set +e", b"5\n"),
+        Step("exit 3", b"bye\n", code=3),
+        Closed("exited with code 3"),
         on=BASH,
     ),
     case(
@@ -1431,9 +1495,10 @@ TRAPS = (
     ),
     case(
         "a trap on RETURN",
-        Step("trap 'echo R' RETURN; f() { :; }"),
-        Step("f", ANY),
-        Step("trap - RETURN", ANY),
+        # A command is a sourced file to bash, so the trap may run at its end; nothing of ours may run it.
+        Step("trap 'echo R' RETURN", like("(R\n)?")),
+        Step("echo a", like("a\n(R\n)?")),
+        Step("trap - RETURN"),
         ALIVE,
         on=BASH,
     ),
@@ -1467,9 +1532,16 @@ TRAPS = (
     ),
 )
 
-CONTROL = (
+CONTROL: tuple[Case, ...] = (
     case("return at the top", Step("echo a; return 5; echo no", b"a\n", code=5), Step("echo $?", b"5\n"), on=ALL),
-    case("return without a number", Step("false; return", code=1), Step("return"), ALIVE, on=ALL),
+    case(
+        "return without a number",
+        Step("false; return", code=1),
+        Step("return", code=1),
+        Step("true; return"),
+        ALIVE,
+        on=ALL,
+    ),
     case("return of a large number", Step("return 300", code=44), ALIVE, on=BASH),
     case("return in a loop", Step("while :; do return 4; done; echo no", code=4), ALIVE, on=ALL),
     case(
@@ -1570,11 +1642,13 @@ CONTROL = (
         ALIVE,
         on=BASH,
     ),
-    case("kill -9 itself", Step("echo a; kill -9 $$; echo no", b"a\n", code=137), Closed("killed by KILL"), on=ALL),
-    case("terminate itself", Step("kill -TERM $$; echo no", code=143), Closed("killed by TERM"), on=SH),
-    case("hang up on itself", Step("kill -HUP $$; echo no", code=129), Closed("killed by HUP"), on=SH),
-    case("abort itself", Step("kill -ABRT $$; echo no", code=134), Closed("killed by ABRT"), on=SH),
-    case("kill its group", Step("kill -9 0; echo no", code=137), Closed("killed by KILL"), on=SH),
+    case(
+        "kill -9 itself", Step("echo a; kill -9 $$; echo no", b"a\n", code=137), Closed("killed by SIGKILL"), on=ALL
+    ),
+    case("terminate itself", Step("kill -TERM $$; echo no", code=143), Closed("killed by SIGTERM"), on=SH),
+    case("hang up on itself", Step("kill -HUP $$; echo no", code=129), Closed("killed by SIGHUP"), on=SH),
+    case("abort itself", Step("kill -ABRT $$; echo no", code=134), Closed("killed by SIGABRT"), on=SH),
+    case("kill its group", Step("kill -9 0; echo no", code=137), Closed("killed by SIGKILL"), on=SH),
     case("stop itself", Step("kill -STOP $$; echo on", b"on\n"), ALIVE, on=ALL),
     case("stop itself by other signals", Step("kill -TSTP $$; echo on", b"on\n"), ALIVE, on=SH),
     case("stop its group", Step("kill -STOP 0; echo on", b"on\n"), ALIVE, on=SH),
@@ -1624,12 +1698,18 @@ CONTROL = (
     ),
     case(
         "a special builtin that fails",
-        Step("x=5; . ./nosuch; echo no", b"", SOMETHING, {"": 2, "dash": 2}),
+        Step("x=5; . ./nosuch; echo no", b"", SOMETHING, 2),
         Step("echo $x", b"5\n"),
-        Step("shift 9; echo no", b"", SOMETHING, 2),
-        Step("set -o nosuch; echo no", b"", SOMETHING, 2),
-        ALIVE,
+        Step("set -u; unset nn; readonly R=1; : $((R=2)); echo no", b"", SOMETHING, 2),
+        Step("echo $x", b"5\n"),
         on=POSIX,
+    ),
+    case(
+        "a special builtin that fails in dash",
+        Step("x=5; shift 9; echo no", b"", SOMETHING, 2),
+        Step("set -o nosuch; echo no", b"", SOMETHING, 2),
+        Step("echo $x", b"5\n"),
+        on=("dash",),
     ),
     case(
         "a file that is not there",
@@ -1655,7 +1735,17 @@ CONTROL = (
     ),
 )
 
-DESCRIPTORS = (
+CONTROL += (
+    case(
+        "exec is told from exit each time",
+        *(Step("true") for _ in range(3)),
+        Step("exec true"),
+        Closed("replaced by"),
+        on=ALL,
+    ),
+)
+
+DESCRIPTORS: tuple[Case, ...] = (
     case(
         "children get the three and no more",
         Step("ls /proc/self/fd", b"0\n1\n2\n3\n"),
@@ -1712,8 +1802,8 @@ DESCRIPTORS = (
     ),
     case(
         "high descriptors",
-        Step("exec 10>f 11>g 63>h; echo a >&10; echo b >&11; echo c >&63"),
-        Step("cat f g h", b"a\nb\nc\n"),
+        Step("exec 20>f 63>g; echo a >&20; echo b >&63"),
+        Step("cat f g", b"a\nb\n"),
         ALIVE,
         on=BASH,
     ),
@@ -1814,7 +1904,17 @@ DESCRIPTORS = (
     ),
 )
 
-JOBS = (
+DESCRIPTORS += (
+    case(
+        "exec >file and back in another command",
+        Step("exec 3>&1 >f"),
+        Step("echo a"),
+        Step("exec >&3 3>&-; cat f", b"a\n"),
+        Step("echo b", b"b\n"),
+    ),
+)
+
+JOBS: tuple[Case, ...] = (
     case(
         "a background job and the next command",
         Step("sleep 1000 & echo $! >pids; echo started", b"started\n"),
@@ -1908,7 +2008,7 @@ JOBS += (
     ),
 )
 
-PLACES = (
+PLACES: tuple[Case, ...] = (
     case(
         "a directory for one command",
         Step("mkdir d"),
@@ -2027,7 +2127,7 @@ PLACES = (
     ),
 )
 
-ENVIRONMENT = (
+ENVIRONMENT: tuple[Case, ...] = (
     case(
         "a variable for one command",
         Step("echo $A; sh -c 'echo $A'", b"1\n1\n", env={"A": "1"}),
@@ -2144,7 +2244,8 @@ ENVIRONMENT = (
     ),
     case(
         "with a trap on EXIT and exit",
-        Step("trap 'echo $A' EXIT; exit 3", b"1\n", code=3, env={"A": "1"}),
+        # Bash has put the variables back by the time that it runs the trap.
+        Step("trap 'echo $A' EXIT; exit 3", {"bash": b"\n", "": b"1\n"}, code=3, env={"A": "1"}),
         Closed("exited with code 3"),
         on=ALL,
     ),
@@ -2156,11 +2257,20 @@ ENVIRONMENT = (
     ),
 )
 
-ENDINGS = (
+ENVIRONMENT += (
+    case(
+        "a variable that is read-only",
+        Step("readonly A=1"),
+        Step("echo $A", ANY, like("[^\n]+: A: [^\n]*read-? ?only[^\n]*\n"), {"bash": 0, "": 2}, env={"A": "2"}),
+        Step("echo $A", b"1\n"),
+    ),
+)
+
+ENDINGS: tuple[Case, ...] = (
     case(
         "a timeout",
         Step("x=1; cd /"),
-        Step("sleep 1000", code=124, timeout=0.3, timed_out=True),
+        Step("sleep 1000", b"", ANY, 124, timeout=0.3, timed_out=True),
         Step("echo $x; pwd", b"1\n/\n"),
         on=ALL,
     ),
@@ -2293,7 +2403,37 @@ ENDINGS += (
     ),
 )
 
-PRIVATE = (
+ENDINGS += (
+    case(
+        "an interrupt leaves the jobs of commands before",
+        Step("sleep 1000 & p=$!; echo $! >pids"),
+        Step("echo before; sleep 1000", b"before\n", ANY, 130, interrupt_at=b"before\n"),
+        Step("kill -0 $p && echo runs", b"runs\n"),
+    ),
+    case(
+        "an interrupt leaves a job that handles interrupts",
+        Step("mkfifo p; (trap : INT; echo >p; while :; do sleep 1000; done) & p=$!; echo $! >pids; read x <p"),
+        Step("echo before; sleep 1000", b"before\n", ANY, 130, interrupt_at=b"before\n"),
+        Step("kill -0 $p && echo runs", b"runs\n"),
+        on=BASH,
+    ),
+    case(
+        "an interrupt leaves a job of set -m",
+        Step("set -m; sleep 1000 & p=$!; echo $! >pids"),
+        Step("echo before; sleep 1000", b"before\n", ANY, 130, interrupt_at=b"before\n"),
+        Step("kill -0 $p && echo runs", b"runs\n"),
+        on=BASH,
+    ),
+    case(
+        "an interrupt with set -e",
+        Step("set -e; x=1"),
+        Step("echo before; sleep 1000; echo after", b"before\n", ANY, 130, interrupt_at=b"before\n"),
+        Step("echo $x; set +e", b"1\n"),
+        on=BASH,
+    ),
+)
+
+PRIVATE: tuple[Case, ...] = (
     case(
         "its own directory removed",
         Step('rm -rf "$(dirname "$BASH_SOURCE")"; echo removed', b"removed\n"),

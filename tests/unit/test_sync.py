@@ -6,15 +6,16 @@ import asyncio
 import inspect
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast.sync
-from holdfast.client import exec_remote, process, sandbox
+from holdfast.client import exec_remote, process, sandbox, shell
 from holdfast.client.exec_remote import Completed, StdoutChunk
-from holdfast.errors import CommandNotFound, InvalidRequest, TimeoutError
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, ProcessEvent
+from holdfast.errors import CommandNotFound, InvalidRequest, ShellClosed, TimeoutError, UnknownShell
+from holdfast.model import Closed, CommandEnded, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent
 from holdfast.sync import LoopThread
 from holdfast.testing import FakeExec, hangs
 
@@ -65,6 +66,107 @@ def test_exec_remote_is_hot_and_can_be_written_to() -> None:
         hung = box.exec_remote(["sleep", "1000"])
         hung.kill()
         assert list(hung) == []
+
+
+# --- shells -----------------------------------------------------------------------------------------------------
+
+
+def test_a_shell_keeps_its_state_and_its_block_closes_it() -> None:
+    with holdfast.sync.connect("inprocess") as box:
+        with box.shell("sh", id="s", cwd="/", env={"COLOUR": "blue"}) as sh:
+            assert (sh.id, sh.cwd, sh.state) == ("s", "/", "idle")
+            assert sh.pid == sh.describe().pid > 0
+            assert sh.run("cd /usr; x=kept").success
+            result = sh.run(
+                "echo $x $COLOUR $shade; cat; exit_with() { return 3; }; exit_with",
+                input="in",
+                env={"shade": "dark"},
+                cwd="/tmp",
+            )
+            assert (result.stdout, result.exit_code, result.cwd) == ("kept blue dark\nin", 3, "/usr")
+            assert sh.cwd == "/usr"
+            assert box.open_shell("s").run("echo $x").stdout == "kept\n"
+            assert [one.id for one in box.shells()] == ["s"]
+        assert sh.state == "closed"
+        with pytest.raises(ShellClosed, match="'s' is closed"):
+            sh.run("true")
+        with pytest.raises(UnknownShell, match="'nobody'"):
+            box.open_shell("nobody")
+
+
+def test_a_command_in_a_shell_is_streamed() -> None:
+    with holdfast.sync.connect("inprocess") as box, box.shell("sh") as sh:
+        *printed, ended = sh.stream("echo one; echo two >&2; exit 4")
+        assert {event.stream: event.data for event in printed if isinstance(event, OutputChunk)} == {
+            "stdout": b"one\n",
+            "stderr": b"two\n",
+        }
+        assert isinstance(ended, CommandEnded)
+        assert (ended.exit_code, ended.state, sh.state) == (4, "closed", "closed")
+
+
+def test_the_callback_of_a_command_runs_in_our_thread() -> None:
+    with holdfast.sync.connect("inprocess") as box, box.shell("sh", id="s") as sh:
+        seen: list[tuple[bytes, int, str]] = []
+
+        def take(event: OutputChunk | OutputGap) -> None:
+            assert isinstance(event, OutputChunk)
+            # From the loop's own thread this call would be refused.
+            seen.append((event.data, threading.get_ident(), sh.describe().shell_id))
+
+        result = sh.run("echo one; (exit 5)", on_output=take)
+        assert seen == [(b"one\n", threading.get_ident(), "s")]
+        assert (result.stdout, result.exit_code, result.cwd, result.truncated) == ("one\n", 5, sh.cwd, False)
+        cut = sh.run("printf 12345", on_output=take, max_bytes=3)
+        assert (cut.stdout, cut.truncated) == ("345", True)
+
+
+def test_a_stream_that_is_left_and_a_callback_that_fails_end_the_command() -> None:
+    with holdfast.sync.connect("inprocess") as box, box.shell("sh") as sh:
+        sh.run("x=kept")
+        with sh.stream("echo ready; sleep 1000") as events:
+            assert isinstance(next(events), OutputChunk)
+        assert sh.run("echo $x").stdout == "kept\n"
+
+        def fail(event: OutputChunk | OutputGap) -> None:
+            raise ValueError("enough")
+
+        with pytest.raises(ValueError, match="enough"):
+            sh.run("echo ready; sleep 1000", on_output=fail)
+        assert sh.run("echo $x").stdout == "kept\n"
+
+
+def test_an_interrupt_and_a_time_limit_leave_the_shell() -> None:
+    with holdfast.sync.connect("inprocess") as box, box.shell("sh") as sh:
+        assert not sh.interrupt()
+        sh.run("x=kept")
+        with sh.stream("echo ready; sleep 1000; echo no") as events:
+            assert next(events) == OutputChunk("stdout", 0, b"ready\n", 1)
+            assert sh.interrupt()
+            ended = list(events)[-1]
+        assert isinstance(ended, CommandEnded)
+        assert (ended.exit_code, ended.shell_restarted) == (130, False)
+        limited = sh.run("sleep 1000", timeout=0.01)
+        assert (limited.exit_code, limited.timed_out) == (124, True)
+        assert sh.run("echo $x").stdout == "kept\n"
+
+
+def test_a_process_of_a_shell_and_what_background_jobs_print_late(tmp_path: Path) -> None:
+    with holdfast.sync.connect("inprocess") as box:
+        with box.shell("sh", cwd=str(tmp_path)) as sh:
+            sh.run("x=kept; mkfifo gate")
+            running = sh.start("echo $x; pwd; exec sleep 1000", id="job")
+            assert isinstance(running, holdfast.sync.Process)
+            running.wait_for_output(f"{tmp_path}\n", timeout=60)
+            assert running.snapshot().stdout.decode() == f"kept\n{tmp_path}\n"
+            assert running.terminate()
+            sh.run("(read go < gate; echo late) &")
+            assert sh.run("echo go > gate").stdout == ""
+            with sh.output() as late:
+                assert [next(late)] == [OutputChunk("stdout", 0, b"late\n", 1)]
+            assert sh.snapshot().stdout == b"late\n"
+            sh.close()
+        assert sh.describe().reason == "closed"
 
 
 class InterruptingStream:
@@ -135,6 +237,7 @@ def test_an_error_at_connect_leaves_no_thread() -> None:
     ("blocking", "original"),
     [
         (holdfast.sync.Process, process.Process),
+        (holdfast.sync.Shell, shell.Shell),
         (holdfast.sync.Sandbox, sandbox.Sandbox),
         (holdfast.sync.ExecRemoteProcess, exec_remote.ExecRemoteProcess),
     ],

@@ -10,6 +10,7 @@ VERBS = {
     "wait": "Wait for a process and exit with its code.",
     "kill": "End processes and everything they started, or send a signal.",
     "attach": "Stream a running process and type into it.",
+    "shell": "Work in a shell whose state persists, by hand or command by command.",
     "serve": "Run the server.",
     "status": "Tell how this machine's server is; exit 3 if none runs.",
     "stop": "Stop this machine's server and everything that runs in it.",

@@ -46,29 +46,41 @@ async def _logs(
     sandbox: str, process_id: str, follow: bool, streams: tuple[str, ...], since: int, as_json: bool
 ) -> int:
     async with open_exec(sandbox) as api:
-        copy = _JsonLines(streams) if as_json else OutputCopy(streams)
-        try:
-            if follow:
-                events = api.events(process_id, after_seq=since, window=WINDOW_BYTES)
-                async with aclosing(events):
-                    async for event in events:
-                        await copy.write(event)
-            else:
-                async with aclosing(_kept(api, process_id, since)) as kept:
-                    async for event in kept:
-                        await copy.write(event)
-        finally:
-            copy.close()
+        info = await api.describe(process_id)
+        ends = {"stdout": info.stdout_bytes, "stderr": info.stderr_bytes, "pty": info.pty_bytes}
+        await show(api, process_id, None if follow else ends, streams=streams, since=since, as_json=as_json)
     return 0
 
 
-async def _kept(api: ExecApi, process_id: str, since: int) -> AsyncGenerator[ProcessEvent, None]:
+async def show(
+    api: ExecApi,
+    id: str,
+    ends: dict[str, int] | None,
+    *,
+    streams: tuple[str, ...] = ("stdout", "stderr", "pty"),
+    since: int = 0,
+    as_json: bool = False,
+) -> None:
+    """Print what is kept under this id up to the given end of each stream; without ends, until it is over."""
+    copy = _JsonLines(streams) if as_json else OutputCopy(streams)
+    try:
+        events = (
+            api.events(id, after_seq=since, window=WINDOW_BYTES) if ends is None else _kept(api, id, since, ends)
+        )
+        async with aclosing(events):
+            async for event in events:
+                await copy.write(event)
+    finally:
+        copy.close()
+
+
+async def _kept(
+    api: ExecApi, process_id: str, since: int, ends: dict[str, int]
+) -> AsyncGenerator[ProcessEvent, None]:
     """Everything that is there now.
 
     What is printed after we began is left out: a process that prints faster than we write would hold us for ever.
     """
-    info = await api.describe(process_id)
-    ends = {"stdout": info.stdout_bytes, "stderr": info.stderr_bytes, "pty": info.pty_bytes}
     while True:
         result = await api.read(process_id, after_seq=since, max_bytes=_STEP_BYTES)
         for gap in result.gap:

@@ -1,4 +1,4 @@
-"""Runs one of the verbs that people type: its module's `command` function, read by typer.
+"""Runs one of the verbs that people type: its module's `command` function, or one of its `SUB_VERBS`, by typer.
 
 Only that module is imported. Errors become one line on stderr and an exit code; a traceback means a bug of ours.
 """
@@ -18,7 +18,7 @@ from holdfast.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OURS, USAG
 from holdfast.errors import HoldfastError
 
 #: Verbs whose exit code is the command's: what goes wrong on our side must not look like the command's own 1 or 2.
-_EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach")
+_EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach", "shell", "shell run")
 
 #: typer carries its own copy of click from 0.20 on and imports click before, so the class is found by inheritance.
 _UsageError: Final = typer.BadParameter.__mro__[1]
@@ -26,14 +26,23 @@ _UsageError: Final = typer.BadParameter.__mro__[1]
 
 def run(verb: str, arguments: list[str]) -> int:
     """Parse the arguments, run the verb, return the exit code."""
-    ours = OURS if verb in _EXIT_AS_THE_COMMAND else FAILED
     module = importlib.import_module(f"holdfast.cli.{verb}")
+    command: Callable[..., int] = module.command
+    sub_verbs: dict[str, Callable[..., int]] = getattr(module, "SUB_VERBS", {})
+    epilog = "\n\n".join(f"holdfast {verb} {name}: {_lines(each)[0]}" for name, each in sub_verbs.items())
+    if sub_verbs and arguments and not arguments[0].startswith("-"):
+        sub_verb, *arguments = arguments
+        if sub_verb not in sub_verbs:
+            complain(f"{verb}: no sub-verb {sub_verb!r}; there are {', '.join(sub_verbs)}")
+            return USAGE
+        command, epilog = sub_verbs[sub_verb], ""
+        verb = f"{verb} {sub_verb}"
+    ours = OURS if verb in _EXIT_AS_THE_COMMAND else FAILED
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # What follows the command's name belongs to the command: `holdfast run ls -l`.
     settings = {"allow_interspersed_args": verb != "run", "help_option_names": ["-h", "--help"]}
-    # Lines of a paragraph are joined: typer would break them where the source does.
-    text = "\n\n".join(" ".join(part.split()) for part in (module.command.__doc__ or "").split("\n\n"))
-    app.command(help=text, context_settings=settings)(_quiet_when_unread(module.command))
+    text = "\n\n".join(_lines(command))
+    app.command(help=text, epilog=epilog, context_settings=settings)(_quiet_when_unread(command))
     try:
         return int(app(args=arguments, prog_name=f"holdfast {verb}", standalone_mode=False) or 0)
     except (HoldfastError, OSError) as error:
@@ -46,6 +55,11 @@ def run(verb: str, arguments: list[str]) -> int:
             raise
         complain(f"{verb}: {error.format_message().rstrip('.')}. See `holdfast {verb} --help`.")  # type: ignore[attr-defined]
         return OURS if ours == OURS else USAGE
+
+
+def _lines(command: Callable[..., int]) -> list[str]:
+    """The paragraphs of its description, each as one line: typer would break them where the source does."""
+    return [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
 
 
 def run_async(work: Coroutine[Any, Any, int]) -> int:

@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.client.collect import MIB, StreamTails
 from holdfast.client.command import check_env
 from holdfast.client.process import READER_WINDOW_BYTES, Process
-from holdfast.errors import InternalError, InvalidParams, UnknownShell
+from holdfast.errors import InternalError, InvalidParams, ShellClosed, UnknownShell
 from holdfast.exec_api import CommandStream, ExecApi
 from holdfast.model import (
     CommandEnded,
@@ -144,6 +144,9 @@ class Shell:
                     waiting = on_output(event)
                     if isinstance(waiting, Awaitable):
                         await waiting
+        except ShellClosed:
+            self._state = "closed"
+            raise
         finally:
             await stream.aclose()
         if ended is None:
@@ -182,6 +185,9 @@ class Shell:
                 if isinstance(event, CommandEnded):
                     self._heard(event)
                 yield event
+        except ShellClosed:
+            self._state = "closed"
+            raise
         finally:
             await stream.aclose()
 
@@ -205,8 +211,13 @@ class Shell:
             input=input.encode() if isinstance(input, str) else input,
             timeout=timeout,
         )
+        try:
+            stream = self._api.run_in_shell(self.id, spec, live=live, window=READER_WINDOW_BYTES)
+        except ShellClosed:
+            self._state = "closed"
+            raise
         self._state = "running"
-        return self._api.run_in_shell(self.id, spec, live=live, window=READER_WINDOW_BYTES)
+        return stream
 
     def _heard(self, ended: CommandEnded) -> None:
         self._cwd, self._state = ended.cwd, ended.state

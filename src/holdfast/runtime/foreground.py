@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import Final
 
 from holdfast.runtime.process_table import Entry, ProcessTable
@@ -13,10 +14,17 @@ _INT_AND_QUIT: Final = (1 << 1) | (1 << 2)
 _READ: Final = {"x86_64": b"0", "aarch64": b"63"}.get(platform.machine())
 
 
-def foreground(table: ProcessTable, shell: int) -> dict[int, Entry]:
-    """What the shell started and waits for, and all below: not its background jobs."""
-    children = table.children.get(shell, ())
-    return table.descendants(pid for pid in children if not _is_background(pid))
+def ticks_since_boot() -> int:
+    """Now, as the kernel counts the start of a process."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def foreground(table: ProcessTable, shell: int, since: int) -> dict[int, Entry]:
+    """What the shell started since then and waits for, and all below: not its background jobs."""
+    children = (table.entries[pid] for pid in table.children.get(shell, ()))
+    return table.descendants(
+        child.pid for child in children if int(child.started) >= since and not _is_background(child.pid)
+    )
 
 
 def _is_background(pid: int) -> bool:
@@ -55,14 +63,16 @@ def is_stopped(pid: int) -> bool:
     return text[text.rindex(b")") + 2 :].startswith(b"T")
 
 
-def waits_for_input(pid: int, descriptors: range) -> bool:
-    """Whether it is blocked in read(2) on one of these descriptors; False where the kernel does not tell."""
+def waits_for(pid: int, inode: int) -> bool:
+    """Whether it is blocked in read(2) on the file with this inode; False where the kernel does not tell."""
     try:
         with open(f"/proc/{pid}/syscall", "rb") as file:
             words = file.read(256).split()
+        if len(words) < 2 or words[0] != _READ:
+            return False
+        return os.stat(f"/proc/{pid}/fd/{int(words[1], 16)}").st_ino == inode
     except OSError:
         return False
-    return len(words) > 1 and words[0] == _READ and int(words[1], 16) in descriptors
 
 
 def command_line(pid: int) -> bytes:
@@ -75,14 +85,17 @@ def command_line(pid: int) -> bytes:
 
 
 def copies(pid: int, paths: dict[str, int]) -> list[tuple[int, int]]:
-    """Descriptors above 2 of files that have these paths, each with what the path stands for."""
+    """Descriptors 3 to 9 of files that have these paths, each with what the path stands for.
+
+    Those above are the shell's own: it may be in the middle of a redirection.
+    """
     found: list[tuple[int, int]] = []
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return found
     for name in names:
-        if name in ("0", "1", "2"):
+        if len(name) > 1 or name < "3":
             continue
         try:
             target = os.readlink(f"/proc/{pid}/fd/{name}")

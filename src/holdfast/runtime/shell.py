@@ -16,6 +16,7 @@ import asyncio
 import builtins
 import contextlib
 import os
+import re
 import signal
 import time
 from collections import deque
@@ -57,6 +58,10 @@ KNOWN_COMMANDS: Final = 256
 SILENCE_SECONDS: Final = (0.2, 3.0)
 #: With nothing to do for this long, a shell writes its exported variables down: a new one would need them.
 IDLE_SECONDS: Final = 0.02
+#: Replaced programs whose background jobs end with the shell.
+KEPT_FORMER: Final = 64
+#: A program that was executed in place of the shell may be gone before we look.
+_EXEC: Final = re.compile(r"\bexec\s+[^\s<>&|;]")
 TIMED_OUT: Final = 124
 INTERRUPTED: Final = 130
 #: The shell did not say how the command ended.
@@ -114,6 +119,8 @@ class LiveShell:
         self._ended: deque[ShellCommand] = deque()
         self._known: deque[str] = deque(maxlen=KNOWN_COMMANDS)
         self._restarting: asyncio.Task[None] | None = None
+        #: Programs that were replaced: their background jobs are this shell's.
+        self._former: deque[ManagedProcess] = deque(maxlen=KEPT_FORMER)
         self._closing: asyncio.Task[None] | None = None
         #: One timer each, for however many commands: to cancel and make one for each would cost more than they do.
         self._silence: asyncio.TimerHandle | None = None
@@ -366,7 +373,8 @@ class LiveShell:
     async def _foreground(self) -> dict[int, Entry]:
         if self._current is None or self._current.stop is None:
             return {}
-        return foreground(await self._tables.read(), self._program.pid)
+        since = self._current.began_ticks
+        return foreground(await self._tables.read(), self._program.pid, since)
 
     # --- the program ends ------------------------------------------------------------------------------------
 
@@ -388,7 +396,7 @@ class LiveShell:
             if command.stop is not None:
                 self._replace(command, _stopped_as(command))
                 return
-            if program.has_saved_state():
+            if status.signal is None and program.has_saved_state():
                 self._replace(command, status.exit_code)
                 return
         self._closed(self._why(status), status)
@@ -396,7 +404,7 @@ class LiveShell:
     def _why(self, status: ExitStatus) -> str:
         if self._closing is not None:
             return "closed"
-        if self._program.replaced:
+        if self._program.replaced or (self._current is not None and _EXEC.search(self._current.spec.command)):
             return f"replaced by another program (exec), which ended with exit code {status.exit_code}"
         if status.signal is not None:
             return f"killed by {status.signal}"
@@ -410,8 +418,11 @@ class LiveShell:
         for timer in (self._silence, self._idle):
             if timer is not None:
                 timer.cancel()
-        if self._current is not None:
-            self._finish(self._current, status.exit_code)
+        if (command := self._current) is not None and self._program.left_unread:
+            self._current = None
+            self._refuse(command, self._closed_error())
+        elif command is not None:
+            self._finish(command, status.exit_code)
         while self._queue:
             self._refuse(self._queue.popleft(), self._closed_error())
         self._files.remove()
@@ -443,6 +454,7 @@ class LiveShell:
         command.take_what_is_there()
         command.give_streams(self.record)
         self.restarts += 1
+        self._former.append(old.process)
         try:
             self._program = self._new_program()
             await self._launch(_still_there(old.cwd), login=False, restore=self._files.existing(restored))
@@ -452,6 +464,8 @@ class LiveShell:
             return
         self._files.forget("state")
         self._program.set_status(exit_code)
+        if command.spec.cwd is not None:
+            self._program.go_back(_still_there(old.cwd))
         self._restarting = None
         self._finish(command, exit_code, restored)
 
@@ -477,7 +491,7 @@ class LiveShell:
             process.signal_leader(signal.SIGKILL)
             await process.wait_exit()
         else:
-            await self._end_process(process, grace)
+            await asyncio.gather(*(self._end_process(each, grace) for each in (*self._former, process)))
 
     def discard(self) -> None:
         """Forget everything."""

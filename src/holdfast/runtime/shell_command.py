@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus
+from holdfast.runtime.foreground import ticks_since_boot
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.recorded import Recorded
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class ShellCommand(Recorded):
     """From the moment it is queued until its result is forgotten."""
 
-    __slots__ = ("_on_end", "_timer", "began", "ended", "error", "restarts", "spec", "stop", "timed_out")
+    __slots__ = ("_on_end", "_timer", "began", "began_ticks", "ended", "error", "spec", "stop", "timed_out")
 
     def __init__(
         self,
@@ -49,6 +50,8 @@ class ShellCommand(Recorded):
         self.error: Exception | None = None
         #: By the loop's clock, once the shell was told.
         self.began: float | None = None
+        #: By the kernel's clock of process starts.
+        self.began_ticks = 0
         #: The work of ending it, once somebody wants that.
         self.stop: asyncio.Task[None] | None = None
         self.timed_out = False
@@ -57,6 +60,7 @@ class ShellCommand(Recorded):
 
     def begin(self, on_timeout: Callable[[ShellCommand], None]) -> None:
         self.began = self._loop.time()
+        self.began_ticks = ticks_since_boot()
         if self.spec.timeout is not None:
             self._timer = self._loop.call_later(self.spec.timeout, on_timeout, self)
 

@@ -23,8 +23,8 @@ _END: Final = b"\0\1"
 WHOLE: Final = "# whole"
 #: Options that would show our own lines, and traps that would run for them.
 _NOISY_FLAGS: Final = "xv"
-_NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR")
-_TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|Z?ERR)$", re.DOTALL | re.MULTILINE)
+_NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR", "RETURN")
+_TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|Z?ERR|RETURN)$", re.DOTALL | re.MULTILINE)
 #: A command of this kind may end the shell by an option (`set -e`, `set -u`) or by an expansion (`${x:?}`).
 _MAY_ABORT: Final = re.compile(r"\bset\b|\bshopt\b|\?|\beval\b|\bsource\b|(?:^|[\s;&|])\.\s")
 #: The last argument is wanted: `$_` or `${_...}`, and not `$_name`.
@@ -61,6 +61,8 @@ class Step(NamedTuple):
     last: str | None = None
     #: The pipes that the shell moves to first, by their number; None stays.
     pipes: int | None = None
+    #: Whether the pipes that it prints on have their names still, to be known by.
+    looks_first: bool = True
     #: Descriptors that are copies of its stdout or stderr, and go with them.
     copies: tuple[tuple[int, int], ...] = ()
     #: Whether the shell's state is saved if the command ends the shell.
@@ -116,18 +118,27 @@ class Dialect:
     builtin: ClassVar[str] = "\\command"
     #: With redirections that last. `builtin exec` would undo them.
     exec: ClassVar[str] = "\\command exec"
-    #: Sources a file; variables before it are the file's alone, and exported.
+    #: Sources a file; with variables before it that are the file's alone, and exported.
     source: ClassVar[str] = "\\command ."
+    source_with_env: ClassVar[str] = "\\command ."
     #: Keeps what our own lines would print on stderr from being seen; to close it costs the least.
     hushed: ClassVar[str] = "2>&-"
     #: Said before a command, to tell that it runs.
     begin: ClassVar[tuple[str, ...]] = ("_holdfast_run_=1",)
     #: Leaves whatever the shell is doing, up to the end of the sourced file: an error, in words that nobody sees.
     stop: ClassVar[str] = 'case ${_holdfast_run_-} in 1) { : "${_holdfast_stop_?}"; } 2>/dev/null; esac'
+    #: Whether it can save its state when an option ends it.
+    saves_state: ClassVar[bool] = False
+    #: Whether it clears noisy traps as it answers.
+    clears_traps: ClassVar[bool] = False
     #: Whether variables before `source` are exported to what the file runs.
     passes_env: ClassVar[bool] = True
-    #: The highest descriptor that it can name.
-    highest_descriptor: ClassVar[int] = 9
+    #: An error in a subshell comes back to `command` in the child too. It must not go on as if it were the shell.
+    leave_subshell: ClassVar[str] = '[ /proc/self -ef /proc/$$ ] || exit "${_holdfast_%%:*}";'
+    #: The options at the end of a command.
+    flags: ClassVar[str] = "$-"
+    #: Whether a variable that cannot be set would end the shell.
+    dies_of_readonly: ClassVar[bool] = True
     #: What ends a command: real-time signals are no program's by habit, and most shells can trap them by number.
     interrupt_signal: ClassVar[int] = 57
 
@@ -142,20 +153,24 @@ class Dialect:
         """The first lines: our trap, the state of the shell before this one, the first pipes, and an answer."""
         lines = [*self.setup(), f"{self.builtin} trap {quote(self.stop)} {int(self.interrupt_signal)}"]
         if restore is not None:
-            lines.append(f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1")
+            lines += [*self.forget_environment(), f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1"]
         lines += [f"{self.exec} >|{directory}/o0 2>|{directory}/e0", ":", self.answer()]
         return "\n".join(lines) + "\n"
 
     def setup(self) -> list[str]:
         return []
 
+    def forget_environment(self) -> list[str]:
+        """Before another shell's variables are restored: some of ours it may have unset."""
+        return []
+
     def answer(self) -> str:
         """Tell how the command ended. stderr is closed meanwhile: nobody sees a trace of it."""
         return (
-            "{ _holdfast_=$?:$-:${!:-}:${_holdfast_-:};"
-            f"{self.show_traps()}"
+            f"{{ _holdfast_=$?:{self.flags}:${{!:-}}:${{_holdfast_-:}};{self.builtin} set +{_NOISY_FLAGS};"
+            f"{self.leave_subshell}{self.show_traps()}"
             f'{self.builtin} printf \'\\0%s\\0%s\\0%s\\0\\1\' "$_holdfast_" "${{PWD-}}" "${{OLDPWD-}}";'
-            f"{self.builtin} unset _holdfast_ _holdfast_run_;}} >&0 {self.hushed}"
+            f"{self.builtin} unset _holdfast_ _holdfast_run_ _holdfast_flags_;}} >&0 {self.hushed}"
         )
 
     def show_traps(self) -> str:
@@ -165,27 +180,33 @@ class Dialect:
         """The file that the shell sources for one command."""
         lines = list(self.begin)
         if step.pipes is not None:
-            before = 1 - step.pipes
             for number, letter in ((1, "o"), (2, "e")):
-                # Not if the user sent the stream elsewhere with `exec >file`.
                 path = f"{step.directory}/{letter}"
-                ours = f"{self.builtin} [ /dev/fd/{number} -ef {path}{before} ]"
-                lines.append(f"{ours} && {self.exec} {number}>|{path}{step.pipes}")
+                move = f"{self.exec} {number}>|{path}{step.pipes}"
+                if step.looks_first:
+                    # Not if the user sent the stream elsewhere with `exec >file`.
+                    move = f"{self.builtin} [ /dev/fd/{number} -ef {path}{1 - step.pipes} ] && {move}"
+                lines.append(move)
         lines += [f"{self.exec} {copy}>&{number}" for copy, number in step.copies]
         if step.saves_exports:
             lines.append(f"{self.builtin} export -p >|{step.directory}/exports")
         if step.saves_state:
-            lines.append(f"{self.builtin} trap {quote(self.save_at_exit(step.directory))} EXIT")
+            lines += self.arm(step.directory)
         if len(lines) > len(self.begin) or step.env or step.status or step.last is not None:
             last = "" if step.last is None else f" {quote(step.last)}"
             lines.append(f"{self.builtin} . {step.directory}/status{last}")
         source = f"{self.source} {step.directory}/command <{step.stdin}"
         if step.env and self.passes_env:
-            source = " ".join(f"{name}={quote(value)}" for name, value in step.env.items()) + " " + source
+            variables = " ".join(f"{name}={quote(value)}" for name, value in step.env.items())
+            source = f"{variables} {self.source_with_env} {step.directory}/command <{step.stdin}"
+            if self.dies_of_readonly:
+                source = f"if ({variables}); then {source}; else {self.builtin} false; fi"
         if step.cwd is not None:
             path = step.cwd if step.cwd.startswith("/") else f"./{step.cwd}"
             source = f"if {self.builtin} cd {quote(path)}; then {source}; else {self.builtin} false; fi"
-        return "\n".join([*self.set_env(step), *lines, source, self.answer(), *self.unset_env(step), ""])
+        # In one line, read before it is run: a child that comes back (`leave_subshell`) has no file to read on in.
+        lines.append(f"{source}; {self.answer()}")
+        return "\n".join([*self.set_env(step), *lines, *self.unset_env(step), ""])
 
     def set_env(self, step: Step) -> list[str]:
         """For a shell that does not export variables before a sourced file."""
@@ -194,39 +215,56 @@ class Dialect:
     def unset_env(self, step: Step) -> list[str]:
         return []
 
-    def command(self, text: str, resumed: Suspended) -> str:
+    def command(self, text: str, resumed: Suspended, step: Step) -> str:
         """The user's command as a file, with what was taken off put back before its first word."""
+        if not text.endswith("\n"):
+            text += "\n"
+        if not resumed:
+            return text
         # DEBUG comes last: it runs before every command from there on.
-        prologue = [f"{self.builtin} trap -- {action} {name}" for name, action in reversed(resumed.traps)]
+        words = [f"{self.builtin} trap -- {action} {name}" for name, action in reversed(resumed.traps)]
         if resumed.flags:
-            prologue.append(f"{self.builtin} set -{resumed.flags}")
-        return "; ".join([*prologue, text]) + "\n"
+            words.insert(0, f"{self.builtin} set -{resumed.flags}")
+        if step.status and "ERR" not in dict(resumed.traps):
+            words.append(f"{self.builtin} . {step.directory}/status")
+        # `set -v` shows lines as they are read: what shall be shown must be on the next one.
+        separator = "\n" if "v" in resumed.flags else "; "
+        return f"{{ {'; '.join(words)}; }} >/dev/null 2>&1{separator}{text}"
 
-    def save_at_exit(self, directory: str) -> str:
-        raise NotImplementedError
+    def arm(self, directory: str) -> list[str]:
+        """Lines after which the shell saves its state if it is ended by an option, and not by `exit`."""
+        return []
 
-    def clean_up(self, *, suspend: Suspended, interrupted: bool, disarm: bool, back: tuple[str, str] | None) -> str:
-        """What is done between two commands; empty if there is nothing."""
-        words = []
-        if suspend.flags:
-            words.append(f"{self.builtin} set +{suspend.flags}")
-        if suspend.traps:
+    def disarm(self, *, trapped: bool) -> list[str]:
+        """Undo that; `trapped` if the EXIT trap is still ours."""
+        return []
+
+    def clean_up(
+        self,
+        *,
+        suspend: Suspended,
+        stopped_with: str | None = None,
+        disarm: list[str] | None = None,
+        back: tuple[str, str] | None = None,
+    ) -> str:
+        """What is done between two commands; empty if there is nothing. `stopped_with` are the options that the
+        shell had when it was stopped."""
+        words = list(disarm or ())
+        if suspend.traps and not self.clears_traps:
             words.append(f"{self.builtin} trap - {' '.join(name for name, _ in suspend.traps)}")
-        if interrupted:
-            words += self.after_interrupt()
-        if disarm:
-            words.append(f"{self.builtin} trap - EXIT")
+        if stopped_with is not None:
+            words += self.after_stop(stopped_with)
         if back is not None:
             cwd, old_cwd = back
             words.append(f"{self.builtin} cd {quote(cwd)}||:;OLDPWD={quote(old_cwd)}")
         return f"{{ {';'.join(words)};}} >/dev/null {self.hushed}\n" if words else ""
 
-    def after_interrupt(self) -> list[str]:
+    def after_stop(self, flags: str) -> list[str]:
         return []
 
     def may_abort(self, text: str, flags: str) -> bool:
         """Whether the command may end the shell without meaning to."""
-        return False
+        return "e" in flags or "u" in flags or _MAY_ABORT.search(text) is not None
 
     def wants_last(self, text: str) -> bool:
         return False
@@ -249,12 +287,17 @@ class Bash(Dialect):
     """Saves its state before an option ends it, and leaves a loop through simulated returns."""
 
     builtin = "\\builtin"
+    source = "\\builtin ."
     begin = ()
-    highest_descriptor = 254
+    leave_subshell = ""
+    flags = "${_holdfast_flags_-$-}"
+    dies_of_readonly = False
+    saves_state = True
+    clears_traps = True
     # With `extdebug`, a DEBUG trap that returns 2 makes the function or sourced file return. So each level returns
     # before its next command, down to the file of ours that sourced the command.
     stop = (
-        "builtin shopt -s extdebug; builtin set -T;"
+        "builtin : ${_holdfast_flags_:=$-}; builtin set +e; builtin shopt -s extdebug; builtin set -T;"
         ' builtin trap "((\\${#BASH_SOURCE[@]}<2))||builtin test -Z _ 2>/dev/null" DEBUG'
     )
 
@@ -265,34 +308,47 @@ class Bash(Dialect):
         # `execfail`: an `exec` of what is not there is an error and not the end, as at a prompt.
         return ["shopt -s expand_aliases execfail"]
 
+    def forget_environment(self) -> list[str]:
+        return ["\\builtin unset -v $(\\builtin compgen -e) 2>/dev/null"]
+
     def show_traps(self) -> str:
         # Off at once: a DEBUG trap would go on talking here.
-        return "\\builtin trap -p EXIT DEBUG ERR;\\builtin trap - DEBUG ERR;"
+        return "\\builtin trap -p EXIT DEBUG ERR RETURN;\\builtin trap - DEBUG ERR RETURN;"
 
-    def command(self, text: str, resumed: Suspended) -> str:
-        text = super().command(text, resumed)
+    def command(self, text: str, resumed: Suspended, step: Step) -> str:
+        text = super().command(text, resumed, step)
         if not resumed and _can_end_with_more(text):
-            text += "_holdfast_=$?:$_;\\builtin return ${_holdfast_%%:*}\n"
+            text += '_holdfast_=$?:$_;\\builtin return "${_holdfast_%%:*}"\n'
         return text
 
-    def after_interrupt(self) -> list[str]:
-        return ["\\builtin trap - DEBUG", "\\builtin set +ET", "\\builtin shopt -u extdebug"]
-
-    def may_abort(self, text: str, flags: str) -> bool:
-        return "e" in flags or "u" in flags or _MAY_ABORT.search(text) is not None
+    def after_stop(self, flags: str) -> list[str]:
+        had = "".join(flag for flag in "eET" if flag in flags)
+        words = ["\\builtin trap - DEBUG", "\\builtin set +ET", "\\builtin shopt -u extdebug"]
+        return [*words, f"\\builtin set -{had}"] if had else words
 
     def wants_last(self, text: str) -> bool:
         return _WANTS_LAST.search(text) is not None
 
-    def save_at_exit(self, directory: str) -> str:
-        return f"\\builtin . {directory}/at_exit"
+    def arm(self, directory: str) -> list[str]:
+        # Bash does not tell its EXIT trap why it exits, so `exit` has to say so itself.
+        says_so = '{ _holdfast_=$?; _holdfast_exit_=1; builtin exit "${@:-$_holdfast_}"; }'
+        return [
+            f"\\builtin trap {quote(f'builtin . {directory}/at_exit')} EXIT",
+            f"if ! \\builtin declare -F exit >/dev/null; then exit() {says_so}; _holdfast_armed_=1; fi",
+        ]
+
+    def disarm(self, *, trapped: bool) -> list[str]:
+        trap = ["\\builtin trap - EXIT"] if trapped else []
+        undo = "\\builtin unset -f exit;\\builtin unset -v _holdfast_armed_"
+        return [*trap, f"[[ -z ${{_holdfast_armed_-}} ]] || {{ {undo};}}"]
 
     def at_exit(self, directory: str) -> str:
-        """Saves the state, unless the shell was told to exit in so many words."""
+        """Saves the state, unless the shell was told to exit."""
         return (
-            "case $BASH_COMMAND in exit|exit\\ *|logout|logout\\ *);; *)\n"
-            f"{{ {self.dump()};\\builtin printf '%s\\n' '{WHOLE}'; }} >|{directory}/state 2>/dev/null\n"
-            "esac\n"
+            "if [[ -z ${_holdfast_exit_-} ]]; then {\n"
+            f"{self.dump()}\n"
+            "[[ -z ${_holdfast_armed_-} ]] || builtin printf 'unset -f exit; unset -v _holdfast_armed_\\n'\n"
+            f"builtin printf '%s\\n' '{WHOLE}'; }} >|{directory}/state 2>/dev/null; fi\n"
         )
 
     def dump(self) -> str:
@@ -306,6 +362,7 @@ class Bash(Dialect):
                 "\\builtin declare -p",
                 "\\builtin trap -p",
                 "\\builtin printf 'trap - EXIT\\n'",
+                "(($#)) && { \\builtin printf 'set --'; \\builtin printf ' %q' \"$@\"; \\builtin printf '\\n'; }",
                 "\\builtin set +o",
             ]
         )
@@ -314,31 +371,34 @@ class Bash(Dialect):
 class Zsh(Dialect):
     """Has no way out of a function in a loop but a new program."""
 
+    builtin = "\\builtin"
+    exec = "\\exec"
+    source = "\\builtin ."
     hushed = "2>/dev/null"
+    begin = ()
+    stop = "return 130"
+    clears_traps = True
     passes_env = False
+    leave_subshell = ""
+    dies_of_readonly = False
     interrupt_signal = signal.SIGUSR2
 
     def show_traps(self) -> str:
         return "\\builtin trap;\\builtin trap - DEBUG ZERR;"
-
-    builtin = "\\builtin"
-    exec = "\\exec"
-    source = "\\builtin ."
-    begin = ()
-    stop = "return 130"
 
     def arguments(self, *, login: bool) -> list[str]:
         return ["-l", "-s"] if login else ["-f", "-s"]
 
     def set_env(self, step: Step) -> list[str]:
         return [
-            f"_holdfast_had_{name}=${{{name}+1}} _holdfast_old_{name}=${{{name}-}}; export {name}={quote(value)}"
+            f"_holdfast_had_{name}=${{(t){name}}} _holdfast_old_{name}=${{{name}-}}; export {name}={quote(value)}"
             for name, value in (step.env or {}).items()
         ]
 
     def unset_env(self, step: Step) -> list[str]:
         return [
-            f"[[ -n $_holdfast_had_{name} ]] && {name}=$_holdfast_old_{name} || unset {name};"
+            f"case $_holdfast_had_{name} in '') unset {name};; *export*) {name}=$_holdfast_old_{name};;"
+            f" *) {name}=$_holdfast_old_{name}; typeset +x {name};; esac;"
             f" unset _holdfast_had_{name} _holdfast_old_{name}"
             for name in step.env or ()
         ]

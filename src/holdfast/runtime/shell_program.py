@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.model import CommandSpec
-from holdfast.runtime.foreground import command_line, copies, reaped_faults, waits_for_input
+from holdfast.runtime.foreground import command_line, copies, reaped_faults, waits_for
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.recorded import Recorded
 from holdfast.runtime.shell_dialect import WHOLE, Answer, Dialect, Step, Suspended, is_whole, parse_answer
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Far more than a path of the longest kind and every trap. More than that is no answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-#: Where a shell reads its own program.
-_CONTROL: Final = range(1)
 
 
 class ShellProgram:
@@ -41,8 +39,11 @@ class ShellProgram:
         on_answer: Callable[[Answer], None],
     ) -> None:
         self.dialect = dialect
-        #: Where it is, as far as it has told.
+        #: Where it is, by the name that it goes by; and by the kernel's.
         self.cwd = ""
+        self._where = ""
+        #: Whether it ended with a line of ours unread.
+        self.left_unread = False
         #: Whether it has become another program.
         self.replaced = False
         #: Whether its exported variables are written down as they are now.
@@ -67,6 +68,7 @@ class ShellProgram:
         self._outputs = [record.watch(kind, fd) for kind, fd in files.open_pipes(0, fresh=True).items()]
         self._control, self._theirs = socket.socketpair()
         self._control.setblocking(False)
+        self._inode = os.fstat(self._theirs.fileno()).st_ino
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class ShellProgram:
 
     def waits(self) -> bool:
         """Whether it waits for our next line, as far as the kernel tells."""
-        return self._control.fileno() >= 0 and waits_for_input(self.pid, _CONTROL)
+        return self._control.fileno() >= 0 and waits_for(self.pid, self._inode)
 
     # --- a command -------------------------------------------------------------------------------------------
 
@@ -131,7 +133,8 @@ class ShellProgram:
         """Hand a command over: its files, its streams, and the line that starts it."""
         dialect, files, answer = self.dialect, self._files, self._answer
         pipes = 1 - self._pipes if self._has_had_children() else None
-        saves_state = dialect.may_abort(spec.command, answer.flags) and "EXIT" not in answer.traps
+        risky = dialect.may_abort(spec.command, answer.flags)
+        saves_state = risky and dialect.saves_state and "EXIT" not in answer.traps
         step = Step(
             files.quoted,
             cwd=spec.cwd,
@@ -141,15 +144,17 @@ class ShellProgram:
             status=0 if "e" in answer.flags else answer.status,
             last=answer.last if dialect.wants_last(spec.command) else None,
             pipes=pipes,
+            looks_first=pipes is None or self._has_names(),
             copies=() if pipes is None else self._copies(),
             saves_state=saves_state,
-            saves_exports=spec.timeout is not None and not self.exports_saved,
+            saves_exports=(risky or spec.timeout is not None) and not self.exports_saved,
         )
-        files.write("command", encode(dialect.command(spec.command, self._suspended)))
+        files.write("command", encode(dialect.command(spec.command, self._suspended, step)))
         if spec.input is not None:
             files.write("input", spec.input)
         if saves_state:
             files.forget("state")
+            files.prepare(dialect)
         name = "keep"
         if step == files.plain:
             files.restore_plain()
@@ -157,7 +162,7 @@ class ShellProgram:
             # Not the file of the step before: some shells read on in that one after they have answered.
             self._step = 1 - self._step
             name = f"step{self._step}"
-            files.write("status", b"return %d\n" % step.status)
+            files.write("status", b"\\return %d\n" % step.status)
             files.write(name, encode(dialect.step(step)))
         self._give_streams(command, step.pipes)
         self._armed = saves_state
@@ -169,16 +174,27 @@ class ShellProgram:
         if stopped_as is not None:
             # What it shows as its DEBUG trap is what stopped it.
             answer = answer._replace(status=stopped_as, traps=_without(answer.traps, "DEBUG"))
-        disarm = self._armed and "/at_exit" in answer.traps.get("EXIT", "")
-        if disarm:
-            answer = answer._replace(traps=_without(answer.traps, "EXIT"))
+        disarm = None
+        if self._armed:
+            trapped = "/at_exit" in answer.traps.get("EXIT", "")
+            if trapped:
+                answer = answer._replace(traps=_without(answer.traps, "EXIT"))
+            disarm = self.dialect.disarm(trapped=trapped)
         back = None
         if spec.cwd is not None:
             back = self._answer.cwd, self._answer.old_cwd
             answer = answer._replace(cwd=back[0], old_cwd=back[1])
+        before = self.cwd
         self._take(answer)
-        self._settle(interrupted=stopped_as is not None, disarm=disarm, back=back)
+        if back is not None:
+            self.cwd, self._where = before, ""
+        self._settle(stopped=stopped_as is not None, disarm=disarm, back=back)
         return answer.status
+
+    def go_back(self, cwd: str) -> None:
+        """To where the shell was before a command with a directory of its own."""
+        self._settle(back=(cwd, cwd))
+        self.cwd = cwd
 
     def set_status(self, status: int) -> None:
         """What `$?` is to be in the next command."""
@@ -194,11 +210,15 @@ class ShellProgram:
         before, self._faults = self._faults, reaped_faults(self.pid)
         return self._has_job or self._faults != before or self._faults < 0
 
+    def _has_names(self) -> bool:
+        """Whether the pipes that it prints on are still where they were made."""
+        return all(output.fd < 0 or os.fstat(output.fd).st_nlink for output in self._outputs)
+
     def _copies(self) -> tuple[tuple[int, int], ...]:
         """Where else the shell holds its pipes (`exec 3>&1`): those go with it."""
         path = self._files.path
         names = {f"{path}/{letter}{self._pipes}": number for letter, number in (("o", 1), ("e", 2))}
-        return tuple(each for each in copies(self.pid, names) if each[0] <= self.dialect.highest_descriptor)
+        return tuple(copies(self.pid, names))
 
     def _give_streams(self, command: Recorded, pipes: int | None) -> None:
         if pipes is None:
@@ -213,29 +233,29 @@ class ShellProgram:
 
     def _take(self, answer: Answer) -> None:
         self._has_job = answer.job != self._answer.job
-        if answer.cwd != self._answer.cwd:
-            self.cwd = self._true_cwd(answer.cwd)
+        try:
+            where = os.readlink(f"/proc/{self.pid}/cwd")
+        except OSError:
+            where = answer.cwd  # it has just ended
+        if answer.cwd != self._answer.cwd or where != self._where:
+            self._where = where
+            self.cwd = self._true_cwd(answer.cwd, where)
         self._answer = answer
 
-    def _true_cwd(self, claimed: str) -> str:
-        """`PWD`, if that is where the shell is: a user may set it to anything."""
-        link = f"/proc/{self.pid}/cwd"
-        try:
-            if claimed.startswith("/") and os.path.samefile(claimed, link):
+    def _true_cwd(self, claimed: str, where: str) -> str:
+        """`PWD`, if that is where the shell is: a user may set it to anything, or make it read-only."""
+        with contextlib.suppress(OSError):
+            if claimed.startswith("/") and os.path.samefile(claimed, f"/proc/{self.pid}/cwd"):
                 return claimed
-        except OSError:
-            pass
-        try:
-            return os.readlink(link)
-        except OSError:
-            return claimed
+        return where
 
     def _settle(
-        self, *, interrupted: bool = False, disarm: bool = False, back: tuple[str, str] | None = None
+        self, *, stopped: bool = False, disarm: list[str] | None = None, back: tuple[str, str] | None = None
     ) -> None:
         """Between two commands: take off what would show, and undo what was for the last command alone."""
         self._suspended = Suspended.after(self._answer)
-        line = self.dialect.clean_up(suspend=self._suspended, interrupted=interrupted, disarm=disarm, back=back)
+        flags = self._answer.flags if stopped else None
+        line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=back)
         if line:
             self.say(line)
 
@@ -251,7 +271,8 @@ class ShellProgram:
             data = self._control.recv(65536)
         except BlockingIOError:
             return
-        except OSError:
+        except ConnectionResetError:
+            self.left_unread = True
             data = b""
         if not data:
             # It closed our socket: at its end, or because it became another program.
