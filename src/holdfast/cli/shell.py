@@ -233,7 +233,7 @@ def close(
 async def _close(sandbox: str, shell_id: str, keep: bool, grace: float, as_json: bool) -> int:
     async with open_exec(sandbox) as api:
         was_open = (await api.describe_shell(shell_id)).state != "closed"
-        # Also one that is closed: jobs that it was allowed to keep end now.
+        # Also one that is closed: if it ended by itself, its background jobs may still run.
         await api.close_shell(shell_id, keep=keep, grace=grace)
     _tell(shell_id, "wasOpen", was_open, as_json)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Container
 from typing import Final
 
 from holdfast.runtime.process_table import Entry, ProcessTable
@@ -19,9 +20,12 @@ def ticks_since_boot() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def foreground(table: ProcessTable, shell: int, since: int) -> dict[int, Entry]:
-    """What the shell started since then and waits for, and all below: not its background jobs."""
-    children = (table.entries[pid] for pid in table.children.get(shell, ()))
+def foreground(table: ProcessTable, shell: int, since: int, jobs: Container[int]) -> dict[int, Entry]:
+    """What the shell started since then and waits for, and all below: not its background jobs.
+
+    The clock of process starts ticks a hundred times a second, so the `jobs` that are known count too.
+    """
+    children = (table.entries[pid] for pid in table.children.get(shell, ()) if pid not in jobs)
     return table.descendants(
         child.pid for child in children if int(child.started) >= since and not _is_background(child.pid)
     )

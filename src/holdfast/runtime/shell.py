@@ -374,7 +374,7 @@ class LiveShell:
         if self._current is None or self._current.stop is None:
             return {}
         since = self._current.began_ticks
-        return foreground(await self._tables.read(), self._program.pid, since)
+        return foreground(await self._tables.read(), self._program.pid, since, self._program.jobs)
 
     # --- the program ends ------------------------------------------------------------------------------------
 

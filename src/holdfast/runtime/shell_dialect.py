@@ -134,7 +134,7 @@ class Dialect:
     #: Whether variables before `source` are exported to what the file runs.
     passes_env: ClassVar[bool] = True
     #: An error in a subshell comes back to `command` in the child too. It must not go on as if it were the shell.
-    leave_subshell: ClassVar[str] = '[ /proc/self -ef /proc/$$ ] || exit "${_holdfast_%%:*}";'
+    leave_subshell: ClassVar[str] = '[ /proc/self -ef "/proc/$$" ] || exit "${_holdfast_%%:*}";'
     #: The options at the end of a command.
     flags: ClassVar[str] = "$-"
     #: Whether a variable that cannot be set would end the shell.
@@ -295,10 +295,11 @@ class Bash(Dialect):
     saves_state = True
     clears_traps = True
     # With `extdebug`, a DEBUG trap that returns 2 makes the function or sourced file return. So each level returns
-    # before its next command, down to the file of ours that sourced the command.
+    # before its next command, down to the file of ours that sourced the command. An errexit may come first: the
+    # EXIT trap must run as usual.
     stop = (
         "builtin : ${_holdfast_flags_:=$-}; builtin set +e; builtin shopt -s extdebug; builtin set -T;"
-        ' builtin trap "((\\${#BASH_SOURCE[@]}<2))||builtin test -Z _ 2>/dev/null" DEBUG'
+        ' builtin trap "[[ \\${BASH_SOURCE[*]} != */command* ]]||builtin test -Z _ 2>/dev/null" DEBUG'
     )
 
     def arguments(self, *, login: bool) -> list[str]:

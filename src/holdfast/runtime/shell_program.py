@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Far more than a path of the longest kind and every trap. More than that is no answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
+KNOWN_JOBS: Final = 256
 
 
 class ShellProgram:
@@ -59,6 +61,8 @@ class ShellProgram:
         self._suspended = Suspended()
         self._armed = False
         self._has_job = False
+        #: Background jobs that it has told of.
+        self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
         self._faults = 0
         self._step = 0
         files.prepare(dialect)
@@ -233,6 +237,8 @@ class ShellProgram:
 
     def _take(self, answer: Answer) -> None:
         self._has_job = answer.job != self._answer.job
+        if self._has_job and answer.job.isdecimal():
+            self.jobs.append(int(answer.job))
         try:
             where = os.readlink(f"/proc/{self.pid}/cwd")
         except OSError:
