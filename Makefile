@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench peers clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,6 +47,9 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 bench: $(VENV)/installed-dev ## print the benchmark table
 	$(BIN)/python -m bench --markdown README.md
 
+peers: $(VENV)/installed-bench ## compare the live shell with others from PyPI
+	$(BIN)/python -m bench.shells
+
 clean: ## remove the virtual environments and the caches
 	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -77,3 +80,7 @@ $(VENV)/installed: pyproject.toml $(VENV)/made
 $(VENV)/installed-dev: pyproject.toml $(VENV)/made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-bench: pyproject.toml $(VENV)/made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@ $(VENV)/installed $(VENV)/installed-dev

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
-from bench import command_line, flood, memory, report, shells, starts, streams
+from bench import command_line, flood, live_shells, memory, report, starts, streams
 from bench.measure import FULL, QUICK, Row, Scale
 from bench.servers import BenchmarkError
 from holdfast.errors import HoldfastError
@@ -32,10 +32,10 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "list": flood.list_during_a_flood,
     "start-1000": starts.beside_a_crowd,
     "exec": command_line.stateless_exec,
-    "shell-true": shells.true_in_a_shell,
-    "shell-lines": shells.lines_of_a_shell,
-    "shell-32": shells.shells_at_once,
-    "shell-rss": shells.memory_of_a_shell,
+    "shell-true": live_shells.true_in_a_shell,
+    "shell-lines": live_shells.lines_of_a_shell,
+    "shell-32": live_shells.shells_at_once,
+    "shell-rss": live_shells.memory_of_a_shell,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

@@ -112,11 +112,13 @@ class ExecApi(Protocol):
         """Queue a command. `live` wants output as it is printed; without it, little output may come at the end."""
         ...
 
-    async def start_in_shell(self, shell_id: str, command: str, process_id: str) -> ProcessInfo:
+    async def start_in_shell(
+        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+    ) -> ProcessInfo:
         """Start a process of its own with the shell's directory, variables and functions."""
         ...
 
-    async def interrupt_shell(self, shell_id: str) -> bool:
+    async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:
         """End the command that runs, and all it started in the foreground. Returns whether one ran."""
         ...
 

@@ -17,7 +17,7 @@ from holdfast.testing.servers import RunningServer
 SHELL_SETTINGS: Final[dict[str, Any]] = {
     "retained_output_bytes_per_process": 2 * 1024 * 1024,
     "max_shells": 3,
-    "max_queued_commands": 3,
+    "max_queued_commands": 8,
     "interrupt_grace_seconds": 0.05,
     "detached_session_seconds": 20,
 }

@@ -178,17 +178,17 @@ async def test_commands_of_callers_that_come_at_once_run_in_their_order(sh: Shel
     with fifo(str(tmp_path), "go") as (path, fd):
         first = Running(sh, f"log=first; echo on; read x < {path}")
         await first.until(b"on")
-        waiting = [asyncio.create_task(sh.run(f"log=$log,{number}; echo $log")) for number in range(3)]
-        status = await until_queued(sh, 3)
+        waiting = [asyncio.create_task(sh.run(f"log=$log,{number}; echo $log")) for number in range(8)]
+        status = await until_queued(sh, 8)
         assert (status.state, status.command) == ("running", f"log=first; echo on; read x < {path}")
         with pytest.raises(LimitReached, match="max_queued_commands"):
             await sh.run("log=refused")
         assert not any(task.done() for task in waiting)
         os.write(fd, b"\n")
         results = [(await task).stdout for task in waiting]
-    assert results == ["first,0\n", "first,0,1\n", "first,0,1,2\n"]
+    assert results == ["first," + ",".join(map(str, range(number + 1))) + "\n" for number in range(8)]
     status = await sh.describe()
-    assert (status.state, status.queued, status.command, status.commands_run) == ("idle", 0, None, 4)
+    assert (status.state, status.queued, status.command, status.commands_run) == ("idle", 0, None, 9)
 
 
 async def test_a_caller_that_gives_up_takes_its_command_out_of_the_queue(sh: Shell, tmp_path: Path) -> None:

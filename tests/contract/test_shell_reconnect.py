@@ -240,3 +240,26 @@ async def test_a_shell_that_is_opened_twice_by_one_attempt_is_one(shell_server: 
         await talk.result("shell/close", shellId="twice", graceMs=0)
         with pytest.raises(UnknownShell, match="thrice"):
             await talk.result("shell/describe", shellId="thrice")
+
+
+async def test_a_start_in_a_shell_that_is_sent_twice_starts_once(
+    shell_server: RunningServer, tmp_path: Path
+) -> None:
+    start = {
+        "shellId": "starter",
+        "processId": "once",
+        "startId": "attempt",
+        "command": f"echo ran >> {tmp_path}/log; echo on; exec sleep 1000",
+    }
+    async with conversation(shell_server.address("unix")) as talk:
+        await talk.initialize()
+        await talk.result("shell/open", shellId="starter")
+        first = await talk.result("shell/start", **start)
+        session = talk.session_id
+    async with returned(shell_server, session) as talk:
+        assert (await talk.result("shell/start", **start))["pid"] == first["pid"]
+        while not (await talk.result("process/read", processId="once", waitMs=1000))["chunks"]:
+            pass
+        assert (tmp_path / "log").read_text() == "ran\n"
+        await talk.result("process/terminate", processId="once", force=True)
+        await talk.result("shell/close", shellId="starter", graceMs=0)

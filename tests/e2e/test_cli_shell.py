@@ -477,20 +477,20 @@ def test_output_is_what_came_late(command: Holdfast, box: holdfast.sync.Sandbox,
     assert command.told("output", "s", "--since", since) == (0, b"out:two\n", b"err:two\n")
 
 
-def test_close_ends_jobs_or_keeps_them(command: Holdfast, tmp_path: Path) -> None:
-    for id, options in (("s", []), ("kept", ["--keep"])):
-        os.mkfifo(tmp_path / id)
-        command.open("--cwd", str(tmp_path), id=id)
-        # Whoever opens the pipe for reading learns of the job's end: nobody holds it for writing any more.
-        command.told("run", id, f"trap 'echo trapped > trap.{id}' EXIT; sleep 1000 > {id} &")
-        with open(tmp_path / id, "rb", buffering=0) as alive:
-            assert command.told("close", id, *options) == (0, f"{id}\n".encode(), b"")
-            assert (tmp_path / f"trap.{id}").read_text() == "trapped\n"
-            ended = select.select([alive], [], [], 0)[0] == [alive]
-            assert ended is (id == "s")
-            if id == "kept":
-                assert command.json("close", id) == {"shellId": id, "wasOpen": False}
-                assert alive.read() == b""
+@pytest.mark.parametrize("keep", [False, True])
+def test_close_ends_jobs_or_keeps_them(command: Holdfast, tmp_path: Path, keep: bool) -> None:
+    for name in ("gate", "alive"):
+        os.mkfifo(tmp_path / name)
+    command.open("--cwd", str(tmp_path))
+    command.told("run", "s", "trap 'echo trapped > trap' EXIT; (read x < gate; echo released) > alive &")
+    # Nobody but the job holds this pipe for writing, so its end tells the job's.
+    with open(tmp_path / "alive", "rb", buffering=0) as alive:
+        assert command.told("close", "s", *(["--keep"] if keep else [])) == (0, b"s\n", b"")
+        assert (tmp_path / "trap").read_text() == "trapped\n"
+        if keep:
+            (tmp_path / "gate").write_bytes(b"go\n")
+        assert alive.read() == (b"released\n" if keep else b"")
+    assert command.json("close", "s") == {"shellId": "s", "wasOpen": False}
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------

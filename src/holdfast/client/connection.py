@@ -53,9 +53,13 @@ MISSED_PINGS: Final = 2
 class Call(Generic[R]):
     """A request that waits for its reply, through as many channels as it takes."""
 
-    __slots__ = ("future", "id", "method", "params", "size")
+    __slots__ = ("future", "id", "method", "on_reply", "params", "renew", "size")
 
     def __init__(self, method: Method[Any, R], params: object, future: asyncio.Future[R]) -> None:
+        #: Called before anybody who awaits the reply, in the same turn of the loop.
+        self.on_reply: Callable[[R | None, HoldfastError | None], None] | None = None
+        #: Gives the parameters for another channel, if they change with what has arrived.
+        self.renew: Callable[[], object] | None = None
         self.id = 0
         self.method = method
         self.params = params
@@ -65,6 +69,8 @@ class Call(Generic[R]):
     def replied(self, result: R, error: HoldfastError | None) -> None:
         if self.future.done():
             return
+        if self.on_reply is not None:
+            self.on_reply(result, error)
         if error is None:
             self.future.set_result(result)
         else:
@@ -316,7 +322,8 @@ class Connection:
         channel.send(self._peer.codec.notification(methods.INITIALIZED.name, m.Empty()))
         for call in list(self._calls.values()):
             if not call.future.done():
-                channel.send(self._peer.codec.request(call.id, call.method.name, call.params))
+                params = call.params if call.renew is None else call.renew()
+                channel.send(self._peer.codec.request(call.id, call.method.name, params))
         for reader in list(self._readers.values()):
             reader.connected()
         self._arm_keepalive(link)

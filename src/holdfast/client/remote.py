@@ -132,12 +132,15 @@ class RemoteExec:
     ) -> RemoteCommand:
         return RemoteCommand(self.connection, shell_id, command, live=live, window=window)
 
-    async def start_in_shell(self, shell_id: str, command: str, process_id: str) -> ProcessInfo:
-        params = m.ShellStartParams(shell_id, process_id, command)
+    async def start_in_shell(
+        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+    ) -> ProcessInfo:
+        params = m.ShellStartParams(shell_id, process_id, command, start_id or self._new_id())
         return await self.connection.call(methods.SHELL_START, params)
 
-    async def interrupt_shell(self, shell_id: str) -> bool:
-        return (await self.connection.call(methods.SHELL_INTERRUPT, m.ShellParams(shell_id))).running
+    async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:
+        params = m.ShellInterruptParams(shell_id, interrupt_id=interrupt_id or self._new_id())
+        return (await self.connection.call(methods.SHELL_INTERRUPT, params)).running
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
         await self.connection.call(methods.SHELL_CLOSE, m.ShellCloseParams(shell_id, keep, _milliseconds(grace)))

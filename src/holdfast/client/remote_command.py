@@ -6,7 +6,11 @@ Touches only the connection. The call is repeated after a reconnect, and the com
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
+from typing import Any
+
+import msgspec
 
 from holdfast.client.connection import Call, Connection
 from holdfast.errors import HoldfastError, InternalError
@@ -25,7 +29,8 @@ class RemoteCommand:
         self._over = False
         #: What came with the reply.
         self._last: deque[CommandEvent] = deque()
-        params = m.ShellRunParams(
+        self._shell_id = shell_id
+        self._params = m.ShellRunParams(
             shell_id,
             spec.command_id,
             spec.command,
@@ -36,18 +41,21 @@ class RemoteCommand:
             subscribe=m.SubscribeSpec(self._reader.id, 0, self._reader.window),
             live=live,
         )
-        self._call: Call[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, params)
+        self._call: Call[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, self._params)
+        self._call.on_reply = self._replied
+        self._call.renew = self._renewed
         connection.attach(self._reader, self._call)
-        self._call.future.add_done_callback(self._replied)
 
-    def _replied(self, reply: asyncio.Future[m.ShellRunResult]) -> None:
+    def _renewed(self) -> m.ShellRunParams:
+        """The same for another channel: what has arrived need not come again."""
+        wanted = m.SubscribeSpec(self._reader.id, self._reader.last_seq, self._reader.window)
+        return msgspec.structs.replace(self._params, subscribe=wanted)
+
+    def _replied(self, result: m.ShellRunResult | None, error: HoldfastError | None) -> None:
         """The reader waits for this too: it ends with a reply that has everything."""
-        if reply.cancelled():
-            return
-        if (error := reply.exception()) is not None:
-            assert isinstance(error, HoldfastError)
+        if error is not None:
             self._reader.fail(error)
-        elif not reply.result().pushed:
+        elif result is not None and not result.pushed:
             self._reader.finish()
 
     def __aiter__(self) -> RemoteCommand:
@@ -72,9 +80,19 @@ class RemoteCommand:
 
     async def aclose(self) -> None:
         """Withdraw it, if it has not ended."""
+        if self._call.future.done():
+            _take_error(self._call.future)  # its reader has told it
         if not self._over:
             self._over = True
+            told = self._connection.connected
             self._connection.give_up(self._call)
+            if not told and not self._call.future.done():
+                # The server does not know the request of a channel that broke: tell it of the command, once it is
+                # there again.
+                params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
+                with contextlib.suppress(HoldfastError):
+                    withdrawal = self._connection.begin(methods.SHELL_INTERRUPT, params)
+                    withdrawal.future.add_done_callback(_take_error)
         await self._reader.aclose()
 
 
@@ -85,3 +103,9 @@ def _inline(result: m.ShellRunResult) -> list[CommandEvent]:
         if data:
             events.append(OutputChunk(stream, 0, data, seq + 1))
     return [*events, result.ended]
+
+
+def _take_error(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for it: the shell may be gone by then."""
+    if not future.cancelled():
+        future.exception()

@@ -120,6 +120,11 @@ class Subscription:
 
     # --- the connection's side -------------------------------------------------------------------------------
 
+    @property
+    def last_seq(self) -> int:
+        """The last event that has arrived."""
+        return self._seq
+
     def opened_by(self, call: Call[Any]) -> None:
         """`call` starts the process and opens this reader."""
         self._starting = call
@@ -173,6 +178,8 @@ class Subscription:
             return
         if output.seq <= self._seq:
             self._taken += len(data)
+            # Nothing for the consumer, but whoever waits must give credit for it.
+            self._wake()
             return
         self._seq = output.seq
         expected = self._next_offset.get(stream, offset)

@@ -42,18 +42,23 @@ def _is_background(pid: int) -> bool:
     return False
 
 
-def reaped_faults(pid: int) -> int:
-    """Page faults of the children that this process has waited for: more of them, and it has had another child."""
+def open_stat(pid: int) -> int:
+    """A descriptor of its /proc/PID/stat, or -1."""
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
+
+
+def reaped_faults(stat: int) -> int:
+    """Page faults of the children that a process has waited for: more of them, and it has had another child.
+
+    -1 if it cannot be told.
+    """
     try:
-        text = os.read(fd, 512)
+        text = os.pread(stat, 512, 0)
     except OSError:
         return -1
-    finally:
-        os.close(fd)
     return int(text[text.rindex(b")") + 2 :].split(b" ", 10)[8])
 
 

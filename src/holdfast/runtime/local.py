@@ -333,8 +333,10 @@ class LocalExec:
     ) -> CommandStream:
         return LocalCommand(self.shells, self.shells.run(shell_id, command))
 
-    async def start_in_shell(self, shell_id: str, command: str, process_id: str) -> ProcessInfo:
-        spec, script = await self.shells.background(shell_id, command, process_id)
+    async def start_in_shell(
+        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+    ) -> ProcessInfo:
+        spec, script = await self.shells.background(shell_id, command, process_id, start_id)
         existing = self._existing(spec)
         if existing is not None:
             return existing.info()
@@ -346,8 +348,8 @@ class LocalExec:
         finally:
             os.close(fd)
 
-    async def interrupt_shell(self, shell_id: str) -> bool:
-        return await self.shells.shell(shell_id).interrupt()
+    async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:
+        return await self.shells.shell(shell_id).interrupt(interrupt_id)
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
         await self.shells.shell(shell_id).close(keep=keep, grace=grace)
@@ -590,7 +592,7 @@ class LocalCommand:
     async def aclose(self) -> None:
         if not self._over:
             self._over = True
-            self._shells.withdraw(self._command)
+            self._shells.withdraw(self._command.process_id)
         await self._events.aclose()
 
 

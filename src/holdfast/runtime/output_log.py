@@ -42,7 +42,8 @@ class Spool:
     def __init__(self, directory: str = "") -> None:
         parent = directory or choose_place()
         try:
-            os.makedirs(parent, mode=0o700, exist_ok=True)
+            # Others may pass through by name: the shell of another user has files of its own below.
+            os.makedirs(parent, mode=0o711, exist_ok=True)
             sweep_spools(parent)
             self.path = tempfile.mkdtemp(prefix=SPOOL_PREFIX, dir=parent)
             #: Held while we live; the kernel lets go of it however we end, so others see that we are gone.

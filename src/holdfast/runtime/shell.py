@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, Literal
 
-from holdfast.errors import HoldfastError, LimitReached, SandboxError, ShellClosed
+from holdfast.errors import HoldfastError, LimitReached, SandboxError, ShellClosed, UnknownProcess
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus, ProcessSpec, ShellSpec, ShellState, ShellStatus
 from holdfast.runtime.foreground import foreground, is_stopped
 from holdfast.runtime.process import ManagedProcess
@@ -52,6 +52,8 @@ START_SECONDS: Final = 30.0
 COME_BACK_SECONDS: Final = 1.0
 #: Ended commands that a client whose connection broke can ask for again.
 KEPT_COMMANDS: Final = 4
+#: Interrupts that a client may repeat, since it did not hear of their end.
+KEPT_INTERRUPTS: Final = 4
 #: Their ids are known for longer, so that none runs twice.
 KNOWN_COMMANDS: Final = 256
 #: Without an answer for this long, and then twice as long each time, look whether the shell can still answer.
@@ -117,11 +119,14 @@ class LiveShell:
         self._queue: deque[ShellCommand] = deque()
         self._current: ShellCommand | None = None
         self._ended: deque[ShellCommand] = deque()
-        self._known: deque[str] = deque(maxlen=KNOWN_COMMANDS)
+        #: How many came while others waited or ran: their callers may ask for all the ends at once.
+        self._sent_ahead = 0
+        self._known: dict[str, None] = {}
         self._restarting: asyncio.Task[None] | None = None
         #: Programs that were replaced: their background jobs are this shell's.
         self._former: deque[ManagedProcess] = deque(maxlen=KEPT_FORMER)
         self._closing: asyncio.Task[None] | None = None
+        self._interrupts: dict[str, ShellCommand | None] = {}
         #: One timer each, for however many commands: to cancel and make one for each would cost more than they do.
         self._silence: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -162,7 +167,9 @@ class LiveShell:
             login=self.spec.login,
         )
 
-    def process_spec(self, process_id: str, cwd: str | None, *, login: bool = False) -> ProcessSpec:
+    def process_spec(
+        self, process_id: str, cwd: str | None, *, login: bool = False, start_id: str | None = None
+    ) -> ProcessSpec:
         """A program of this kind, to be given its commands on stdin."""
         return ProcessSpec(
             process_id=process_id,
@@ -173,6 +180,7 @@ class LiveShell:
             env_policy=self.spec.env_policy,
             user=self.spec.user,
             limits=self.spec.limits,
+            start_id=start_id,
         )
 
     # --- starting --------------------------------------------------------------------------------------------
@@ -218,18 +226,22 @@ class LiveShell:
             on_growth=self._on_growth,
             on_end=self._command_over,
         )
-        self._known.append(spec.command_id)
+        self._known[spec.command_id] = None
+        if len(self._known) > KNOWN_COMMANDS:
+            del self._known[next(iter(self._known))]
         if self._current is None and not self._queue and self._restarting is None:
+            self._sent_ahead = 0
             self._begin(command)
         else:
             self._queue.append(command)
+            self._sent_ahead = max(self._sent_ahead, len(self._queue))
         return command
 
     def _find(self, command_id: str) -> ShellCommand:
         for command in (self._current, *self._queue, *self._ended):
             if command is not None and command.process_id == command_id:
                 return command
-        raise ShellClosed(f"command {command_id!r} ran in shell {self.id!r}; its result is no longer kept")
+        raise UnknownProcess(f"command {command_id!r} ran in shell {self.id!r}; its result is no longer kept")
 
     def withdraw(self, command: ShellCommand) -> None:
         """Its caller gave up: one that waits is taken out, one that runs is interrupted."""
@@ -289,7 +301,7 @@ class LiveShell:
         command.give_streams(self.record)
         self.commands_run += 1
         self._ended.append(command)
-        if len(self._ended) > KEPT_COMMANDS:
+        while len(self._ended) > KEPT_COMMANDS + self._sent_ahead:
             self._on_forget(self._ended.popleft())
         self._current = None
         if self.state == "closed":
@@ -334,12 +346,20 @@ class LiveShell:
 
     # --- ending a command ------------------------------------------------------------------------------------
 
-    async def interrupt(self) -> bool:
-        """End the command that runs, and all it started in the foreground; False if none runs."""
+    async def interrupt(self, interrupt_id: str | None = None) -> bool:
+        """End the command that runs, and all it started in the foreground; False if none runs.
+
+        The same `interrupt_id` again means the same command.
+        """
         command = self._current
+        if interrupt_id is not None:
+            command = self._interrupts.setdefault(interrupt_id, command)
+            if len(self._interrupts) > KEPT_INTERRUPTS:
+                del self._interrupts[next(iter(self._interrupts))]
         if command is None:
             return False
-        await asyncio.shield(self._stop(command))
+        if command is self._current:
+            await asyncio.shield(self._stop(command))
         return True
 
     def _timed_out(self, command: ShellCommand) -> None:

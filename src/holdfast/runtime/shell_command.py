@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from holdfast.errors import HoldfastError
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus
 from holdfast.runtime.foreground import ticks_since_boot
 from holdfast.runtime.output_log import Spool
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
 class ShellCommand(Recorded):
     """From the moment it is queued until its result is forgotten."""
 
-    __slots__ = ("_on_end", "_timer", "began", "began_ticks", "ended", "error", "spec", "stop", "timed_out")
+    __slots__ = (
+        "_callbacks",
+        "_on_end",
+        "_timer",
+        "began",
+        "began_ticks",
+        "ended",
+        "error",
+        "spec",
+        "stop",
+        "timed_out",
+    )
 
     def __init__(
         self,
@@ -47,7 +59,7 @@ class ShellCommand(Recorded):
         self.spec = spec
         self.ended: CommandEnded | None = None
         #: Why it did not run.
-        self.error: Exception | None = None
+        self.error: HoldfastError | None = None
         #: By the loop's clock, once the shell was told.
         self.began: float | None = None
         #: By the kernel's clock of process starts.
@@ -57,6 +69,7 @@ class ShellCommand(Recorded):
         self.timed_out = False
         self._timer: asyncio.TimerHandle | None = None
         self._on_end = on_end
+        self._callbacks: list[Callable[[], None]] = []
 
     def begin(self, on_timeout: Callable[[ShellCommand], None]) -> None:
         self.began = self._loop.time()
@@ -71,12 +84,21 @@ class ShellCommand(Recorded):
             self._timer.cancel()
         self.end(ExitStatus(ended.exit_code))
 
-    def refuse(self, error: Exception) -> None:
+    def refuse(self, error: HoldfastError) -> None:
         """It will not run."""
         self.error = error
         self.status = ExitStatus(255)
         self._exit.set()
         self._tell_close()
+        self._call_back()
+
+    @property
+    def is_over(self) -> bool:
+        return self._exit.is_set()
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Call this once it has ended, or will not run: cheaper than a task that waits."""
+        self._callbacks.append(callback)
 
     async def wait_ended(self) -> CommandEnded:
         await self._exit.wait()
@@ -87,3 +109,9 @@ class ShellCommand(Recorded):
 
     def _exited(self) -> None:
         self._on_end(self)
+        self._call_back()
+
+    def _call_back(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()

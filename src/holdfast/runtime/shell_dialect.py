@@ -154,7 +154,7 @@ class Dialect:
         lines = [*self.setup(), f"{self.builtin} trap {quote(self.stop)} {int(self.interrupt_signal)}"]
         if restore is not None:
             lines += [*self.forget_environment(), f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1"]
-        lines += [f"{self.exec} >|{directory}/o0 2>|{directory}/e0", ":", self.answer()]
+        lines.append(f"{self.exec} >|{directory}/o0 2>|{directory}/e0; {self.answer()}")
         return "\n".join(lines) + "\n"
 
     def setup(self) -> list[str]:

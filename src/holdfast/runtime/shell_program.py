@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.errors import SandboxError
 from holdfast.model import CommandSpec
-from holdfast.runtime.foreground import command_line, copies, reaped_faults, waits_for
+from holdfast.runtime.foreground import command_line, copies, open_stat, reaped_faults, waits_for
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.recorded import Recorded
 from holdfast.runtime.shell_dialect import WHOLE, Answer, Dialect, Step, Suspended, is_whole, parse_answer
@@ -63,6 +64,7 @@ class ShellProgram:
         self._has_job = False
         #: Background jobs that it has told of.
         self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
+        self._stat = -1
         self._faults = 0
         self._step = 0
         files.prepare(dialect)
@@ -100,8 +102,13 @@ class ShellProgram:
 
     def ready(self, answer: Answer) -> None:
         """The answer to the first lines."""
+        if answer.status != 0:
+            raise SandboxError(
+                f"the shell cannot use its directory {self._files.path}: it may not be let through to it"
+            )
         self._command_line = command_line(self.pid)
-        self._faults = reaped_faults(self.pid)
+        self._stat = open_stat(self.pid)
+        self._faults = reaped_faults(self._stat)
         self._take(answer)
         self._settle()
 
@@ -116,6 +123,9 @@ class ShellProgram:
             self._readable()
         self._close()
         self._theirs.close()
+        if self._stat >= 0:
+            os.close(self._stat)
+            self._stat = -1
 
     def _close(self) -> None:
         if self._control.fileno() >= 0:
@@ -211,7 +221,7 @@ class ShellProgram:
 
     def _has_had_children(self) -> bool:
         """Whether anybody but the shell may hold its pipes: it has waited for a child, or left one behind."""
-        before, self._faults = self._faults, reaped_faults(self.pid)
+        before, self._faults = self._faults, reaped_faults(self._stat)
         return self._has_job or self._faults != before or self._faults < 0
 
     def _has_names(self) -> bool:

@@ -65,9 +65,11 @@ class Shells:
         """Start a shell, or find the one that an earlier attempt with the same `start_id` has started."""
         existing = self._shells.get(spec.shell_id)
         if existing is not None:
-            if spec.start_id is None or existing.spec.start_id != spec.start_id:
+            if spec.start_id is not None and existing.spec.start_id == spec.start_id:
+                return existing
+            if existing.state != "closed":
                 raise DuplicateProcess(f"shell id {spec.shell_id!r} is taken")
-            return existing
+            self.forget(spec.shell_id)
         attempt = self._opening.get(spec.shell_id)
         if attempt is None:
             attempt = self._opening[spec.shell_id] = asyncio.create_task(self._open(spec))
@@ -153,7 +155,9 @@ class Shells:
         self._commands[spec.command_id] = (shell, command)
         return command
 
-    async def background(self, shell_id: str, command: str, process_id: str) -> tuple[ProcessSpec, bytes]:
+    async def background(
+        self, shell_id: str, command: str, process_id: str, start_id: str | None
+    ) -> tuple[ProcessSpec, bytes]:
         """What to start, and on which input, for a process with all that a shell of this kind can hand on.
 
         The shell is asked in its turn.
@@ -168,12 +172,19 @@ class Shells:
             raise
         state = asked.logs[0].contents()
         script = shell.dialect.background(state, command)
-        return shell.process_spec(process_id, shell.cwd), script
+        return shell.process_spec(process_id, shell.cwd, start_id=start_id), script
 
-    def withdraw(self, command: ShellCommand) -> None:
-        """Its caller gave up."""
-        if (known := self._commands.get(command.process_id)) is not None:
-            known[0].withdraw(command)
+    def withdraw(self, command_id: str) -> bool:
+        """Its caller gave up. Returns whether it waited or ran."""
+        shell, command = self._commands.get(command_id, (None, None))
+        if shell is None or command is None or command.is_over:
+            return False
+        shell.withdraw(command)
+        return True
+
+    def is_open(self, shell_id: str) -> bool:
+        shell = self._shells.get(shell_id)
+        return shell is not None and shell.state != "closed"
 
     def _forget_command(self, command: ShellCommand) -> None:
         self._commands.pop(command.process_id, None)

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast import __version__
@@ -24,8 +25,8 @@ from holdfast.errors import (
     MessageTooLarge,
     MethodNotFound,
 )
+from holdfast.server.later import CANCELLED_BY_CALLER, Later
 from holdfast.server.outbox import Outbox
-from holdfast.server.shells import CANCELLED_BY_CALLER
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
 from holdfast.wire.messages import InitializeParams, InitializeResult
@@ -56,7 +57,7 @@ class ServerConnection:
         self._sessions = sessions
         self._peer = Peer(Codec("json"))
         #: Requests that wait for something, by their id.
-        self._tasks: dict[Id, asyncio.Task[None]] = {}
+        self._tasks: dict[Id, asyncio.Task[None] | Later] = {}
         self._close = self._hand_over  # one object, so that a session can tell who holds it
         self._catching_up: asyncio.Task[None] | None = None
         #: What had been read already when we stopped reading; it waits like what is still in the socket.
@@ -91,7 +92,7 @@ class ServerConnection:
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             log.info("%s: connection lost: %s", self.channel.description, error)
-        for task in self._tasks.values():
+        for task in tuple(self._tasks.values()):
             task.cancel()
         if self.session is not None:
             self._sessions.detach(self.session, self._close, self.outbox.positions())
@@ -127,12 +128,23 @@ class ServerConnection:
         except Exception as error:  # noqa: BLE001 - a bug of ours fails this request and not the connection
             self._fail_unexpectedly(request.id, error)
         else:
+            if isinstance(answer, Later):
+                self._tasks[request.id] = answer
+                answer.start(partial(self._reply, request.id))
+                return
             if not inspect.iscoroutine(answer):
                 self._send(self._peer.codec.result(request.id, answer))
                 return
             task = asyncio.get_running_loop().create_task(self._answer(request.id, answer))
             self._tasks[request.id] = task
             task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
+
+    def _reply(self, id: Id, answer: object) -> None:
+        self._tasks.pop(id, None)
+        if isinstance(answer, HoldfastError):
+            self._fail(id, answer)
+        else:
+            self._send(self._peer.codec.result(id, answer))
 
     async def _answer(self, id: Id, answer: Coroutine[None, None, object]) -> None:
         try:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.process import ManagedProcess
     from holdfast.server.connection import ServerConnection
+    from holdfast.server.later import Later
     from holdfast.server.sessions import Sessions
 
 P = TypeVar("P")
@@ -91,7 +92,9 @@ class Dispatcher:
         self._add(w.EXEC_REMOTE_WRITE_STDIN, lambda _, params: remote.write_stdin(params))
         self._add(w.EXEC_REMOTE_CLOSE_STDIN, lambda _, params: remote.close_stdin(params))
 
-    def _add(self, method: w.Method[P, R], handler: Callable[[ServerConnection, P], R | Waiting[R]]) -> None:
+    def _add(
+        self, method: w.Method[P, R], handler: Callable[[ServerConnection, P], R | Waiting[R] | Later]
+    ) -> None:
         self.methods[method.name] = (method, handler)
 
     # --- the place -------------------------------------------------------------------------------------------

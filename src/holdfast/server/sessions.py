@@ -30,8 +30,8 @@ class Session:
         self.processes: set[str] = set()
         #: Those of them that end with the session.
         self.bound: set[str] = set()
-        #: Shells that end with the session.
-        self.shells: set[str] = set()
+        #: Shells that it opened, and whether they end with it.
+        self.shells: dict[str, bool] = {}
         #: How far the plain pushes had come when the connection broke.
         self.positions: dict[str, int] = {}
         #: Ends the connection that holds the session now; tells how far its plain pushes had come.
@@ -77,7 +77,8 @@ class Sessions:
         if session.takeover is not takeover:
             return
         session.takeover = None
-        if not positions and not session.shells and not any(self._exec.is_running(id) for id in session.processes):
+        running = any(self._exec.is_running(id) for id in session.processes)
+        if not positions and not running and not any(self._exec.shells.is_open(id) for id in session.shells):
             # Nothing to come back to: callers of single requests would leave a heap of these.
             del self._sessions[session.id]
             return
@@ -100,7 +101,7 @@ class Sessions:
     def _expire(self, session: Session) -> None:
         del self._sessions[session.id]
         endings = [self._end(process_id) for process_id in session.bound]
-        endings += [self._close(shell_id) for shell_id in session.shells]
+        endings += [self._close(shell_id) for shell_id, bound in session.shells.items() if bound]
         for ending in endings:
             task = asyncio.get_running_loop().create_task(ending)
             self._endings.add(task)

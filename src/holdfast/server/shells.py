@@ -5,55 +5,102 @@ Translates between the method table and the runtime's shells; touches nothing el
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.errors import HoldfastError
 from holdfast.model import CommandSpec, ProcessInfo, ShellSpec, ShellStatus
 from holdfast.runtime.reader import Reader
+from holdfast.server.later import CANCELLED_BY_CALLER, Later
 from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.shell_command import ShellCommand
+    from holdfast.runtime.shells import Shells
     from holdfast.server.connection import ServerConnection
     from holdfast.server.sessions import Sessions
 
 #: Output that waits for the reply: one message instead of several for nearly every command.
 INLINE_BYTES: Final = 64 * 1024
-#: The reason that a cancelled request is cancelled with, as opposed to a connection that broke.
-CANCELLED_BY_CALLER: Final = "request/cancel"
 
 
-class _Output:
-    """One command's output on one connection: held for the reply, until it becomes too much for that."""
+class _Run(Later):
+    """One command on one connection. Its output is held for the reply, until it becomes too much for that."""
 
-    def __init__(self, connection: ServerConnection, command: ShellCommand, params: m.ShellRunParams) -> None:
+    def __init__(
+        self, shells: Shells, connection: ServerConnection, command: ShellCommand, params: m.ShellRunParams
+    ) -> None:
+        self._shells = shells
         self._connection = connection
         self._command = command
         self._wanted = params.subscribe
-        self.pushed = False
+        self._pushed = False
+        self._cancelled = False
         #: Keeps the command from dropping what was not sent.
         self._reader = Reader(command, 0, self._grew)
-        if params.live:
+        if params.live or (params.subscribe is not None and params.subscribe.after_seq):
             self._push()
         else:
             self._grew()
 
+    # --- Later -----------------------------------------------------------------------------------------------
+
+    def start(self, reply: Callable[[m.ShellRunResult | HoldfastError], None]) -> None:
+        self._reply = reply
+        if self._command.is_over:
+            self._over()
+        else:
+            self._command.when_over(self._over)
+
+    def cancel(self, reason: str = "") -> None:
+        self._cancelled = True
+        self._close()
+        # A connection that broke comes back and asks again: the command goes on.
+        if reason == CANCELLED_BY_CALLER:
+            self._shells.withdraw(self._command.process_id)
+
+    def _over(self) -> None:
+        if self._cancelled:
+            return
+        self._close()
+        command, logs = self._command, self._command.logs
+        if command.ended is None:
+            assert command.error is not None
+            self._reply(command.error)
+        elif self._pushed:
+            self._reply(m.ShellRunResult(command.ended, pushed=True))
+        else:
+            self._reply(
+                m.ShellRunResult(
+                    command.ended,
+                    stdout=logs[0].contents() if logs[0].end else b"",
+                    stderr=logs[1].contents() if logs[1].end else b"",
+                    truncated=logs[0].truncated or logs[1].truncated,
+                )
+            )
+
+    # --- output ----------------------------------------------------------------------------------------------
+
     def _grew(self) -> None:
         logs = self._command.logs
-        if not self.pushed and logs[0].end + logs[1].end > INLINE_BYTES:
+        if not self._pushed and logs[0].end + logs[1].end > INLINE_BYTES:
             self._push()
 
     def _push(self) -> None:
         if self._wanted is not None:
-            self.pushed = True
+            self._pushed = True
             self._connection.outbox.subscribe(
-                self._command, name=self._wanted.subscription, window=self._wanted.window
+                self._command,
+                after_seq=self._wanted.after_seq,
+                name=self._wanted.subscription,
+                window=self._wanted.window,
             )
-            self.close()
+            self._reader.close()
 
-    def close(self) -> None:
-        self._reader.close()
+    def _close(self) -> None:
+        if not self._pushed:
+            self._reader.close()
 
 
 class ShellMethods:
@@ -65,41 +112,28 @@ class ShellMethods:
 
     async def open(self, connection: ServerConnection, params: ShellSpec) -> ShellStatus:
         status = await self._exec.open_shell(params)
-        if connection.session is not None and params.lifetime == "connection":
-            connection.session.shells.add(params.shell_id)
+        if connection.session is not None:
+            connection.session.shells[params.shell_id] = params.lifetime == "connection"
         return status
 
-    async def run(self, connection: ServerConnection, params: m.ShellRunParams) -> m.ShellRunResult:
-        command = self._exec.shells.run(params.shell_id, _spec(params))
-        output = _Output(connection, command, params)
-        try:
-            ended = await command.wait_ended()
-        except asyncio.CancelledError as cancelled:
-            # A connection that broke comes back and asks again: the command goes on.
-            if cancelled.args == (CANCELLED_BY_CALLER,):
-                self._exec.shells.withdraw(command)
-            raise
-        finally:
-            if not output.pushed:
-                output.close()
-        if output.pushed:
-            return m.ShellRunResult(ended, pushed=True)
-        logs = command.logs
-        return m.ShellRunResult(
-            ended,
-            stdout=logs[0].contents() if logs[0].end else b"",
-            stderr=logs[1].contents() if logs[1].end else b"",
-            truncated=logs[0].truncated or logs[1].truncated,
-        )
+    def run(self, connection: ServerConnection, params: m.ShellRunParams) -> _Run:
+        return _Run(self._exec.shells, connection, self._exec.shells.run(params.shell_id, _spec(params)), params)
 
     async def start(self, connection: ServerConnection, params: m.ShellStartParams) -> ProcessInfo:
-        info = await self._exec.start_in_shell(params.shell_id, params.command, params.process_id)
+        info = await self._exec.start_in_shell(
+            params.shell_id, params.command, params.process_id, start_id=params.start_id
+        )
         if connection.session is not None:
             self._sessions.started(connection.session, params.process_id, bound=False)
         return info
 
-    async def interrupt(self, connection: ServerConnection, params: m.ShellParams) -> m.ShellInterruptResult:
-        return m.ShellInterruptResult(await self._exec.interrupt_shell(params.shell_id))
+    async def interrupt(
+        self, connection: ServerConnection, params: m.ShellInterruptParams
+    ) -> m.ShellInterruptResult:
+        if params.command_id is not None:
+            return m.ShellInterruptResult(self._exec.shells.withdraw(params.command_id))
+        running = await self._exec.interrupt_shell(params.shell_id, interrupt_id=params.interrupt_id)
+        return m.ShellInterruptResult(running)
 
     async def close(self, connection: ServerConnection, params: m.ShellCloseParams) -> m.Empty:
         await self._exec.close_shell(params.shell_id, keep=params.keep, grace=params.grace_ms / 1000)

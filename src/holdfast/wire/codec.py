@@ -110,7 +110,13 @@ class Codec:
             raise ParseError(f"{what}: nested too deeply") from None
 
     def request(self, id: int | str, method: str, params: object) -> bytes:
-        return self._encode(_Request(self._version, id, method, params))
+        try:
+            return self._encoder.encode(_Request(self._version, id, method, params))
+        except UnicodeEncodeError:
+            # Not escaped as in what we tell: the other side would do something else than was asked.
+            raise InvalidParams(
+                f"{method}: a text holds bytes that are no UTF-8, or half a surrogate pair"
+            ) from None
 
     def notification(self, method: str, params: object) -> bytes:
         return self._encode(_Request(self._version, UNSET, method, params))
@@ -133,11 +139,14 @@ class Codec:
         return notification[:-2] + b"\xc6" + length.to_bytes(4, "big")
 
     def _encode(self, message: object) -> bytes:
-        encoder = _json_encoder if self.encoding == "json" else _msgpack_encoder
         try:
-            return encoder.encode(message)
+            return self._encoder.encode(message)
         except UnicodeEncodeError:
-            return encoder.encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
+            return self._encoder.encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
+
+    @property
+    def _encoder(self) -> msgspec.json.Encoder | msgspec.msgpack.Encoder:
+        return _json_encoder if self.encoding == "json" else _msgpack_encoder
 
 
 def _escape(value: Any) -> Any:

@@ -256,6 +256,16 @@ class ShellStartParams(Struct, frozen=True):
     shell_id: str
     process_id: str
     command: str
+    #: Names this attempt, so that a start which is sent twice starts once.
+    start_id: str | None = None
+
+
+class ShellInterruptParams(Struct, frozen=True):
+    shell_id: str
+    #: Only this command: one that waits is taken out of the queue. Without it, the one that runs.
+    command_id: str | None = None
+    #: Names this interrupt, so that one which is sent twice interrupts once.
+    interrupt_id: str | None = None
 
 
 class ShellInterruptResult(Struct, frozen=True):
