@@ -37,7 +37,7 @@ class RemoteCommand:
             cwd=spec.cwd,
             env=spec.env,
             input=spec.input,
-            timeout_ms=None if spec.timeout is None else max(0, -int(-spec.timeout * 1000 // 1)),
+            timeout_ms=None if spec.timeout is None else -int(-spec.timeout * 1000 // 1),
             subscribe=m.SubscribeSpec(self._reader.id, 0, self._reader.window),
             live=live,
         )

@@ -66,10 +66,18 @@ class Case(msgspec.Struct, frozen=True):
     shells: tuple[str, ...] = SH
     #: Programs without which the case cannot be run.
     needs: tuple[str, ...] = ()
+    #: Why it fails today, in the shells it names; it says what should be, and the run fails once it passes.
+    known_bug: str = ""
 
 
-def case(name: str, *steps: Step | Closed | Late, on: tuple[str, ...] = SH, needs: tuple[str, ...] = ()) -> Case:
-    return Case(name, steps, on, needs)
+def case(
+    name: str,
+    *steps: Step | Closed | Late,
+    on: tuple[str, ...] = SH,
+    needs: tuple[str, ...] = (),
+    known_bug: str = "",
+) -> Case:
+    return Case(name, steps, on, needs, known_bug)
 
 
 def like(pattern: str) -> re.Pattern[bytes]:
@@ -93,7 +101,11 @@ def ends(text: str) -> re.Pattern[bytes]:
     return re.compile(rb"[^\n]*" + re.escape(text.encode()) + rb"\n")
 
 
+#: The one trap of ours that a listing of traps shows.
+OUR_TRAP = r"trap -- '[^\n]*' (?:SIGRTMAX-7|RTMAX-7|57|USR2)\n"
 ANY = like(".*")
+#: With `set -m` bash may tell of a job that was killed a command or more later; without, as soon as it has reaped it.
+NOTICE = like(r"(?:[^\n]*(?:Killed|Terminated)[^\n]*\n)*")
 SOMETHING = like(".+\n")
 ALIVE = Step("echo alive", b"alive\n")
 EVERY_BYTE = bytes(range(256))

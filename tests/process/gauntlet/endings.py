@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, SH, Case, Step, case, like
+from gauntlet.case import ALIVE, ALL, ANY, BASH, NOTICE, SH, Case, Step, case, like
 
 ENDINGS: tuple[Case, ...] = (
     case(
@@ -76,7 +76,7 @@ ENDINGS: tuple[Case, ...] = (
     case(
         "an interrupt of wait leaves the job",
         Step(
-            "sleep 1000 & echo $! >pids; p=$!; echo before; wait; echo after",
+            "mkfifo f; { echo >f; exec sleep 1000; } & echo $! >pids; p=$!; read x <f; echo before; wait; echo after",
             b"before\n",
             ANY,
             130,
@@ -95,7 +95,7 @@ ENDINGS: tuple[Case, ...] = (
         "an interrupt with set -m",
         Step("set -m"),
         Step("echo before; sleep 1000; echo after", b"before\n", ANY, 130, interrupt_at=b"before\n"),
-        ALIVE,
+        Step("echo alive", b"alive\n", NOTICE),
         on=BASH,
     ),
     case(
@@ -153,14 +153,24 @@ ENDINGS: tuple[Case, ...] = (
         "an interrupt leaves a job of set -m",
         Step("set -m; sleep 1000 & p=$!; echo $! >pids"),
         Step("echo before; sleep 1000", b"before\n", ANY, 130, interrupt_at=b"before\n"),
-        Step("kill -0 $p && echo runs", b"runs\n"),
+        Step("kill -0 $p && echo runs", b"runs\n", NOTICE),
         on=BASH,
     ),
     case(
         "an interrupt with set -e",
         Step("set -e; x=1"),
-        Step("echo before; sleep 1000; echo after", b"before\n", ANY, 130, interrupt_at=b"before\n"),
+        Step(
+            "echo before; sleep 1000; echo after",
+            b"before\n",
+            ANY,
+            130,
+            interrupt_at=b"before\n",
+            restored=("", "state"),
+        ),
         Step("echo $x; set +e", b"1\n"),
+        Step("false", code=1),
+        ALIVE,
         on=BASH,
+        known_bug="the state that is saved has the DEBUG trap in it that stops commands: none runs any more",
     ),
 )
