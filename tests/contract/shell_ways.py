@@ -37,7 +37,7 @@ async def shell_box(way: str, server: RunningServer) -> AsyncIterator[Sandbox]:
 
 async def until_queued(shell: Shell, count: int) -> ShellStatus:
     """Ask until so many commands wait behind the one that runs: no event tells."""
-    while (status := await shell.describe()).queued != count:
+    while (status := await shell.describe()).queued != count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     return status
 

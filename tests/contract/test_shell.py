@@ -1,4 +1,4 @@
-"""A live shell over every way: what its commands print and leave behind, byte by byte, and in which order they run."""
+"""A live shell over every way: what its commands print and leave behind, byte by byte, and in which order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ async def sh(box: Sandbox) -> Shell:
 async def test_a_command_has_its_own_streams_and_exit_code_and_the_state_of_those_before(
     sh: Shell, tmp_path: Path
 ) -> None:
-    first = await sh.run(f"printf out; printf err >&2; word=kept; f() {{ echo \"$word $1\"; }}; cd {tmp_path}; (exit 3)")
+    first = await sh.run(
+        f'printf out; printf err >&2; word=kept; f() {{ echo "$word $1"; }}; cd {tmp_path}; (exit 3)'
+    )
     assert (first.stdout, first.stderr, first.exit_code, first.success) == ("out", "err", 3, False)
     assert (first.cwd, sh.cwd, sh.state) == (str(tmp_path), str(tmp_path), "idle")
     assert (first.timed_out, first.truncated, first.shell_restarted, first.state) == (False, False, False, "idle")
@@ -285,7 +287,7 @@ async def test_what_comes_late_can_be_read_on_from_where_one_was(sh: Shell, tmp_
 async def test_a_process_begins_with_the_state_of_the_shell(box: Sandbox, sh: Shell, tmp_path: Path) -> None:
     await sh.run(
         f"plain='not exported'; export SHOWN=1; list=(a 'b c'); shopt -s extglob; cd {tmp_path}; umask 027\n"
-        "f() { echo \"$plain $SHOWN ${list[1]} $1 $PWD $(umask)\"; cat; plain=changed; echo err >&2; return 7; }"
+        'f() { echo "$plain $SHOWN ${list[1]} $1 $PWD $(umask)"; cat; plain=changed; echo err >&2; return 7; }'
     )
     process = await sh.start("f argument; exit $?", id="started")
     assert (await process.wait()).exit_code == 7

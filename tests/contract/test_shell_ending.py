@@ -1,4 +1,4 @@
-"""How commands, shells and what they started end, over every way: nothing hangs, nothing is left, and it is told why."""
+"""How commands, shells and what they started end, over every way: nothing hangs, nothing is left, it says why."""
 
 from __future__ import annotations
 
@@ -165,8 +165,9 @@ async def test_a_closed_shell_leaves_nothing_behind(sh: Shell) -> None:
         "coproc sleep 1000; echo $!\n"
     )
     # The one behind the double fork may print after the command has ended.
-    while len(children := [int(pid) for pid in (result.stdout_bytes + (await sh.snapshot()).stdout).split()]) < 5:
+    while len(printed := (result.stdout_bytes + (await sh.snapshot()).stdout).split()) < 5:  # noqa: ASYNC110
         await asyncio.sleep(0)
+    children = [int(pid) for pid in printed]
     assert [pid for pid in children if not is_alive(pid)] == []
     await sh.close(grace=0.5)
     assert [pid for pid in [sh.pid, *children] if is_alive(pid)] == []

@@ -73,7 +73,7 @@ class Gate:
         self._open.clear()
         assert self._channel is not None
         self._channel.close()
-        while self.connection.connected:
+        while self.connection.connected:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     def open(self) -> None:
@@ -158,7 +158,7 @@ async def test_a_command_goes_on_while_nobody_is_connected(
     remote_way: str, shell_server: RunningServer, tmp_path: Path
 ) -> None:
     async with gated(remote_way, shell_server) as (box, gate):
-        with fifo(str(tmp_path), "go") as (go, _), fifo(str(tmp_path), "done") as (done, done_fd):
+        with fifo(str(tmp_path), "go") as (go, _), fifo(str(tmp_path), "done") as (done, _):
             sh = await box.shell()
             running = Running(sh, f"echo before; read x < {go}; echo meanwhile; echo x > {done}; (exit 3)")
             await running.until(b"before\n")
@@ -217,7 +217,8 @@ async def test_results_that_nobody_heard_are_told_when_asked_again(
             await talk.ask("shell/run", shellId="by-hand", commandId=id, command=command)
         session = talk.session_id
         # Not a word of the replies is read, and they are all on their way when the connection goes.
-        while len((tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []) < count:
+        log = tmp_path / "log"
+        while not log.exists() or len(log.read_text().split()) < count:  # noqa: ASYNC110
             await asyncio.sleep(0)
     async with returned(shell_server, session) as talk:
         for id, command in commands.items():

@@ -1,7 +1,7 @@
 """What we say to a live shell, and how we read its answers: text in, text out, by the shell's family; pure.
 
-The shell reads its own program from descriptor 0, a socket, one line a command: `\\. DIR/keep`. That file sources
-the user's command from another file, with an empty stdin, and answers on the socket:
+The shell reads its own program from descriptor 0, a socket. For each command it is told to source the user's
+command from a file, with an empty stdin, and to answer on the socket:
 
     <traps> NUL status:flags:pid:last NUL PWD NUL OLDPWD NUL 1
 
@@ -121,6 +121,9 @@ class Dialect:
     #: Sources a file; with variables before it that are the file's alone, and exported.
     source: ClassVar[str] = "\\command ."
     source_with_env: ClassVar[str] = "\\command ."
+    #: Whether it gets our lines as they are. Bash reads them byte by byte, and gets the name of a file with them,
+    #: which it reads as a whole; others might read on in a file that we write again.
+    takes_lines: ClassVar[bool] = True
     #: Keeps what our own lines would print on stderr from being seen; to close it costs the least.
     hushed: ClassVar[str] = "2>&-"
     #: Said before a command, to tell that it runs.
@@ -204,7 +207,7 @@ class Dialect:
         if step.cwd is not None:
             path = step.cwd if step.cwd.startswith("/") else f"./{step.cwd}"
             source = f"if {self.builtin} cd {quote(path)}; then {source}; else {self.builtin} false; fi"
-        # In one line, read before it is run: a child that comes back (`leave_subshell`) has no file to read on in.
+        # In one line, read before it is run: a child that comes back (`leave_subshell`) has nothing to read on in.
         lines.append(f"{source}; {self.answer()}")
         return "\n".join([*self.set_env(step), *lines, *self.unset_env(step), ""])
 
@@ -288,6 +291,7 @@ class Bash(Dialect):
 
     builtin = "\\builtin"
     source = "\\builtin ."
+    takes_lines = False
     begin = ()
     leave_subshell = ""
     flags = "${_holdfast_flags_-$-}"

@@ -66,7 +66,6 @@ class ShellProgram:
         self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
         self._stat = -1
         self._faults = 0
-        self._step = 0
         files.prepare(dialect)
         #: The pair of pipes that it prints on, and whether somebody may still hold those with the other names.
         self._pipes = 0
@@ -169,19 +168,25 @@ class ShellProgram:
         if saves_state:
             files.forget("state")
             files.prepare(dialect)
-        name = "keep"
-        if step == files.plain:
-            files.restore_plain()
-        else:
-            # Not the file of the step before: some shells read on in that one after they have answered.
-            self._step = 1 - self._step
-            name = f"step{self._step}"
+        if step != files.plain:
             files.write("status", b"\\return %d\n" % step.status)
-            files.write(name, encode(dialect.step(step)))
+        line = self._line(step)
         self._give_streams(command, step.pipes)
         self._armed = saves_state
         self.exports_saved = False
-        self.say(f"\\. {files.quoted}/{name}\n")
+        self.say(line)
+
+    def _line(self, step: Step) -> str:
+        """What to say to have a step done."""
+        if self.dialect.takes_lines:
+            return self.dialect.step(step)
+        name = "keep"
+        if step == self._files.plain:
+            self._files.restore_plain()
+        else:
+            name = "step"
+            self._files.write(name, encode(self.dialect.step(step)))
+        return f"\\. {self._files.quoted}/{name}\n"
 
     def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
         """Take the answer to a command; returns its exit code, which is `stopped_as` if we ended it."""
