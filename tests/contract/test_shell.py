@@ -22,7 +22,7 @@ from holdfast.errors import (
     LimitReached,
     UnknownShell,
 )
-from holdfast.model import CommandEnded, CommandEvent, CommandSpec, OutputGap
+from holdfast.model import CommandEnded, CommandEvent, CommandSpec, OutputGap, ShellState
 from holdfast.testing.servers import RunningServer, is_alive, running_server
 
 
@@ -84,7 +84,7 @@ async def test_megabytes_on_both_streams_at_once(sh: Shell, tmp_path: Path) -> N
 
 async def test_a_slow_reader_loses_nothing_and_the_command_waits_for_it(sh: Shell) -> None:
     """Far more than is kept, or fits on the way: the command cannot end before its reader has gone on."""
-    states = []
+    states: list[ShellState] = []
 
     async def slowly(event: OutputChunk | OutputGap) -> None:
         if not states:

@@ -517,7 +517,7 @@ def test_the_detach_key_leaves_the_shell_and_attach_comes_back(command: Holdfast
     assert process.wait(PATIENCE_SECONDS) == 0
     assert termios.tcgetattr(slave) == before, "the terminal was put back"
     process = command.start("attach", "it", **on_screen)
-    read_until(master, b"leaves it running")
+    read_until(master, b"hello:/usr\r\nprompt> ")
     os.write(master, b"echo got:$x; exit 7\r")
     read_until(master, b"got:kept\r\n")
     assert process.wait(PATIENCE_SECONDS) == 7

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,16 +29,19 @@ JOIN_AFTER_SECONDS: Final = 0.25
 class Cgroup:
     """The cgroup of one process. It exists from the first `join`."""
 
-    __slots__ = ("_path",)
+    __slots__ = ("_path", "joined_at")
 
     def __init__(self, path: str) -> None:
         self._path = path
+        #: By the monotonic clock: what its process forked later is inside.
+        self.joined_at: float | None = None
 
     def join(self, pid: int) -> None:
         """Move a process in; its later children are born inside. Blocks: call it on the thread."""
         try:
             os.mkdir(self._path)
             _write(f"{self._path}/cgroup.procs", b"%d" % pid)
+            self.joined_at = time.monotonic()
         except OSError:
             self.remove()  # the process is gone, or not ours to move: the tree finds it all the same
 

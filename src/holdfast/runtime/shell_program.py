@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ from holdfast.errors import SandboxError
 from holdfast.model import CommandSpec
 from holdfast.runtime.foreground import command_line, copies, open_stat, reaped_faults, waits_for
 from holdfast.runtime.process import ManagedProcess
-from holdfast.runtime.recorded import Recorded
+from holdfast.runtime.recorded import Output, Recorded
 from holdfast.runtime.shell_dialect import WHOLE, Answer, Dialect, Step, Suspended, is_whole, parse_answer
 from holdfast.runtime.shell_files import ShellFiles
 
@@ -66,10 +67,11 @@ class ShellProgram:
         self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
         self._stat = -1
         self._faults = 0
+        self._began = 0.0
         files.prepare(dialect)
-        #: The pair of pipes that it prints on, and whether somebody may still hold those with the other names.
+        #: The pair of pipes that it prints on, and our ends of them; and of the pair before.
         self._pipes = 0
-        self._held = [False, False]
+        self._outputs_before: list[Output] = []
         self._outputs = [record.watch(kind, fd) for kind, fd in files.open_pipes(0, fresh=True).items()]
         self._control, self._theirs = socket.socketpair()
         self._control.setblocking(False)
@@ -227,7 +229,13 @@ class ShellProgram:
     def _has_had_children(self) -> bool:
         """Whether anybody but the shell may hold its pipes: it has waited for a child, or left one behind."""
         before, self._faults = self._faults, reaped_faults(self._stat)
-        return self._has_job or self._faults != before or self._faults < 0
+        began, self._began = self._began, time.monotonic()
+        if not self._has_job and self._faults == before and self._faults >= 0:
+            return False
+        # A child of its child may be anywhere, but not outside of its cgroup.
+        cgroup = self.process.tree.cgroup
+        inside = cgroup is not None and cgroup.joined_at is not None and cgroup.joined_at < began
+        return not inside or cgroup is None or cgroup.pids() != [self.pid]
 
     def _has_names(self) -> bool:
         """Whether the pipes that it prints on are still where they were made."""
@@ -245,9 +253,11 @@ class ShellProgram:
                 if output.fd >= 0:
                     command.adopt(output)
         else:
-            opened = self._files.open_pipes(pipes, fresh=self._held[pipes])
+            # The names go to new pipes if somebody still holds those that had them.
+            held = any(output.fd >= 0 for output in self._outputs_before)
+            opened = self._files.open_pipes(pipes, fresh=held)
+            self._outputs_before = self._outputs
             self._outputs = [command.watch(kind, fd) for kind, fd in opened.items()]
-            self._held[self._pipes] = True
             self._pipes = pipes
 
     def _take(self, answer: Answer) -> None:

@@ -104,7 +104,7 @@ def ends(text: str) -> re.Pattern[bytes]:
 #: The one trap of ours that a listing of traps shows.
 OUR_TRAP = r"trap -- '[^\n]*' (?:SIGRTMAX-7|RTMAX-7|57|USR2)\n"
 ANY = like(".*")
-#: With `set -m` bash may tell of a job that was killed a command or more later; without, as soon as it has reaped it.
+#: Bash may tell of a job that was killed some commands later (`set -m`), or as soon as it has reaped it.
 NOTICE = like(r"(?:[^\n]*(?:Killed|Terminated)[^\n]*\n)*")
 SOMETHING = like(".+\n")
 ALIVE = Step("echo alive", b"alive\n")

@@ -114,18 +114,21 @@ NAMES: tuple[Case, ...] = (
     *(
         case(
             f"known limit: a function named {name}",
-            # Our own lines need it, so that only another shell can answer: after this command or the next.
+            # Our own lines need it, so that only another shell can answer. One that has a timeout, as one that may
+            # end the shell, is preceded by a note of what is exported.
             Step("export x=5"),
-            Step(f"{name}() {{ :; }}", code=0 if name == "." else 125, restored="" if name == "." else "exports"),
-            Step("echo hi", b"" if name == "." else b"hi\n", code=125 if name == "." else 0, restored=restored),
+            Step(f"{name}() {{ :; }}", code=125, timeout=60, restored="exports"),
             Step("echo $x", b"5\n"),
             on=shells,
         )
-        for name, shells, restored in (
-            ("builtin", BASH, ""),
-            (".", BASH, "exports"),
-            ("command", POSIX, ""),
-        )
+        for name, shells in (("builtin", BASH), ("command", POSIX))
+    ),
+    case(
+        "known limit: a function named .",
+        Step("export x=5; .() { echo fake; }"),
+        Step("echo no", b"fake\n", code=125, restored="exports"),
+        ALIVE,
+        on=BASH,
     ),
     case(
         "aliases with the names of builtins",
@@ -155,6 +158,7 @@ NAMES: tuple[Case, ...] = (
             like("[^\n]+: syntax error near unexpected token `then'\n.*"),
             125,
             cwd="/",
+            timeout=60,
             restored="exports",
         ),
         Step("echo $x; pwd", b"5\n@DIR@\n", at="@DIR@"),
@@ -189,16 +193,24 @@ NAMES: tuple[Case, ...] = (
     ),
     case(
         "builtins switched off",
-        Step("x=1; enable -n read eval source cd pwd test [ kill wait"),
+        Step("x=1; enable -n read eval source cd pwd test trap kill wait"),
         Step("(exit 3)", code=3),
         Step("echo next $x", b"next 1\n", at="@DIR@"),
         on=BASH,
     ),
     case(
+        "the builtin [ switched off",
+        Step("enable -n ["),
+        Step("/bin/true"),
+        Step("echo next", b"next\n"),
+        on=BASH,
+        known_bug="it is how the shell looks whether to move to new pipes: what is printed goes to the old ones",
+    ),
+    case(
         "known limit: printf switched off",
         # The shell answers by it, so that only another shell can.
         Step("export x=5"),
-        Step("enable -n printf", code=125, restored="exports"),
+        Step("enable -n printf", code=125, timeout=60, restored="exports"),
         Step("echo $x; printf '%s\\n' $x", b"5\n5\n", cwd="/", env={"y": "1"}, at="@DIR@"),
         on=BASH,
     ),
