@@ -204,6 +204,8 @@ class ServerStatus(Struct, frozen=True):
     sessions: int
     spool: str
     spool_bytes: int
+    #: Live shells that are open.
+    shells: int = 0
     listening: tuple[str, ...] = ()
     #: How processes are marked and killed here: `cgroup`, `mark`, `tree`.
     containment: tuple[str, ...] = ()

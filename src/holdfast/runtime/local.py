@@ -214,6 +214,7 @@ class LocalExec:
                 on_exit=self._process_exited if on_exit is None else exited,
                 on_close=self._process_closed,
                 on_growth=self._spool_grew,
+                internal=on_exit is not None,
             )
         except OSError as error:
             # No descriptor to watch it by. It has just begun, and nobody knows of it.
@@ -315,7 +316,7 @@ class LocalExec:
         return self.process(process_id).info()
 
     async def list(self) -> tuple[ProcessInfo, ...]:
-        return tuple(process.info() for process in self._processes.values())
+        return tuple(process.info() for process in self._processes.values() if not process.internal)
 
     async def forget(self, process_id: str) -> None:
         process = self.process(process_id)
@@ -352,7 +353,8 @@ class LocalExec:
         return await self.shells.shell(shell_id).interrupt(interrupt_id)
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
-        await self.shells.shell(shell_id).close(keep=keep, grace=grace)
+        shell = await self.shells.opened(shell_id)
+        await shell.close(keep=keep, grace=grace)
         self._reap_orphans()
 
     async def describe_shell(self, shell_id: str) -> ShellStatus:
@@ -400,13 +402,15 @@ class LocalExec:
         )
 
     async def status(self) -> ServerStatus:
-        running = sum(process.running for process in self._processes.values())
+        processes = [process for process in self._processes.values() if not process.internal]
+        running = sum(process.running for process in processes)
         return ServerStatus(
             version=__version__,
             pid=os.getpid(),
             uptime=time.monotonic() - self._started_at,
             processes_running=running,
-            processes_kept=len(self._processes) - running,
+            processes_kept=len(processes) - running,
+            shells=sum(shell.state != "closed" for shell in self.shells.all()),
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,

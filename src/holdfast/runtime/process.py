@@ -49,6 +49,7 @@ class ManagedProcess(Recorded):
         "_terminal",
         "cwd",
         "input",
+        "internal",
         "pid",
         "size",
         "spec",
@@ -69,6 +70,7 @@ class ManagedProcess(Recorded):
         on_exit: Callable[[ManagedProcess], None],
         on_close: Callable[[ManagedProcess], None],
         on_growth: Callable[[], None],
+        internal: bool = False,
     ) -> None:
         super().__init__(
             spec.process_id,
@@ -80,6 +82,8 @@ class ManagedProcess(Recorded):
             on_growth=on_growth,
         )
         self.spec = spec
+        #: The program of a shell, which is listed as a shell.
+        self.internal = internal
         self.cwd = cwd
         self.tree = tree
         self.pid = tree.leader

@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, Literal
 
-from holdfast.errors import HoldfastError, LimitReached, SandboxError, ShellClosed, UnknownProcess
+from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClosed, UnknownProcess
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus, ProcessSpec, ShellSpec, ShellState, ShellStatus
-from holdfast.runtime.foreground import foreground, is_stopped
+from holdfast.runtime.foreground import foreground, is_stopped, ticks_since_boot
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import Entry, TableReader
 from holdfast.runtime.process_tree import end_all
@@ -63,7 +63,7 @@ IDLE_SECONDS: Final = 0.02
 #: Replaced programs whose background jobs end with the shell.
 KEPT_FORMER: Final = 64
 #: A program that was executed in place of the shell may be gone before we look.
-_EXEC: Final = re.compile(r"\bexec\s+[^\s<>&|;]")
+_EXEC: Final = re.compile(r"(?:^|[;&|\n])\s*exec\s+[^\s<>&|;\d]")
 TIMED_OUT: Final = 124
 INTERRUPTED: Final = 130
 #: The shell did not say how the command ended.
@@ -200,7 +200,9 @@ class LiveShell:
                 program.ready(await ready)
         except builtins.TimeoutError:
             await self._end_process(process, 0.0)
-            raise SandboxError(f"{self.path}: took no command within {START_SECONDS:g} s after its start") from None
+            raise NotExecutable(
+                f"{self.path}: took no command within {START_SECONDS:g} s: is it a shell?"
+            ) from None
         except BaseException:
             await asyncio.shield(self._end_process(process, 0.0))
             raise
@@ -256,6 +258,7 @@ class LiveShell:
         self._on_forget(command)
 
     def _begin(self, command: ShellCommand) -> None:
+        command.began_ticks = ticks_since_boot()
         try:
             self._program.begin(command, command.spec)
         except HoldfastError as error:
@@ -409,7 +412,7 @@ class LiveShell:
         if self._ready is not None:
             if not self._ready.done():
                 text = f"{self.path} ended with exit code {status.exit_code} before it took a command"
-                self._ready.set_exception(SandboxError(text))
+                self._ready.set_exception(NotExecutable(text))
             return
         command = self._current
         if command is not None and self._closing is None:
@@ -424,7 +427,8 @@ class LiveShell:
     def _why(self, status: ExitStatus) -> str:
         if self._closing is not None:
             return "closed"
-        if self._program.replaced or (self._current is not None and _EXEC.search(self._current.spec.command)):
+        told = self._current is not None and _EXEC.search(self._current.spec.command) is not None
+        if self._program.replaced or (told and status.exit_code not in (126, 127)):
             return f"replaced by another program (exec), which ended with exit code {status.exit_code}"
         if status.signal is not None:
             return f"killed by {status.signal}"
@@ -494,7 +498,8 @@ class LiveShell:
     async def close(self, *, keep: bool, grace: float) -> None:
         """End the shell and, unless they are to be kept, all that it started. One that is closed may still have
         jobs."""
-        if self._closing is None:
+        kept = self._closing is not None and self._closing.done() and not keep
+        if self._closing is None or kept:
             self._closing = self._loop.create_task(self._close(keep, grace))
         await asyncio.shield(self._closing)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus
-from holdfast.runtime.foreground import ticks_since_boot
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.recorded import Recorded
@@ -62,7 +61,7 @@ class ShellCommand(Recorded):
         self.error: HoldfastError | None = None
         #: By the loop's clock, once the shell was told.
         self.began: float | None = None
-        #: By the kernel's clock of process starts.
+        #: By the kernel's clock of process starts, from before the shell is told.
         self.began_ticks = 0
         #: The work of ending it, once somebody wants that.
         self.stop: asyncio.Task[None] | None = None
@@ -73,7 +72,6 @@ class ShellCommand(Recorded):
 
     def begin(self, on_timeout: Callable[[ShellCommand], None]) -> None:
         self.began = self._loop.time()
-        self.began_ticks = ticks_since_boot()
         if self.spec.timeout is not None:
             self._timer = self._loop.call_later(self.spec.timeout, on_timeout, self)
 

@@ -27,6 +27,8 @@ _NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR", "RETURN")
 _TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|Z?ERR|RETURN)$", re.DOTALL | re.MULTILINE)
 #: A command of this kind may end the shell by an option (`set -e`, `set -u`) or by an expansion (`${x:?}`).
 _MAY_ABORT: Final = re.compile(r"\bset\b|\bshopt\b|\?|\beval\b|\bsource\b|(?:^|[\s;&|])\.\s")
+#: Tracing and traps, or what may bring them from elsewhere.
+_SHOWS_LINES: Final = re.compile(r"\bset\b[^;\n]*\s[-+]\w*[xv]|\bset\b[^;\n]*(?:trace|verbose)|\btrap\b|DEBUG")
 #: The last argument is wanted: `$_` or `${_...}`, and not `$_name`.
 _WANTS_LAST: Final = re.compile(r"\$_(?![A-Za-z0-9_])|\$\{_(?![A-Za-z0-9_])")
 
@@ -103,7 +105,7 @@ def parse_answer(received: bytes) -> Answer:
     *before, first, cwd, old_cwd, _ = received.split(b"\0")
     status, flags, job, known, last = _text(first).split(":", 4)
     traps = {name.decode(): _text(action) for action, name in _TRAP.findall(b"\0".join(before))}
-    return Answer(int(status), flags, job, last if known else None, _text(cwd), _text(old_cwd), traps)
+    return Answer(int(known or status), flags, job, last if known else None, _text(cwd), _text(old_cwd), traps)
 
 
 def _text(data: bytes) -> str:
@@ -138,6 +140,8 @@ class Dialect:
     passes_env: ClassVar[bool] = True
     #: An error in a subshell comes back to `command` in the child too. It must not go on as if it were the shell.
     leave_subshell: ClassVar[str] = '[ /proc/self -ef "/proc/$$" ] || exit "${_holdfast_%%:*}";'
+    #: What is kept of a command beside its status.
+    last: ClassVar[str] = ""
     #: The options at the end of a command.
     flags: ClassVar[str] = "$-"
     #: Whether a variable that cannot be set would end the shell.
@@ -180,7 +184,7 @@ class Dialect:
         return f"{self.builtin} trap;"
 
     def step(self, step: Step) -> str:
-        """The file that the shell sources for one command."""
+        """The lines for one command."""
         lines = list(self.begin)
         if step.pipes is not None:
             for number, letter in ((1, "o"), (2, "e")):
@@ -223,7 +227,9 @@ class Dialect:
         if not text.endswith("\n"):
             text += "\n"
         if not resumed:
-            return text
+            # Returns 0 itself: with `set -e`, another status of the file would end the shell, though the command's
+            # last word may have failed without harm (`[ -f x ] && echo y`).
+            return f"{text}_holdfast_=$?:{self.last};\\return 0\n" if _can_end_with_more(text) else text
         # DEBUG comes last: it runs before every command from there on.
         words = [f"{self.builtin} trap -- {action} {name}" for name, action in reversed(resumed.traps)]
         if resumed.flags:
@@ -233,6 +239,10 @@ class Dialect:
         # `set -v` shows lines as they are read: what shall be shown must be on the next one.
         separator = "\n" if "v" in resumed.flags else "; "
         return f"{{ {'; '.join(words)}; }} >/dev/null 2>&1{separator}{text}"
+
+    def at_exit(self, directory: str) -> str:
+        """A file that saves the state, unless the shell was told to exit; empty for a shell that cannot."""
+        return ""
 
     def arm(self, directory: str) -> list[str]:
         """Lines after which the shell saves its state if it is ended by an option, and not by `exit`."""
@@ -294,6 +304,7 @@ class Bash(Dialect):
     takes_lines = False
     begin = ()
     leave_subshell = ""
+    last = "$_"
     flags = "${_holdfast_flags_-$-}"
     dies_of_readonly = False
     saves_state = True
@@ -320,12 +331,6 @@ class Bash(Dialect):
         # Off at once: a DEBUG trap would go on talking here.
         return "\\builtin trap -p EXIT DEBUG ERR RETURN;\\builtin trap - DEBUG ERR RETURN;"
 
-    def command(self, text: str, resumed: Suspended, step: Step) -> str:
-        text = super().command(text, resumed, step)
-        if not resumed and _can_end_with_more(text):
-            text += '_holdfast_=$?:$_;\\builtin return "${_holdfast_%%:*}"\n'
-        return text
-
     def after_stop(self, flags: str) -> list[str]:
         had = "".join(flag for flag in "eET" if flag in flags)
         words = ["\\builtin trap - DEBUG", "\\builtin set +ET", "\\builtin shopt -u extdebug"]
@@ -348,7 +353,6 @@ class Bash(Dialect):
         return [*trap, f"[[ -z ${{_holdfast_armed_-}} ]] || {{ {undo};}}"]
 
     def at_exit(self, directory: str) -> str:
-        """Saves the state, unless the shell was told to exit."""
         return (
             "if [[ -z ${_holdfast_exit_-} ]]; then {\n"
             f"{self.dump()}\n"
@@ -420,17 +424,14 @@ class Zsh(Dialect):
 
 
 def _can_end_with_more(text: str) -> bool:
-    """Whether a line after the command is a line of its own, whatever the command: then `$_` can be kept.
+    """Whether a line after the command is one of its own, whatever the command: it keeps its status and `$_`.
 
     An open here-document would swallow it, a trailing operator or backslash would join it, and what traces or traps
     commands would show it.
     """
     end = text.rstrip()
-    return (
-        "<<" not in text
-        and not end.endswith(("\\", "&&", "||", "|", "|&", "!"))
-        and re.search(r"\b(?:set|trap|exec|return|exit)\b", text) is None
-    )
+    unfinished = ("\\", "&&", "||", "|", "|&", "!")
+    return "<<" not in text and not end.endswith(unfinished) and _SHOWS_LINES.search(text) is None
 
 
 def dialect_for(path: str) -> Dialect:

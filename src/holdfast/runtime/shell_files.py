@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.environment import Account
-from holdfast.runtime.shell_dialect import Bash, Dialect, Step, quote
+from holdfast.runtime.shell_dialect import Dialect, Step, quote
 
 _READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z0-9_/.,:+@-]+")
@@ -41,8 +41,8 @@ class ShellFiles:
         self._plain_text = dialect.step(self.plain).encode()
         self.write("keep", self._plain_text)
         self.write("status", b"return 0\n")
-        if isinstance(dialect, Bash):
-            self.write("at_exit", dialect.at_exit(self.quoted).encode())
+        if at_exit := dialect.at_exit(self.quoted):
+            self.write("at_exit", at_exit.encode())
 
     def write(self, name: str, content: bytes) -> None:
         """Give a file this content, unless it has it."""

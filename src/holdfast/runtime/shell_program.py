@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import SandboxError
+from holdfast.errors import PermissionRefused
 from holdfast.model import CommandSpec
 from holdfast.runtime.foreground import command_line, copies, open_stat, reaped_faults, waits_for
 from holdfast.runtime.process import ManagedProcess
@@ -104,9 +104,7 @@ class ShellProgram:
     def ready(self, answer: Answer) -> None:
         """The answer to the first lines."""
         if answer.status != 0:
-            raise SandboxError(
-                f"the shell cannot use its directory {self._files.path}: it may not be let through to it"
-            )
+            raise PermissionRefused(f"{self._files.path}: the shell's user is not let through to its files there")
         self._command_line = command_line(self.pid)
         self._stat = open_stat(self.pid)
         self._faults = reaped_faults(self._stat)
@@ -157,7 +155,7 @@ class ShellProgram:
             stdin="/dev/null" if spec.input is None else f"{files.quoted}/input",
             # With `set -e`, to bring a status back would end the shell.
             status=0 if "e" in answer.flags else answer.status,
-            last=answer.last if dialect.wants_last(spec.command) else None,
+            last=answer.last or "" if dialect.wants_last(spec.command) else None,
             pipes=pipes,
             looks_first=pipes is None or self._has_names(),
             copies=() if pipes is None else self._copies(),

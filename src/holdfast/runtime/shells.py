@@ -121,6 +121,12 @@ class Shells:
                 path = find_program("sh", {"PATH": os.defpath}, cwd)
         return path, os.path.realpath(path)
 
+    async def opened(self, shell_id: str) -> LiveShell:
+        """The same as `shell`, after a start that is under way."""
+        if (attempt := self._opening.get(shell_id)) is not None:
+            await asyncio.wait((attempt,))
+        return self.shell(shell_id)
+
     def shell(self, shell_id: str) -> LiveShell:
         try:
             return self._shells[shell_id]

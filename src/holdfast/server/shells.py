@@ -39,6 +39,8 @@ class _Run(Later):
         self._cancelled = False
         #: Keeps the command from dropping what was not sent.
         self._reader = Reader(command, 0, self._grew)
+        if params.subscribe is None:
+            command.stop_blocking()  # nobody takes anything before the end
         if params.live or (params.subscribe is not None and params.subscribe.after_seq):
             self._push()
         else:

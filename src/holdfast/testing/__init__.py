@@ -1,21 +1,25 @@
 """Fakes for tests of code that uses holdfast: channels in memory that can be cut, a clock moved by hand,
-processes that are coroutines."""
+processes and shells whose commands are coroutines."""
 
 from __future__ import annotations
 
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.fake_exec import FakeExec
 from holdfast.testing.fake_process import FakeProcess, cat, hangs, prints
+from holdfast.testing.fake_shell import FakeCommand, FakeShell, answers
 from holdfast.testing.memory import MemoryChannel, MemoryWire, memory_pair
 from holdfast.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [
     "FakeClock",
+    "FakeCommand",
     "FakeExec",
     "FakeProcess",
+    "FakeShell",
     "MemoryChannel",
     "MemoryWire",
     "VirtualTimeLoop",
+    "answers",
     "cat",
     "hangs",
     "memory_pair",

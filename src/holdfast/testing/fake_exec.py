@@ -1,4 +1,4 @@
-"""An `ExecApi` in memory whose programs are Python coroutines.
+"""An `ExecApi` in memory whose programs, and whose shells' commands, are Python coroutines.
 
 For tests of code that uses a sandbox: no process is started, nothing of the operating system is touched, and the
 same test does the same every time. Programs are found by the first word of the command, as in a tiny PATH.
@@ -10,6 +10,26 @@ same test does the same every time. Programs are found by the first word of the 
         return 0
 
     box = Sandbox(FakeExec({"greet": greet, "true": prints(), "forever": hangs()}))
+
+A shell runs what is given for a command's whole text, else the program that its first word names, else
+`default_command`, which does not find it. Its directory and variables are what commands make of them; nothing is
+parsed.
+
+    async def build(command: FakeCommand) -> int:
+        command.stdout(f"building in {command.cwd}\\n")
+        await command.sleep(600)
+        command.variables["built"] = "yes"
+        return 0
+
+    fake = FakeExec({"true": prints()}, shell_commands={
+        "make": build,
+        "cd /src": answers(cwd="/src"),
+        "git status": answers("clean\\n"),
+        "exit 3": answers(exit_code=3, exits=True),
+    })
+
+On a `VirtualTimeLoop` the ten minutes take none, and `shell.run("make", timeout=60)` ends after exactly sixty
+seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +37,9 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import itertools
 import os
+import secrets
 import signal as signals
 from collections.abc import Mapping
 from typing import Final
@@ -30,9 +52,11 @@ from holdfast.errors import (
     StdinClosed,
     TimeoutError,
     UnknownProcess,
+    UnknownShell,
     UnknownSignal,
 )
 from holdfast.model import (
+    CommandSpec,
     EnvironmentInfo,
     ExitStatus,
     OutputChunk,
@@ -42,11 +66,22 @@ from holdfast.model import (
     ReadResult,
     ServerStatus,
     ShellInfo,
+    ShellSpec,
+    ShellStatus,
     Snapshot,
     Stream,
     TerminalSize,
 )
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
+from holdfast.testing.fake_shell import (
+    FakeCommand,
+    FakeCommandStream,
+    FakeShell,
+    ShellProgram,
+    answers,
+    not_found,
+    words,
+)
 
 _ENDING_SIGNALS: Final = ("HUP", "INT", "QUIT", "KILL", "TERM")
 _EVERYTHING: Final = 1 << 62
@@ -55,8 +90,18 @@ _EVERYTHING: Final = 1 << 62
 class FakeExec:
     """Programs by name, behind the interface that every sandbox has. `retained_bytes` bounds each process's log."""
 
-    def __init__(self, programs: Mapping[str, Program] | None = None, *, retained_bytes: int = _EVERYTHING) -> None:
+    def __init__(
+        self,
+        programs: Mapping[str, Program] | None = None,
+        *,
+        shell_commands: Mapping[str, ShellProgram] | None = None,
+        default_command: ShellProgram = not_found,
+        retained_bytes: int = _EVERYTHING,
+    ) -> None:
         self.programs: dict[str, Program] = dict(programs or {})
+        #: By their whole text.
+        self.shell_commands: dict[str, ShellProgram] = dict(shell_commands or {})
+        self.default_command = default_command
         #: Every spec that was started, in order.
         self.started: list[ProcessSpec] = []
         #: Ports on which something accepts connections.
@@ -65,6 +110,8 @@ class FakeExec:
         self._retained_bytes = retained_bytes
         self._news = asyncio.Event()
         self._processes: dict[str, FakeProcess] = {}
+        self._shells: dict[str, FakeShell] = {}
+        self._pids = itertools.count(1000)
 
     def process(self, process_id: str) -> FakeProcess:
         """The inside of a process, for tests to look at."""
@@ -72,6 +119,20 @@ class FakeExec:
             return self._processes[process_id]
         except KeyError:
             raise UnknownProcess(f"no process {process_id!r}") from None
+
+    def shell(self, shell_id: str) -> FakeShell:
+        """The inside of a shell, for tests to look at."""
+        try:
+            return self._shells[shell_id]
+        except KeyError:
+            raise UnknownShell(f"no shell {shell_id!r}") from None
+
+    def _recorded(self, id: str) -> FakeProcess:
+        """What can be read under this id: a process, a command of a shell, or a shell's own output."""
+        if id in self._shells:
+            return self._shells[id].record
+        commands = (shell.find(id) for shell in self._shells.values())
+        return next((command for command in commands if command is not None), None) or self.process(id)
 
     async def wait_started(self, count: int = 1) -> FakeProcess:
         """Wait until so many processes were started; the last of them."""
@@ -83,17 +144,22 @@ class FakeExec:
     async def start(self, spec: ProcessSpec) -> ProcessInfo:
         if not spec.argv:
             raise InvalidParams("argv: empty")
-        known = self._processes.get(spec.process_id)
-        if known is not None:
-            if spec.start_id is None or spec.start_id != known.spec.start_id:
-                raise DuplicateProcess(f"process {spec.process_id!r} exists")
+        if (known := self._existing(spec.process_id, spec.start_id)) is not None:
             return self._info(known)
         program = self.programs.get(spec.argv[0])
         if program is None:
             raise CommandNotFound(f"command not found: {spec.argv[0]!r}")
-        process = FakeProcess(spec, 1000 + len(self.started), self._retained_bytes)
-        self.started.append(spec)
-        self._processes[spec.process_id] = process
+        return self._run(FakeProcess(spec, next(self._pids), self._retained_bytes), program)
+
+    def _existing(self, process_id: str, start_id: str | None) -> FakeProcess | None:
+        known = self._processes.get(process_id)
+        if known is not None and (start_id is None or start_id != known.spec.start_id):
+            raise DuplicateProcess(f"process {process_id!r} exists")
+        return known
+
+    def _run(self, process: FakeProcess, program: Program) -> ProcessInfo:
+        self.started.append(process.spec)
+        self._processes[process.spec.process_id] = process
         process.run(program)
         self._news.set()
         return self._info(process)
@@ -101,7 +167,7 @@ class FakeExec:
     async def read(
         self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
     ) -> ReadResult:
-        process = self.process(process_id)
+        process = self._recorded(process_id)
         if wait > 0:
             with contextlib.suppress(builtins.TimeoutError):
                 async with asyncio.timeout(wait):
@@ -127,7 +193,7 @@ class FakeExec:
         )
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> FakeEventStream:
-        return FakeEventStream(self.process(process_id), after_seq)
+        return FakeEventStream(self._recorded(process_id), after_seq)
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
         process = self.process(process_id)
@@ -182,7 +248,7 @@ class FakeExec:
         return process.status
 
     async def snapshot(self, process_id: str) -> Snapshot:
-        process = self.process(process_id)
+        process = self._recorded(process_id)
         gaps, events = process.after(0)
         kept: dict[Stream, bytes] = {"stdout": b"", "stderr": b"", "pty": b""}
         for event in events:
@@ -202,6 +268,61 @@ class FakeExec:
             raise InvalidParams(f"process {process_id!r} still runs")
         del self._processes[process_id]
 
+    # --- shells --------------------------------------------------------------------------------------------------
+
+    async def open_shell(self, spec: ShellSpec) -> ShellStatus:
+        known = self._shells.get(spec.shell_id)
+        if known is not None:
+            if spec.start_id is not None and spec.start_id == known.spec.start_id:
+                return known.status()
+            if known.state != "closed":
+                raise DuplicateProcess(f"shell {spec.shell_id!r} exists")
+        shell = FakeShell(spec, next(self._pids), self._retained_bytes, self._find)
+        self._shells[spec.shell_id] = shell
+        return shell.status()
+
+    def _find(self, text: str) -> ShellProgram:
+        given = self.shell_commands.get(text)
+        return given or self.programs.get("".join(words(text)[:1])) or self.default_command
+
+    def run_in_shell(
+        self, shell_id: str, command: CommandSpec, *, live: bool = False, window: int | None = None
+    ) -> FakeCommandStream:
+        shell = self.shell(shell_id)
+        return FakeCommandStream(shell, shell.run(command))
+
+    async def start_in_shell(
+        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+    ) -> ProcessInfo:
+        shell = self.shell(shell_id)
+        # In its turn, as the real one asks the shell for its state.
+        turn = FakeCommandStream(shell, shell.run(CommandSpec(secrets.token_hex(8), command), answers()))
+        try:
+            await anext(turn)
+        finally:
+            await turn.aclose()
+        if (known := self._existing(process_id, start_id)) is not None:
+            return self._info(known)
+        spec = ProcessSpec(process_id, words(command), cwd=shell.cwd, start_id=start_id)
+        process = FakeCommand(CommandSpec(process_id, command), spec, next(self._pids), self._retained_bytes)
+        process.variables = dict(shell.variables)
+        program = self._find(command)
+        return self._run(process, lambda _: program(process))
+
+    async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:
+        return await self.shell(shell_id).interrupt(interrupt_id)
+
+    async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
+        await self.shell(shell_id).close(keep=keep, grace=grace)
+
+    async def describe_shell(self, shell_id: str) -> ShellStatus:
+        return self.shell(shell_id).status()
+
+    async def list_shells(self) -> tuple[ShellStatus, ...]:
+        return tuple(shell.status() for shell in self._shells.values())
+
+    # --- the place -----------------------------------------------------------------------------------------------
+
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         if port not in self.ports:
             raise TimeoutError(f"nothing accepts connections on {host}:{port}")
@@ -218,6 +339,8 @@ class FakeExec:
     async def aclose(self) -> None:
         """End everything that still runs."""
         self.closed = True
+        for shell in self._shells.values():
+            await shell.close(grace=0.0)
         for process_id in [*self._processes]:
             await self.terminate(process_id, force=True)
 

@@ -207,11 +207,16 @@ class FakeEventStream:
         self._next: deque[ProcessEvent] = deque()
         self._ended = False
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next event is there."""
+        return bool(self._next) or len(self._process.log) > self._seq
+
     def __aiter__(self) -> FakeEventStream:
         return self
 
     async def __anext__(self) -> ProcessEvent:
-        await self._process.until(lambda: self._ended or bool(self._next) or len(self._process.log) > self._seq)
+        await self._process.until(lambda: self._ended or self.has_more)
         if self._ended:
             raise StopAsyncIteration
         if not self._next:

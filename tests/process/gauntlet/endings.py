@@ -24,6 +24,14 @@ ENDINGS: tuple[Case, ...] = (
         Step("x=1"),
         Step("echo before; sleep 1000; echo after", b"before\n", ANY, 130, interrupt_at=b"before\n"),
         Step("echo $x", b"1\n"),
+        on=SH,
+    ),
+    case(
+        "an interrupt of a child",
+        # Zsh runs traps in its signal handler: in the middle of an `echo` of its own, that one may print twice.
+        Step("x=1"),
+        Step("sh -c 'echo before; exec sleep 1000'; echo after", b"before\n", ANY, 130, interrupt_at=b"before\n"),
+        Step("echo $x", b"1\n"),
         on=ALL,
     ),
     case(
@@ -75,8 +83,9 @@ ENDINGS: tuple[Case, ...] = (
     ),
     case(
         "an interrupt of wait leaves the job",
+        # Known limit: a job of this very command is known by ignoring interrupts. So it says when it does.
         Step(
-            "mkfifo f; { echo >f; exec sleep 1000; } & p=$!; echo $p >pids; read x <f; echo before; wait; echo no",
+            "mkfifo f; (echo >f; sleep 1000; :) & p=$!; echo $p >pids; read x <f; echo before; wait; echo no",
             b"before\n",
             ANY,
             130,

@@ -124,7 +124,14 @@ ENVIRONMENT: tuple[Case, ...] = (
         # Bash has put the variables back by the time that it runs the trap.
         Step("trap 'echo $A' EXIT; exit 3", {"bash": b"\n", "": b"1\n"}, code=3, env={"A": "1"}),
         Closed("exited with code 3"),
-        on=ALL,
+        on=SH,
+    ),
+    case(
+        "with a trap on EXIT and exit, in zsh",
+        Step("trap 'echo $A' EXIT; exit 3", b"1\n", code=3, env={"A": "1"}),
+        Closed("exited with code 3"),
+        on=("zsh",),
+        known_bug="lines of ours for after the command are unread: it is taken for one that never began",
     ),
     case(
         "all at once",

@@ -1,0 +1,205 @@
+"""Streams that go from one record to another while somebody prints on them: every byte has one owner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import ExecServerConfig
+from holdfast.model import Closed, Exited, ExitStatus, OutputChunk
+from holdfast.runtime.local import LocalEvents
+from holdfast.runtime.output_log import Spool
+from holdfast.runtime.poller import Poller
+from holdfast.runtime.reader import Reader
+from holdfast.runtime.recorded import Recorded
+
+SAFETY_NET = 30
+RETAINED = 64 * 1024
+
+
+class Giving(Recorded):
+    """Hands its streams on when it ends, as a command does to its shell."""
+
+    heir: Recorded | None = None
+
+    def _exited(self) -> None:
+        if self.heir is not None:
+            self.give_streams(self.heir)
+
+
+Make = Callable[..., Giving]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    spool, poller = Spool(str(tmp_path)), Poller()
+    made: list[Giving] = []
+
+    def make(name: str, *, blocking: bool = False) -> Giving:
+        config = ExecServerConfig(retained_output_bytes_per_process=2 * RETAINED)
+        made.append(
+            Giving(
+                name, (0, 1), blocking=blocking, spool=spool, poller=poller, config=config, on_growth=lambda: None
+            )
+        )
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.discard()
+    poller.close()
+    spool.remove()
+
+
+class Pipe:
+    def __init__(self) -> None:
+        self.read, self.write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.read, False)
+
+    def print(self, text: bytes) -> None:
+        assert os.write(self.write, text) == len(text)
+
+    def close(self) -> None:
+        """The printing end; the other is its record's to close."""
+        if self.write >= 0:
+            os.close(self.write)
+            self.write = -1
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+async def until(record: Recorded, kind: int, size: int) -> None:
+    async with asyncio.timeout(SAFETY_NET):
+        while record.logs[kind].end < size:
+            await record.changed()
+
+
+async def test_what_is_printed_after_the_end_is_the_heirs(make: Make, pipe: Pipe) -> None:
+    command, shell = make("command"), make("shell")
+    command.heir = shell
+    command.watch(0, pipe.read)
+    pipe.print(b"own")
+    # Nobody has read yet: it was printed before the end, and so is in the record before the end is told.
+    command.end(ExitStatus(3))
+    assert (command.running, command.closed) == (False, True)
+    events = [event async for event in LocalEvents(command, 0)]
+    assert events == [OutputChunk("stdout", 0, b"own", 1), Exited(2, ExitStatus(3)), Closed(3)]
+    pipe.print(b"late")
+    await until(shell, 0, 4)
+    assert shell.snapshot().stdout == b"late"
+    assert command.snapshot().stdout == b"own"
+
+
+async def test_a_stream_that_is_adopted_again_has_offsets_of_its_new_owner(make: Make, pipe: Pipe) -> None:
+    shell = make("shell")
+    stream = shell.watch(1, pipe.read)
+    kept = []
+    for number in range(3):
+        command = make(f"command {number}")
+        command.heir = shell
+        command.adopt(stream)
+        pipe.print(b"error %d" % number)
+        command.end(ExitStatus(0))
+        kept.append(command.read(0, 1000).chunks)
+        pipe.print(b"!")
+        await until(shell, 1, number + 1)
+    assert kept == [(OutputChunk("stderr", 0, b"error %d" % number, 1),) for number in range(3)]
+    assert shell.snapshot().stderr == b"!!!"
+
+
+async def test_the_end_of_a_stream_is_told_to_who_has_it(make: Make, pipe: Pipe) -> None:
+    command, shell = make("command"), make("shell")
+    command.heir = shell
+    output = command.watch(0, pipe.read)
+    command.end(ExitStatus(0))
+    shell.end(ExitStatus(0))
+    assert (command.closed, shell.closed) == (True, False)
+    events = LocalEvents(shell, 0)
+    assert await anext(events) == Exited(1, ExitStatus(0))
+    pipe.close()
+    async with asyncio.timeout(SAFETY_NET):
+        assert [event async for event in events] == [Closed(2)]
+    assert output.fd == -1
+
+
+async def test_a_record_that_is_forgotten_leaves_the_streams_that_it_gave_away(make: Make, pipe: Pipe) -> None:
+    command, shell = make("command"), make("shell")
+    command.watch(0, pipe.read)
+    command.give_streams(shell)
+    command.end(ExitStatus(0))
+    command.discard()
+    pipe.print(b"still read")
+    await until(shell, 0, 10)
+    assert shell.snapshot().stdout == b"still read"
+
+
+async def test_a_stream_that_waits_for_a_reader_goes_on_with_another_owner(make: Make, pipe: Pipe) -> None:
+    command, shell = make("command", blocking=True), make("shell")
+    reader = Reader(command, 0, lambda: None)
+    output = command.watch(0, pipe.read)
+    os.set_blocking(pipe.write, False)
+    printed = 0
+    async with asyncio.timeout(SAFETY_NET):
+        while not output.paused:
+            printed += os.write(pipe.write, b"x" * 4096)
+            await command.changed()
+    pipe.print(b"left in the pipe")
+    command.give_streams(shell)
+    assert output.owner is shell
+    await until(shell, 0, len(b"left in the pipe"))
+    assert shell.snapshot().stdout == b"left in the pipe"
+    assert command.logs[0].end == printed
+    reader.close()
+
+
+async def test_the_exit_of_one_that_blocks_waits_for_its_reader_and_then_gives(make: Make, pipe: Pipe) -> None:
+    command, shell = make("command", blocking=True), make("shell")
+    command.heir = shell
+    reader = Reader(command, 0, lambda: None)
+    output = command.watch(0, pipe.read)
+    async with asyncio.timeout(SAFETY_NET):
+        while not output.paused:
+            pipe.print(b"x" * 4096)
+            await command.changed()
+    full = command.logs[0].end
+    pipe.print(b"y" * 4096)
+    command.end(ExitStatus(0))
+    # All of it is owed to the reader, who has taken nothing.
+    assert command.running
+    assert output.owner is command
+    command.stop_blocking()
+    async with asyncio.timeout(SAFETY_NET):
+        await command.wait_exit()
+    assert command.logs[0].end == full + 4096
+    assert command.closed
+    pipe.print(b"late")
+    await until(shell, 0, 4)
+    assert shell.snapshot().stdout == b"late"
+    reader.close()
+
+
+async def test_both_streams_go_and_what_is_there_is_taken_first(make: Make, pipe: Pipe) -> None:
+    other = Pipe()
+    command, shell = make("command"), make("shell")
+    command.watch(0, pipe.read)
+    command.watch(1, other.read)
+    pipe.print(b"out")
+    other.print(b"err")
+    command.take_what_is_there()
+    command.give_streams(shell)
+    pipe.print(b"more out")
+    other.print(b"more err")
+    await until(shell, 0, 8)
+    await until(shell, 1, 8)
+    assert (command.snapshot().stdout, command.snapshot().stderr) == (b"out", b"err")
+    assert (shell.snapshot().stdout, shell.snapshot().stderr) == (b"more out", b"more err")
+    other.close()
