@@ -372,6 +372,8 @@ class Recorded:
 
     def discard(self) -> None:
         """Forget its output and let go of every descriptor."""
+        if self.closed_at is not None and all(log.fd < 0 for log in self.logs.values()):
+            return  # most commands print nothing, and are closed by now
         self.stop_blocking()
         was_closed = self.closed
         for output in tuple(self._outputs):

@@ -104,7 +104,9 @@ def parse_answer(received: bytes) -> Answer:
     """Raises `ValueError` for what is no answer."""
     *before, first, cwd, old_cwd, _ = received.split(b"\0")
     status, flags, job, known, last = _text(first).split(":", 4)
-    traps = {name.decode(): _text(action) for action, name in _TRAP.findall(b"\0".join(before))}
+    traps = {}
+    if before != [b""]:
+        traps = {name.decode(): _text(action) for action, name in _TRAP.findall(b"\0".join(before))}
     return Answer(int(known or status), flags, job, last if known else None, _text(cwd), _text(old_cwd), traps)
 
 
@@ -158,13 +160,13 @@ class Dialect:
 
     def boot(self, directory: str, restore: str | None) -> str:
         """The first lines: our trap, the state of the shell before this one, the first pipes, and an answer."""
-        lines = [*self.setup(), f"{self.builtin} trap {quote(self.stop)} {int(self.interrupt_signal)}"]
+        lines = [*self.setup(directory), f"{self.builtin} trap {quote(self.stop)} {int(self.interrupt_signal)}"]
         if restore is not None:
             lines += [*self.forget_environment(), f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1"]
         lines.append(f"{self.exec} >|{directory}/o0 2>|{directory}/e0; {self.answer()}")
         return "\n".join(lines) + "\n"
 
-    def setup(self) -> list[str]:
+    def setup(self, directory: str) -> list[str]:
         return []
 
     def forget_environment(self) -> list[str]:
@@ -182,6 +184,10 @@ class Dialect:
 
     def show_traps(self) -> str:
         return f"{self.builtin} trap;"
+
+    def plain_line(self, directory: str) -> str:
+        """What to say for a step that has nothing special, in as few bytes as can be."""
+        return f"\\. {directory}/keep\n"
 
     def step(self, step: Step) -> str:
         """The lines for one command."""
@@ -320,9 +326,12 @@ class Bash(Dialect):
     def arguments(self, *, login: bool) -> list[str]:
         return ["--login", "-s"] if login else ["--norc", "--noprofile", "-s"]
 
-    def setup(self) -> list[str]:
+    def setup(self, directory: str) -> list[str]:
         # `execfail`: an `exec` of what is not there is an error and not the end, as at a prompt.
-        return ["shopt -s expand_aliases execfail"]
+        return ["shopt -s expand_aliases execfail", f"readonly _hold_={directory}/keep"]
+
+    def plain_line(self, directory: str) -> str:
+        return '\\. "$_hold_"\n'
 
     def forget_environment(self) -> list[str]:
         return ["\\builtin unset -v $(\\builtin compgen -e) 2>/dev/null"]

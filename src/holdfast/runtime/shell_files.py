@@ -47,9 +47,12 @@ class ShellFiles:
     def write(self, name: str, content: bytes) -> None:
         """Give a file this content, unless it has it."""
         fd = self._open.get(name)
-        if fd is not None and os.fstat(fd).st_nlink == 0:  # removed by a command
-            os.close(self._open.pop(name))
+        if fd is not None and os.fstat(fd).st_nlink == 0:
+            # Removed by a command, and so is all the rest, most likely.
+            self._close()
             fd = None
+            if name != "keep":
+                self.write("keep", self._plain_text)
         elif fd is not None and self._contents.get(name) == content:
             return
         try:
@@ -63,10 +66,6 @@ class ShellFiles:
             raise ResourceExhausted(f"{self.path}/{name} cannot be written: {error.strerror}") from None
         # A large one is not worth keeping twice.
         self._contents[name] = content if len(content) < 4096 else b""
-
-    def restore_plain(self) -> None:
-        """Make `keep` again, if a command has removed it."""
-        self.write("keep", self._plain_text)
 
     def read(self, name: str) -> bytes | None:
         """What the shell wrote into a file; None if it wrote none."""
@@ -141,8 +140,11 @@ class ShellFiles:
         if self._account is not None and self._account.uid != os.geteuid():
             os.chown(path, self._account.uid, self._account.gid, follow_symlinks=False)
 
-    def remove(self) -> None:
+    def _close(self) -> None:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
+
+    def remove(self) -> None:
+        self._close()
         shutil.rmtree(self.path, ignore_errors=True)

@@ -180,13 +180,10 @@ class ShellProgram:
         """What to say to have a step done."""
         if self.dialect.takes_lines:
             return self.dialect.step(step)
-        name = "keep"
         if step == self._files.plain:
-            self._files.restore_plain()
-        else:
-            name = "step"
-            self._files.write(name, encode(self.dialect.step(step)))
-        return f"\\. {self._files.quoted}/{name}\n"
+            return self.dialect.plain_line(self._files.quoted)
+        self._files.write("step", encode(self.dialect.step(step)))
+        return f"\\. {self._files.quoted}/step\n"
 
     def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
         """Take the answer to a command; returns its exit code, which is `stopped_as` if we ended it."""

@@ -1,0 +1,373 @@
+"""Shells in this process: other users, profiles, bounds, ids, what a command may destroy, and the end of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from contract.shell_ways import Running, until_queued
+from holdfast import Sandbox
+from holdfast.client.dial import open_connection
+from holdfast.client.remote import RemoteExec
+from holdfast.client.shell import Shell
+from holdfast.errors import (
+    DuplicateProcess,
+    HoldfastError,
+    PermissionRefused,
+    ShellClosed,
+    ShuttingDown,
+    UnknownProcess,
+    UnknownShell,
+    UnknownUser,
+)
+from holdfast.model import CommandEnded, CommandSpec, ShellSpec
+from holdfast.runtime.local import LocalExec
+from holdfast.runtime.shell import KEPT_COMMANDS
+from holdfast.testing.servers import is_alive, running_server
+
+MakeExec = Callable[..., LocalExec]
+SAFETY_NET = 30
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to run as another user takes root")
+
+
+@pytest.fixture
+async def api(make_exec: MakeExec) -> LocalExec:
+    return make_exec(interrupt_grace_seconds=0.05)
+
+
+@pytest.fixture
+async def sandbox(api: LocalExec) -> Sandbox:
+    return Sandbox(api)
+
+
+@pytest.fixture
+async def sh(sandbox: Sandbox) -> Shell:
+    return await sandbox.shell("bash", id="sh")
+
+
+async def ended(api: LocalExec, spec: CommandSpec) -> CommandEnded:
+    async with asyncio.timeout(SAFETY_NET):
+        events = [event async for event in api.run_in_shell("sh", spec)]
+    assert isinstance(events[-1], CommandEnded)
+    return events[-1]
+
+
+def private(api: LocalExec, number: int = 1) -> str:
+    """The directory of the shell that was opened as this one, as a command could find it out."""
+    return f"{api._spool.path}/s{number}"
+
+
+# --- another user -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["chosen", "configured"])
+async def public(request: pytest.FixtureRequest, make_exec: MakeExec) -> AsyncIterator[LocalExec]:
+    """Output kept where another user can get to."""
+    if request.param == "chosen":
+        yield make_exec(spool_directory="", interrupt_grace_seconds=0.05)
+        return
+    place = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    os.chmod(place, 0o711)
+    try:
+        api = make_exec(spool_directory=f"{place}/a/spool", interrupt_grace_seconds=0.05)
+        yield api
+        await api.shutdown(0)
+    finally:
+        shutil.rmtree(place)
+
+
+@needs_root
+async def test_a_shell_of_another_user_is_theirs_alone(public: LocalExec) -> None:
+    sh = await Sandbox(public).shell("bash", user="nobody", cwd="/")
+    nobody = pwd.getpwnam("nobody")
+    result = await sh.run("id -un; id -u; cat; (id -un >&2); word=kept", input="input\n")
+    assert (result.stdout, result.stderr) == (f"nobody\n{nobody.pw_uid}\ninput\n", "nobody\n")
+    assert (await sh.run("echo $word; id -un", env={"A": "1"}, cwd="/tmp")).stdout == "kept\nnobody\n"
+    here = private(public)
+    assert {os.stat(f"{here}/{name}").st_uid for name in [".", *os.listdir(here)]} == {nobody.pw_uid}
+    assert os.stat(here).st_mode & 0o777 == 0o700
+    # It may pass through to its own files, and see nobody else's.
+    assert (await sh.run(f"ls {public._spool.path}")).exit_code != 0
+    assert (await sh.describe()).user == "nobody"
+    restarted = await sh.run("set -e; false")
+    assert (restarted.restored, (await sh.run("set +e; id -un; echo $word")).stdout) == ("state", "nobody\nkept\n")
+    process = await sh.start("id -un; echo $word")
+    assert (await process.wait()).success
+    assert (await process.snapshot()).stdout == b"nobody\nkept\n"
+    await sh.close()
+    assert not os.path.exists(here)
+
+
+@needs_root
+async def test_a_user_who_is_not_let_through_to_the_files_is_told_where(
+    make_exec: MakeExec, tmp_path: Path
+) -> None:
+    os.chmod(tmp_path, 0o700)
+    api = make_exec()
+    with pytest.raises(PermissionRefused, match=str(tmp_path)):
+        await Sandbox(api).shell("bash", user="nobody", cwd="/")
+    assert await api.list_shells() == ()
+    assert [name for name in os.listdir(api._spool.path) if name.startswith("s")] == []
+
+
+async def test_a_user_who_is_not_there(sandbox: Sandbox) -> None:
+    with pytest.raises(UnknownUser, match="no-such-user"):
+        await sandbox.shell(user="no-such-user")
+
+
+# --- a login shell ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shell", "profile"), [("bash", ".bash_profile"), ("dash", ".profile")])
+async def test_a_login_shell_reads_the_profile_and_what_that_prints_is_the_shells(
+    sandbox: Sandbox, tmp_path: Path, shell: str, profile: str
+) -> None:
+    text = "echo welcome; export FROM_PROFILE=yes; times=$((times + 1)); f() { echo function; }; cat; cd /usr\n"
+    (tmp_path / profile).write_text(text)
+    env = {"HOME": str(tmp_path)}
+    plain = await sandbox.shell(shell, env=env)
+    assert (await plain.run("echo ${FROM_PROFILE-unset}")).stdout == "unset\n"
+    sh = await sandbox.shell(shell, env=env, login=True)
+    assert (sh.cwd, (await sh.describe()).login) == ("/usr", True)
+    assert (await sh.run("echo $FROM_PROFILE $times; f")).stdout == "yes 1\nfunction\n"
+    assert (await sh.snapshot()).stdout == b"welcome\n"
+    # A new program has the exports of the old one, and does not read the profile again.
+    assert (await sh.run("trap '' 57; while :; do :; done", timeout=0.05)).restored == "exports"
+    assert (await sh.run("echo $FROM_PROFILE ${times-unset}")).stdout == "yes unset\n"
+    assert (await sh.snapshot()).stdout == b"welcome\n"
+
+
+async def test_a_profile_that_exits_is_no_shell(sandbox: Sandbox, api: LocalExec, tmp_path: Path) -> None:
+    (tmp_path / ".bash_profile").write_text("exit 3\n")
+    with pytest.raises(HoldfastError, match="exit code 3"):
+        await sandbox.shell("bash", env={"HOME": str(tmp_path)}, login=True)
+    assert (await api.list_shells(), os.path.exists(private(api))) == ((), False)
+
+
+# --- what a command may destroy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+async def test_a_command_may_remove_our_directory(sandbox: Sandbox, api: LocalExec, shell: str) -> None:
+    sh = await sandbox.shell(shell)
+    here = private(api)
+    remove = f"rm -rf {here}"
+    await sh.run("word=kept")
+    assert (await sh.run(f"echo before; {remove}; echo after")).stdout == "before\nafter\n"
+    assert (await sh.run("echo $word; echo err >&2; (exit 3)")).exit_code == 3
+    for options in ({"input": "in"}, {"cwd": "/usr"}, {"env": {"A": "a"}}, {"timeout": 1000.0}):
+        assert (await sh.run(remove)).exit_code == 0
+        result = await sh.run('echo "$?$word$A"; pwd; cat; seq 3 | tail -1; ls /nowhere', **options)  # type: ignore[arg-type]
+        a, where = ("a" if "env" in options else ""), options.get("cwd", sh.cwd)
+        assert result.stdout == f"0kept{a}\n{where}\n{options.get('input', '')}3\n"
+        assert "nowhere" in result.stderr
+    job = await sh.run(f"sleep 1000 & echo $!; {remove}")
+    assert (await sh.run("while :; do :; done", timeout=0.05)).timed_out
+    assert (await sh.run("echo $word")).stdout == "kept\n"
+    process = await sh.start("echo $word")
+    assert (await process.wait()).success
+    await sh.run(remove)
+    await sh.close(grace=0)
+    assert not is_alive(int(job.stdout))
+    assert not os.path.exists(here)
+
+
+async def test_state_is_saved_where_the_directory_was_removed(sh: Shell, api: LocalExec) -> None:
+    await sh.run(f"word=kept; rm -rf {private(api)}")
+    assert (await sh.run("set -e; false")).restored == "state"
+    assert (await sh.run("echo $word")).stdout == "kept\n"
+
+
+# --- no descriptors left ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Nobody in this process can open more than so many."""
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        for fd in taken[len(taken) - count :]:
+            os.close(fd)
+        del taken[len(taken) - count :]
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """A limit that is met soon."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.usefixtures("few_descriptors")
+async def test_a_command_is_refused_when_there_are_no_descriptors_and_the_next_one_runs(
+    api: LocalExec, sh: Shell, tmp_path: Path
+) -> None:
+    await sh.run("word=kept")
+    refused = 0
+    for count in range(6):
+        # Whoever has a child in the background needs new pipes.
+        job = int((await sh.run("sleep 1000 & echo $!")).stdout)
+        before = open_descriptors()
+        with descriptors_left(count):
+            try:
+                result = await sh.run(f"touch {tmp_path}/ran{count}; echo $word", input="in")
+            except HoldfastError as error:
+                refused += 1
+                assert type(error).__name__ == "ResourceExhausted"  # noqa: PT017
+                assert not (tmp_path / f"ran{count}").exists()
+            else:
+                assert result.stdout == "kept\n"
+        assert open_descriptors() <= before + 4
+        assert (await sh.run(f"kill {job}; wait; echo $word", input="in")).stdout == "kept\n"
+    assert refused > 0
+
+
+@pytest.mark.usefixtures("few_descriptors")
+async def test_a_shell_is_refused_when_there_are_no_descriptors(api: LocalExec, sandbox: Sandbox) -> None:
+    await (await sandbox.shell("bash")).close()
+    before = open_descriptors()
+    for count in range(30):
+        with descriptors_left(count):
+            try:
+                sh = await sandbox.shell("bash", id=f"with {count}")
+            except HoldfastError as error:
+                assert type(error).__name__ == "ResourceExhausted", error  # noqa: PT017
+            else:
+                break
+        assert open_descriptors() == before
+        assert (await api.list_shells())[1:] == ()
+    else:
+        raise AssertionError("it was never enough")
+    assert count > 0
+    assert (await sh.run("echo works")).stdout == "works\n"
+    await sh.close()
+
+
+# --- ids ----------------------------------------------------------------------------------------------------------
+
+
+async def test_only_the_last_few_results_are_kept_and_no_command_runs_twice(
+    api: LocalExec, sh: Shell, tmp_path: Path
+) -> None:
+    specs = [
+        CommandSpec(f"c{n}", f"echo {n} | tee -a {tmp_path}/log; (exit {n})") for n in range(KEPT_COMMANDS + 5)
+    ]
+    first = [await ended(api, spec) for spec in specs]
+    assert [end.exit_code for end in first] == list(range(len(specs)))
+    for spec, end in zip(specs[-KEPT_COMMANDS:], first[-KEPT_COMMANDS:], strict=True):
+        assert await ended(api, spec) == end
+        assert (await api.snapshot(spec.command_id)).stdout == f"{end.exit_code}\n".encode()
+    for spec in specs[:-KEPT_COMMANDS]:
+        with pytest.raises(UnknownProcess, match=spec.command_id):
+            await ended(api, spec)
+        with pytest.raises(UnknownProcess, match=spec.command_id):
+            await api.snapshot(spec.command_id)
+    assert (tmp_path / "log").read_text().split() == [str(number) for number in range(len(specs))]
+    other = await Sandbox(api).shell("bash", id="other")
+    with pytest.raises(DuplicateProcess, match=specs[-1].command_id):
+        api.run_in_shell(other.id, specs[-1])
+
+
+async def test_an_interrupt_that_is_repeated_means_the_same_command(api: LocalExec, sh: Shell) -> None:
+    assert not await api.interrupt_shell("sh", interrupt_id="idle")
+    first = Running(sh, "echo on; while :; do :; done")
+    await first.until(b"on\n")
+    assert not await api.interrupt_shell("sh", interrupt_id="idle")
+    assert await api.interrupt_shell("sh", interrupt_id="once")
+    assert (await first.task).exit_code == 130
+    second = Running(sh, "echo on; while :; do :; done")
+    await second.until(b"on\n")
+    assert await api.interrupt_shell("sh", interrupt_id="once")
+    assert (await sh.describe()).command == "echo on; while :; do :; done"
+    assert await api.interrupt_shell("sh", interrupt_id="again")
+    assert (await second.task).exit_code == 130
+
+
+async def test_the_id_of_a_closed_shell_can_be_used_again(api: LocalExec, sandbox: Sandbox) -> None:
+    first = await api.open_shell(ShellSpec("sh", start_id="attempt"))
+    with pytest.raises(DuplicateProcess, match="'sh'"):
+        await sandbox.shell(id="sh")
+    await ended(api, CommandSpec("c", "word=old; exit 3"))
+    # The attempt that made it may still be repeated: its answer was lost, perhaps.
+    again = await api.open_shell(ShellSpec("sh", start_id="attempt"))
+    assert (again.pid, again.state, again.reason) == (first.pid, "closed", "exited with code 3")
+    sh = await sandbox.shell(id="sh")
+    assert (await sh.run("echo ${word-unset}")).stdout == "unset\n"
+    assert (sh.pid != first.pid, len(await api.list_shells())) == (True, 1)
+    with pytest.raises(UnknownProcess, match="'c'"):
+        await api.snapshot("c")
+    assert (await ended(api, CommandSpec("c", "exit 4"))).exit_code == 4
+
+
+async def test_attempts_to_open_one_shell_at_once_open_one(api: LocalExec) -> None:
+    spec = ShellSpec("sh", start_id="attempt")
+    statuses = await asyncio.gather(*(api.open_shell(spec) for _ in range(5)))
+    assert len({status.pid for status in statuses}) == 1
+    assert len(await api.list_shells()) == 1
+
+
+# --- the end of it all --------------------------------------------------------------------------------------------
+
+
+async def test_shells_are_closed_at_shutdown_and_nothing_is_left(api: LocalExec, sandbox: Sandbox) -> None:
+    idle, busy, closed = [await sandbox.shell(name) for name in ("bash", "dash", "bash")]
+    pids = [int((await idle.run("(setsid sleep 1000 & echo $!)")).stdout)]
+    await closed.run("exit 3")
+    running = Running(busy, "sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1000; done'; echo after")
+    pids.append(int(await running.until(b"\n")))
+    waiting = asyncio.create_task(busy.run("echo waited"))
+    await until_queued(busy, 1)
+    spool = api._spool.path
+    await api.shutdown(0.05)
+    assert (await running.task).state == "closed"
+    with pytest.raises(ShellClosed):
+        await waiting
+    assert [pid for pid in (*pids, idle.pid, busy.pid, closed.pid) if is_alive(pid)] == []
+    assert not os.path.exists(spool)
+    with pytest.raises((ShuttingDown, UnknownShell)):
+        await idle.run("true")
+    with pytest.raises(ShuttingDown):
+        await sandbox.shell()
+
+
+async def test_a_shell_ends_with_its_connection_if_asked_to_and_no_other() -> None:
+    with running_server(["unix"], settings={"detached_session_seconds": 0}) as server:
+        first = Sandbox(RemoteExec(await open_connection(server.address("unix"))))
+        pids = {}
+        for lifetime in ("server", "connection"):
+            sh = await first.shell(id=lifetime, lifetime=lifetime)  # type: ignore[arg-type]
+            pids[lifetime] = int((await sh.run("setsid sleep 1000 & echo $!")).stdout)
+        await first.aclose()
+        second = Sandbox(RemoteExec(await open_connection(server.address("unix"))))
+        async with asyncio.timeout(SAFETY_NET):
+            bound = await second.open_shell("connection")
+            # Ends when the shell has.
+            assert [event async for event in bound.output()] == []
+        assert (await bound.describe()).state == "closed"
+        await bound.close(grace=0)
+        assert {lifetime: is_alive(pid) for lifetime, pid in pids.items()} == {"server": True, "connection": False}
+        assert (await (await second.open_shell("server")).run("echo here")).stdout == "here\n"
+        await second.aclose()
