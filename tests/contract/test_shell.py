@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -351,7 +352,8 @@ async def test_ids_name_one_thing(box: Sandbox, sh: Shell) -> None:
         with pytest.raises(UnknownShell, match="nobody"):
             await call
     with pytest.raises(UnknownShell, match="nobody"):
-        await anext(box.api.run_in_shell("nobody", CommandSpec("c", "true")))
+        async with contextlib.aclosing(box.api.run_in_shell("nobody", CommandSpec("c", "true"))) as stream:
+            await anext(stream)
     with pytest.raises(UnknownShell, match="nobody"):
         await box.api.start_in_shell("nobody", "true", "p")
     await box.start(["sleep", "1000"], id="taken")

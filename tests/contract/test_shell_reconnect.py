@@ -101,7 +101,7 @@ async def test_a_commands_output_is_exact_however_often_the_connection_breaks(
     expected = hashlib.sha256(b"".join(n.to_bytes(8, "big") + block for n in range(12))).hexdigest()
     (tmp_path / "print.py").write_text(PRINT)
     command = f"echo ran >> {tmp_path}/log; {sys.executable} -I -S {tmp_path}/print.py; (exit 7)"
-    async with broken_connection(remote_way, shell_server, directory, seed=11) as (box, proxy):
+    async with broken_connection(remote_way, shell_server, directory, seed=8) as (box, proxy):
         sh = await box.shell()
         result = await sh.run(command)
         assert (len(result.stdout_bytes), result.exit_code) == (12 * (MEGABYTE + 8), 7)

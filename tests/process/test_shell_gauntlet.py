@@ -114,17 +114,9 @@ def noted(place: Path) -> list[int]:
     return [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
 
 
-def marks(each: Case) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.xfail(reason=each.known_bug, strict=True)] if each.known_bug else []
-
-
 @pytest.mark.parametrize(
     ("each", "shell"),
-    [
-        pytest.param(each, shell, id=f"{each.name[:60]}-{shell}", marks=marks(each))
-        for each in CASES
-        for shell in each.shells
-    ],
+    [pytest.param(each, shell, id=f"{each.name[:60]}-{shell}") for each in CASES for shell in each.shells],
 )
 async def test_gauntlet(each: Case, shell: str, tmp_path: Path) -> None:
     for program in (PROGRAMS[shell], *each.needs):

@@ -50,6 +50,7 @@ Restored = Literal["state", "exports"]
 START_SECONDS: Final = 30.0
 #: How long a shell whose foreground is gone may take to come back before it is replaced.
 COME_BACK_SECONDS: Final = 1.0
+LOOK_AGAIN_SECONDS: Final = 0.05
 #: Ended commands that a client whose connection broke can ask for again.
 KEPT_COMMANDS: Final = 4
 #: Interrupts that a client may repeat, since it did not hear of their end.
@@ -379,19 +380,19 @@ class LiveShell:
         # A reader that does not read must not keep it from ending.
         command.stop_blocking()
         process.signal_leader(signal.SIGCONT)
-        # First: once its foreground is gone the shell would go on with the rest of the command.
-        process.signal_leader(self.dialect.interrupt_signal)
-        ending = asyncio.ensure_future(end_all(self._foreground, self._config.interrupt_grace_seconds))
         over = asyncio.ensure_future(command.wait_ended())
-        await asyncio.wait((ending, over), return_when=asyncio.FIRST_COMPLETED)
-        if not over.done():
-            # Its trap may have been away while the shell was in a subshell's shadow: once more, and a moment.
+        give_up_at: float | None = None
+        while not over.done():
+            # First: once its foreground is gone the shell would go on with the rest of the command.
             process.signal_leader(self.dialect.interrupt_signal)
-            await asyncio.wait((over,), timeout=COME_BACK_SECONDS)
-        if not over.done():
-            self._replace(command, _stopped_as(command))
-        await asyncio.wait((over,))
-        await ending
+            await end_all(self._foreground, self._config.interrupt_grace_seconds)
+            # Nobody is left, but the shell may have been about to start somebody.
+            await asyncio.wait((over,), timeout=LOOK_AGAIN_SECONDS)
+            now = self._loop.time()
+            give_up_at = give_up_at or now + COME_BACK_SECONDS
+            if not over.done() and now >= give_up_at:
+                self._replace(command, _stopped_as(command))
+                await asyncio.wait((over,))
 
     async def _foreground(self) -> dict[int, Entry]:
         if self._current is None or self._current.stop is None:

@@ -27,6 +27,8 @@ _NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR", "RETURN")
 _TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|Z?ERR|RETURN)$", re.DOTALL | re.MULTILINE)
 #: A command of this kind may end the shell by an option (`set -e`, `set -u`) or by an expansion (`${x:?}`).
 _MAY_ABORT: Final = re.compile(r"\bset\b|\bshopt\b|\?|\beval\b|\bsource\b|(?:^|[\s;&|])\.\s")
+#: What may change the exported variables; a function may too, and is seen at the next idle moment.
+MAY_EXPORT: Final = re.compile(r"=|\b(?:export|declare|typeset|readonly|unset|read|source|eval|set)\b|(?:^|\s)\.\s")
 #: Tracing and traps, or what may bring them from elsewhere.
 _SHOWS_LINES: Final = re.compile(r"\bset\b[^;\n]*\s[-+]\w*[xv]|\bset\b[^;\n]*(?:trace|verbose)|\btrap\b|DEBUG")
 #: The last argument is wanted: `$_` or `${_...}`, and not `$_name`.
@@ -106,7 +108,9 @@ def parse_answer(received: bytes) -> Answer:
     status, flags, job, known, last = _text(first).split(":", 4)
     traps = {}
     if before != [b""]:
-        traps = {name.decode(): _text(action) for action, name in _TRAP.findall(b"\0".join(before))}
+        found = _TRAP.findall(b"\0".join(before))
+        # In POSIX mode, bash tells of traps that are not set.
+        traps = {name.decode(): _text(action) for action, name in found if action != b"-"}
     return Answer(int(known or status), flags, job, last if known else None, _text(cwd), _text(old_cwd), traps)
 
 
@@ -128,6 +132,8 @@ class Dialect:
     #: Whether it gets our lines as they are. Bash reads them byte by byte, and gets the name of a file with them,
     #: which it reads as a whole; others might read on in a file that we write again.
     takes_lines: ClassVar[bool] = True
+    #: Ends a sourced file; a special builtin, which no function replaces.
+    leave: ClassVar[str] = "\\return"
     #: Keeps what our own lines would print on stderr from being seen; to close it costs the least.
     hushed: ClassVar[str] = "2>&-"
     #: Said before a command, to tell that it runs.
@@ -185,6 +191,14 @@ class Dialect:
     def show_traps(self) -> str:
         return f"{self.builtin} trap;"
 
+    def is_same(self, one: str, other: str) -> str:
+        """A test for two names of one file."""
+        return f"{self.builtin} [ {one} -ef {other} ]"
+
+    def status(self, status: int) -> str:
+        """A file that brings a status back."""
+        return f"{self.leave} {status}\n"
+
     def plain_line(self, directory: str) -> str:
         """What to say for a step that has nothing special, in as few bytes as can be."""
         return f"\\. {directory}/keep\n"
@@ -198,7 +212,7 @@ class Dialect:
                 move = f"{self.exec} {number}>|{path}{step.pipes}"
                 if step.looks_first:
                     # Not if the user sent the stream elsewhere with `exec >file`.
-                    move = f"{self.builtin} [ /dev/fd/{number} -ef {path}{1 - step.pipes} ] && {move}"
+                    move = f"{self.is_same(f'/dev/fd/{number}', f'{path}{1 - step.pipes}')} && {move}"
                 lines.append(move)
         lines += [f"{self.exec} {copy}>&{number}" for copy, number in step.copies]
         if step.saves_exports:
@@ -218,8 +232,8 @@ class Dialect:
             path = step.cwd if step.cwd.startswith("/") else f"./{step.cwd}"
             source = f"if {self.builtin} cd {quote(path)}; then {source}; else {self.builtin} false; fi"
         # In one line, read before it is run: a child that comes back (`leave_subshell`) has nothing to read on in.
-        lines.append(f"{source}; {self.answer()}")
-        return "\n".join([*self.set_env(step), *lines, *self.unset_env(step), ""])
+        lines.append("; ".join([source, self.answer(), *self.unset_env(step)]))
+        return "\n".join([*self.set_env(step), *lines, ""])
 
     def set_env(self, step: Step) -> list[str]:
         """For a shell that does not export variables before a sourced file."""
@@ -235,7 +249,7 @@ class Dialect:
         if not resumed:
             # Returns 0 itself: with `set -e`, another status of the file would end the shell, though the command's
             # last word may have failed without harm (`[ -f x ] && echo y`).
-            return f"{text}_holdfast_=$?:{self.last};\\return 0\n" if _can_end_with_more(text) else text
+            return f"{text}_holdfast_=$?:{self.last};{self.leave} 0\n" if _can_end_with_more(text) else text
         # DEBUG comes last: it runs before every command from there on.
         words = [f"{self.builtin} trap -- {action} {name}" for name, action in reversed(resumed.traps)]
         if resumed.flags:
@@ -275,7 +289,10 @@ class Dialect:
             words += self.after_stop(stopped_with)
         if back is not None:
             cwd, old_cwd = back
-            words.append(f"{self.builtin} cd {quote(cwd)}||:;OLDPWD={quote(old_cwd)}")
+            # A read-only variable is no reason to end.
+            words.append(
+                f"{self.builtin} cd {quote(cwd)};{self.builtin} eval {quote(f'OLDPWD={quote(old_cwd)}')}||:"
+            )
         return f"{{ {';'.join(words)};}} >/dev/null {self.hushed}\n" if words else ""
 
     def after_stop(self, flags: str) -> list[str]:
@@ -306,7 +323,8 @@ class Bash(Dialect):
     """Saves its state before an option ends it, and leaves a loop through simulated returns."""
 
     builtin = "\\builtin"
-    source = "\\builtin ."
+    source = source_with_env = "\\builtin command ."
+    leave = "\\builtin return"
     takes_lines = False
     begin = ()
     leave_subshell = ""
@@ -333,6 +351,9 @@ class Bash(Dialect):
     def plain_line(self, directory: str) -> str:
         return '\\. "$_hold_"\n'
 
+    def is_same(self, one: str, other: str) -> str:
+        return f"[[ {one} -ef {other} ]]"
+
     def forget_environment(self) -> list[str]:
         return ["\\builtin unset -v $(\\builtin compgen -e) 2>/dev/null"]
 
@@ -353,19 +374,25 @@ class Bash(Dialect):
         says_so = '{ _holdfast_=$?; _holdfast_exit_=1; builtin exit "${@:-$_holdfast_}"; }'
         return [
             f"\\builtin trap {quote(f'builtin . {directory}/at_exit')} EXIT",
-            f"if ! \\builtin declare -F exit >/dev/null; then exit() {says_so}; _holdfast_armed_=1; fi",
+            f"if [[ :$SHELLOPTS: != *:posix:* ]] && ! \\builtin declare -F exit >/dev/null;"
+            f" then exit() {says_so}; _holdfast_armed_=1; fi",
         ]
 
     def disarm(self, *, trapped: bool) -> list[str]:
         trap = ["\\builtin trap - EXIT"] if trapped else []
-        undo = "\\builtin unset -f exit;\\builtin unset -v _holdfast_armed_"
-        return [*trap, f"[[ -z ${{_holdfast_armed_-}} ]] || {{ {undo};}}"]
+        # Not one that the command itself has defined.
+        ours = "[[ $(\\builtin declare -f exit) == *_holdfast_exit_* ]] && \\builtin unset -f exit"
+        return [*trap, f"[[ -z ${{_holdfast_armed_-}} ]] || {{ {ours};\\builtin unset -v _holdfast_armed_;}}"]
 
     def at_exit(self, directory: str) -> str:
         return (
-            "if [[ -z ${_holdfast_exit_-} ]]; then {\n"
+            "if [[ -z ${_holdfast_exit_-} ]]; then\n"
+            # It may be being stopped: what stops it is no part of its state.
+            "builtin trap - DEBUG; builtin shopt -u extdebug; builtin set +ET; {\n"
             f"{self.dump()}\n"
-            "[[ -z ${_holdfast_armed_-} ]] || builtin printf 'unset -f exit; unset -v _holdfast_armed_\\n'\n"
+            "[[ ${_holdfast_flags_-} != *e* ]] || builtin printf 'set -e\\n'\n"
+            "[[ -z ${_holdfast_armed_-} ]] || builtin printf 'unset -f exit\\n'\n"
+            "builtin printf 'unset -v _holdfast_ _holdfast_armed_ _holdfast_flags_\\n'\n"
             f"builtin printf '%s\\n' '{WHOLE}'; }} >|{directory}/state 2>/dev/null; fi\n"
         )
 
@@ -392,6 +419,7 @@ class Zsh(Dialect):
     builtin = "\\builtin"
     exec = "\\exec"
     source = "\\builtin ."
+    leave = "\\builtin return"
     hushed = "2>/dev/null"
     begin = ()
     stop = "return 130"

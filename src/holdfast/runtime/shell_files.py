@@ -40,7 +40,7 @@ class ShellFiles:
         """The files that stay as they are."""
         self._plain_text = dialect.step(self.plain).encode()
         self.write("keep", self._plain_text)
-        self.write("status", b"return 0\n")
+        self.write("status", dialect.status(0).encode())
         if at_exit := dialect.at_exit(self.quoted):
             self.write("at_exit", at_exit.encode())
 

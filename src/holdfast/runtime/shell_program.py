@@ -19,7 +19,16 @@ from holdfast.model import CommandSpec
 from holdfast.runtime.foreground import command_line, copies, open_stat, reaped_faults, waits_for
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.recorded import Output, Recorded
-from holdfast.runtime.shell_dialect import WHOLE, Answer, Dialect, Step, Suspended, is_whole, parse_answer
+from holdfast.runtime.shell_dialect import (
+    MAY_EXPORT,
+    WHOLE,
+    Answer,
+    Dialect,
+    Step,
+    Suspended,
+    is_whole,
+    parse_answer,
+)
 from holdfast.runtime.shell_files import ShellFiles
 
 if TYPE_CHECKING:
@@ -62,6 +71,8 @@ class ShellProgram:
         self._answer = Answer(0, "", "", None, "", "", {})
         self._suspended = Suspended()
         self._armed = False
+        #: Whether the last command may have changed what it exports.
+        self._exported = False
         self._has_job = False
         #: Background jobs that it has told of.
         self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
@@ -160,7 +171,7 @@ class ShellProgram:
             looks_first=pipes is None or self._has_names(),
             copies=() if pipes is None else self._copies(),
             saves_state=saves_state,
-            saves_exports=(risky or spec.timeout is not None) and not self.exports_saved,
+            saves_exports=not self.exports_saved and (self._exported or risky or spec.timeout is not None),
         )
         files.write("command", encode(dialect.command(spec.command, self._suspended, step)))
         if spec.input is not None:
@@ -169,10 +180,11 @@ class ShellProgram:
             files.forget("state")
             files.prepare(dialect)
         if step != files.plain:
-            files.write("status", b"\\return %d\n" % step.status)
+            files.write("status", dialect.status(step.status).encode())
         line = self._line(step)
         self._give_streams(command, step.pipes)
         self._armed = saves_state
+        self._exported = MAY_EXPORT.search(spec.command) is not None
         self.exports_saved = False
         self.say(line)
 

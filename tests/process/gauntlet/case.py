@@ -66,8 +66,6 @@ class Case(msgspec.Struct, frozen=True):
     shells: tuple[str, ...] = SH
     #: Programs without which the case cannot be run.
     needs: tuple[str, ...] = ()
-    #: Why it fails today, in the shells it names; it says what should be, and the run fails once it passes.
-    known_bug: str = ""
 
 
 def case(
@@ -75,9 +73,8 @@ def case(
     *steps: Step | Closed | Late,
     on: tuple[str, ...] = SH,
     needs: tuple[str, ...] = (),
-    known_bug: str = "",
 ) -> Case:
-    return Case(name, steps, on, needs, known_bug)
+    return Case(name, steps, on, needs)
 
 
 def like(pattern: str) -> re.Pattern[bytes]:

@@ -131,7 +131,6 @@ ENVIRONMENT: tuple[Case, ...] = (
         Step("trap 'echo $A' EXIT; exit 3", b"1\n", code=3, env={"A": "1"}),
         Closed("exited with code 3"),
         on=("zsh",),
-        known_bug="lines of ours for after the command are unread: it is taken for one that never began",
     ),
     case(
         "all at once",

@@ -73,7 +73,6 @@ OPTIONS: tuple[Case, ...] = (
         Step("fi", b"", SOMETHING, 2, restored=("", "state")),
         Step("echo $kept", b"1\n"),
         on=BASH,
-        known_bug="in this mode a syntax error in a sourced file ends the shell; with `command .` it would not",
     ),
     case(
         "set -k, +B, +h, -b, -P",
