@@ -203,10 +203,11 @@ class Shell:
     ) -> CommandStream:
         if not isinstance(command, str):
             raise InvalidParams(f"command: a str, not {type(command).__name__}")
-        try:
-            command.encode()
-        except UnicodeEncodeError:
-            raise InvalidParams("command: holds half of a surrogate pair, which is no character") from None
+        if not command.isascii():
+            try:
+                command.encode()
+            except UnicodeEncodeError:
+                raise InvalidParams("command: holds half of a surrogate pair, which is no character") from None
         spec = CommandSpec(
             command_id=secrets.token_hex(8),
             command=command,

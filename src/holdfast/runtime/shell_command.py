@@ -106,8 +106,9 @@ class ShellCommand(Recorded):
         return self.ended
 
     def _exited(self) -> None:
-        self._on_end(self)
+        # Who waits goes on while we tidy up.
         self._call_back()
+        self._on_end(self)
 
     def _call_back(self) -> None:
         callbacks, self._callbacks = self._callbacks, []

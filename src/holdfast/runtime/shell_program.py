@@ -182,11 +182,13 @@ class ShellProgram:
         if step != files.plain:
             files.write("status", dialect.status(step.status).encode())
         line = self._line(step)
-        self._give_streams(command, step.pipes)
+        opened = {} if pipes is None else self._open_pipes(pipes)
+        # The shell works while we tidy up.
+        self.say(line)
+        self._give_streams(command, opened)
         self._armed = saves_state
         self._exported = MAY_EXPORT.search(spec.command) is not None
         self.exports_saved = False
-        self.say(line)
 
     def _line(self, step: Step) -> str:
         """What to say to have a step done."""
@@ -254,18 +256,21 @@ class ShellProgram:
         names = {f"{path}/{letter}{self._pipes}": number for letter, number in (("o", 1), ("e", 2))}
         return tuple(copies(self.pid, names))
 
-    def _give_streams(self, command: Recorded, pipes: int | None) -> None:
-        if pipes is None:
-            for output in self._outputs:
-                if output.fd >= 0:
-                    command.adopt(output)
-        else:
-            # The names go to new pipes if somebody still holds those that had them.
-            held = any(output.fd >= 0 for output in self._outputs_before)
-            opened = self._files.open_pipes(pipes, fresh=held)
-            self._outputs_before = self._outputs
+    def _open_pipes(self, pipes: int) -> dict[int, int]:
+        """Our ends of the other pair. Its names go to new pipes if somebody still holds those that had them."""
+        held = any(output.fd >= 0 for output in self._outputs_before)
+        opened = self._files.open_pipes(pipes, fresh=held)
+        self._outputs_before = self._outputs
+        self._pipes = pipes
+        return opened
+
+    def _give_streams(self, command: Recorded, opened: dict[int, int]) -> None:
+        if opened:
             self._outputs = [command.watch(kind, fd) for kind, fd in opened.items()]
-            self._pipes = pipes
+            return
+        for output in self._outputs:
+            if output.fd >= 0:
+                command.adopt(output)
 
     def _take(self, answer: Answer) -> None:
         self._has_job = answer.job != self._answer.job

@@ -234,6 +234,7 @@ def check_command(spec: CommandSpec) -> None:
             raise InvalidParams(f"environment variable {name!r} holds a NUL character")
     try:
         for text in (spec.command, spec.cwd or "", *(spec.env or {}).values()):
-            text.encode("utf-8", "surrogateescape")
+            if not text.isascii():
+                text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidParams("command: holds half of a surrogate pair, which is no character") from None
