@@ -91,7 +91,6 @@ async def test_a_command_is_refused_when_there_are_no_descriptors_and_the_next_o
     assert refused > 0
 
 
-@pytest.mark.xfail(strict=True, reason="a command that is refused takes with it that the shell has had children")
 @pytest.mark.usefixtures("few_descriptors")
 async def test_what_a_grandchild_prints_is_the_shells_though_a_command_was_refused_in_between(
     sh: Shell, tmp_path: Path
@@ -105,7 +104,6 @@ async def test_what_a_grandchild_prints_is_the_shells_though_a_command_was_refus
         await late_output(sh, b"late\n")
 
 
-@pytest.mark.xfail(strict=True, reason="the files of a shell that was not made stay open, and errors are raw")
 @pytest.mark.usefixtures("few_descriptors")
 async def test_a_shell_is_refused_when_there_are_no_descriptors(api: LocalExec, sandbox: Sandbox) -> None:
     await (await sandbox.shell("bash")).close()
@@ -127,7 +125,6 @@ async def test_a_shell_is_refused_when_there_are_no_descriptors(api: LocalExec, 
     await sh.close()
 
 
-@pytest.mark.xfail(strict=True, reason="a shell that did not start again has no program to close")
 @pytest.mark.usefixtures("few_descriptors")
 async def test_a_shell_that_cannot_be_replaced_closes_and_its_jobs_end(sandbox: Sandbox) -> None:
     closed = 0

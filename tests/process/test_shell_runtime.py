@@ -274,7 +274,6 @@ async def test_shells_are_closed_at_shutdown_and_nothing_is_left(api: LocalExec,
         await idle.run("true")
 
 
-@pytest.mark.xfail(strict=True, reason="open_shell asks too late whether the server is shutting down")
 async def test_no_shell_is_opened_after_shutdown(api: LocalExec, sandbox: Sandbox) -> None:
     await api.shutdown(0)
     with pytest.raises(ShuttingDown):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from bench.live_shells import file_of_lines
+from bench.live_shells import Answer, file_of_lines
 from bench.measure import Bound, Target, is_reached
-from bench.shells import TIMES_OUT, Answer, Edge, Outcome, difference, raised, verdict
+from bench.shells import TIMES_OUT, Edge, Outcome, difference, raised, verdict
 
 ECHO = Edge("a line", "echo a", output=b"a\n")
 TIMED = Edge("a timeout", "sleep 30", times_out=True)

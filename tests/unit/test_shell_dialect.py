@@ -105,7 +105,6 @@ def test_traps_are_read_as_the_shell_prints_them(printed: bytes, traps: dict[str
     assert parse_answer(said(printed)).traps == traps
 
 
-@pytest.mark.xfail(strict=True, reason="a trap is taken to end at the first line that ends in a name of one")
 @pytest.mark.parametrize(
     "printed",
     [

@@ -327,6 +327,8 @@ class LocalExec:
     # --- shells ----------------------------------------------------------------------------------------------
 
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
+        if self._closing:
+            raise ShuttingDown("the server is shutting down: it starts nothing new")
         return (await self.shells.open(spec)).info()
 
     def run_in_shell(

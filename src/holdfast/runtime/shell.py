@@ -337,8 +337,8 @@ class LiveShell:
         """
         self._silence = None
         command = self._current
-        if command is None:
-            return
+        if command is None or command.ended is not None:
+            return  # it has spoken, and a slow reader is still owed output
         if is_stopped(self._program.pid):
             self._program.process.signal_leader(signal.SIGCONT)
         waits = self._program.waits()
@@ -371,14 +371,16 @@ class LiveShell:
         self._stop(command)
 
     def _stop(self, command: ShellCommand) -> asyncio.Task[None]:
+        # A reader that does not read must not keep it from ending.
+        command.stop_blocking()
         if command.stop is None:
             command.stop = self._loop.create_task(self._end_command(command))
         return command.stop
 
     async def _end_command(self, command: ShellCommand) -> None:
+        if command.ended is not None:
+            return  # it had, and only its reader was behind
         process = self._program.process
-        # A reader that does not read must not keep it from ending.
-        command.stop_blocking()
         process.signal_leader(signal.SIGCONT)
         over = asyncio.ensure_future(command.wait_ended())
         give_up_at: float | None = None
@@ -484,6 +486,9 @@ class LiveShell:
             self._program = self._new_program()
             await self._launch(_still_there(old.cwd), login=False, restore=self._files.existing(restored))
         except (HoldfastError, OSError) as error:
+            if self._program is not old:
+                self._program.hang_up()
+                self._program = old
             self._restarting = None
             self._closed(f"it did not start again after a command had to be ended: {error}", status)
             return

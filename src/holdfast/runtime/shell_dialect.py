@@ -24,7 +24,12 @@ WHOLE: Final = "# whole"
 #: Options that would show our own lines, and traps that would run for them.
 _NOISY_FLAGS: Final = "xv"
 _NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR", "RETURN")
-_TRAP: Final = re.compile(rb"^trap -- (.*?) (?:SIG)?(EXIT|DEBUG|Z?ERR|RETURN)$", re.DOTALL | re.MULTILINE)
+#: A trap as shells print it: one word, quoted in the way of each, and the name of the signal.
+_TRAP: Final = re.compile(
+    rb"""^trap\ --\ ((?:\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])*)\ (?:SIG)?(\S+)$""",
+    re.MULTILINE | re.DOTALL,
+)
+_KNOWN_TRAPS: Final = {b"EXIT", b"DEBUG", b"ERR", b"ZERR", b"RETURN"}
 #: A command of this kind may end the shell by an option (`set -e`, `set -u`) or by an expansion (`${x:?}`).
 _MAY_ABORT: Final = re.compile(r"\bset\b|\bshopt\b|\?|\beval\b|\bsource\b|(?:^|[\s;&|])\.\s")
 #: What may change the exported variables; a function may too, and is seen at the next idle moment.
@@ -105,13 +110,14 @@ def is_whole(received: bytes | bytearray) -> bool:
 def parse_answer(received: bytes) -> Answer:
     """Raises `ValueError` for what is no answer."""
     *before, first, cwd, old_cwd, _ = received.split(b"\0")
-    status, flags, job, known, last = _text(first).split(":", 4)
-    traps = {}
+    status, flags, job, ended, last = _text(first).split(":", 4)
+    traps: dict[str, str] = {}
     if before != [b""]:
         found = _TRAP.findall(b"\0".join(before))
         # In POSIX mode, bash tells of traps that are not set.
-        traps = {name.decode(): _text(action) for action, name in found if action != b"-"}
-    return Answer(int(known or status), flags, job, last if known else None, _text(cwd), _text(old_cwd), traps)
+        known = ((name, action) for action, name in found if name in _KNOWN_TRAPS and action != b"-")
+        traps = {name.decode(): _text(action) for name, action in known}
+    return Answer(int(ended or status), flags, job, last if ended else None, _text(cwd), _text(old_cwd), traps)
 
 
 def _text(data: bytes) -> str:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import PermissionRefused
+from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.model import CommandSpec
 from holdfast.runtime.foreground import command_line, copies, open_stat, reaped_faults, waits_for
 from holdfast.runtime.process import ManagedProcess
@@ -79,14 +79,24 @@ class ShellProgram:
         self._stat = -1
         self._faults = 0
         self._began = 0.0
-        files.prepare(dialect)
+        self._must_move = False
         #: The pair of pipes that it prints on, and our ends of them; and of the pair before.
         self._pipes = 0
         self._outputs_before: list[Output] = []
-        self._outputs = [record.watch(kind, fd) for kind, fd in files.open_pipes(0, fresh=True).items()]
-        self._control, self._theirs = socket.socketpair()
+        self._outputs: list[Output] = []
+        try:
+            self._control, self._theirs = socket.socketpair()
+        except OSError as error:
+            raise ResourceExhausted(f"no socket for a shell: {error.strerror}") from None
         self._control.setblocking(False)
         self._inode = os.fstat(self._theirs.fileno()).st_ino
+        try:
+            files.prepare(dialect)
+            self._outputs = [record.watch(kind, fd) for kind, fd in files.open_pipes(0, fresh=True).items()]
+        except BaseException:
+            self._control.close()
+            self._theirs.close()
+            raise
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -156,7 +166,8 @@ class ShellProgram:
     def begin(self, command: Recorded, spec: CommandSpec) -> None:
         """Hand a command over: its files, its streams, and the line that starts it."""
         dialect, files, answer = self.dialect, self._files, self._answer
-        pipes = 1 - self._pipes if self._has_had_children() else None
+        self._must_move = self._has_had_children()
+        pipes = 1 - self._pipes if self._must_move else None
         risky = dialect.may_abort(spec.command, answer.flags)
         saves_state = risky and dialect.saves_state and "EXIT" not in answer.traps
         step = Step(
@@ -185,6 +196,7 @@ class ShellProgram:
         opened = {} if pipes is None else self._open_pipes(pipes)
         # The shell works while we tidy up.
         self.say(line)
+        self._must_move = False
         self._give_streams(command, opened)
         self._armed = saves_state
         self._exported = MAY_EXPORT.search(spec.command) is not None
@@ -237,6 +249,8 @@ class ShellProgram:
 
     def _has_had_children(self) -> bool:
         """Whether anybody but the shell may hold its pipes: it has waited for a child, or left one behind."""
+        if self._must_move:
+            return True  # a command before this one was to move, and was refused
         before, self._faults = self._faults, reaped_faults(self._stat)
         began, self._began = self._began, time.monotonic()
         if not self._has_job and self._faults == before and self._faults >= 0:

@@ -84,21 +84,25 @@ class Shells:
         path, real = self._find(spec)
         self._made += 1
         files = ShellFiles(f"{self._spool.path}/s{self._made}", account)
-        shell = LiveShell(
-            spec,
-            path,
-            dialect_for(real),
-            files,
-            start_process=self._start_process,
-            end_process=self._end_process,
-            spool=self._spool,
-            poller=self._poller,
-            config=self._config,
-            tables=self._tables,
-            on_growth=self._on_growth,
-            on_closed=self._closed,
-            on_forget=self._forget_command,
-        )
+        try:
+            shell = LiveShell(
+                spec,
+                path,
+                dialect_for(real),
+                files,
+                start_process=self._start_process,
+                end_process=self._end_process,
+                spool=self._spool,
+                poller=self._poller,
+                config=self._config,
+                tables=self._tables,
+                on_growth=self._on_growth,
+                on_closed=self._closed,
+                on_forget=self._forget_command,
+            )
+        except BaseException:
+            files.remove()
+            raise
         try:
             await shell.start()
         except BaseException:

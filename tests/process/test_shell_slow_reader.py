@@ -1,0 +1,96 @@
+"""A command that has ended in its shell while its reader has not taken all: its end waits, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.exec_api import CommandStream
+from holdfast.model import CommandEnded, CommandSpec, OutputChunk, ShellSpec
+from holdfast.runtime.local import LocalExec
+from holdfast.runtime.shell import LiveShell
+from holdfast.runtime.shell_command import ShellCommand
+
+MakeExec = Callable[..., LocalExec]
+SAFETY_NET = 30
+MIB = 1024 * 1024
+#: More than is kept of one stream, and less than is kept and a pipe holds: the shell gets rid of it and answers.
+PRINTED = 3 * MIB // 2
+
+
+@pytest.fixture
+async def api(make_exec: MakeExec) -> LocalExec:
+    api = make_exec(retained_output_bytes_per_process=2 * MIB, interrupt_grace_seconds=0.05)
+    await api.open_shell(ShellSpec("sh", "bash"))
+    await all_of(api.run_in_shell("sh", CommandSpec("before", "word=kept")))
+    return api
+
+
+async def all_of(stream: CommandStream) -> tuple[bytes, CommandEnded]:
+    printed = b""
+    async with asyncio.timeout(SAFETY_NET):
+        async for event in stream:
+            if isinstance(event, CommandEnded):
+                return printed, event
+            if isinstance(event, OutputChunk):
+                printed += event.data
+    raise AssertionError("it ended without its end")
+
+
+async def stalled(api: LocalExec) -> tuple[CommandStream, LiveShell, ShellCommand]:
+    """A command whose shell waits for the next one already, while its reader has taken nothing."""
+    stream = api.run_in_shell("sh", CommandSpec("long", f"head -c {PRINTED} /dev/zero; (exit 7)"))
+    shell = api.shells.shell("sh")
+    command = shell._current
+    assert command is not None
+    async with asyncio.timeout(SAFETY_NET):
+        while command.ended is None or not shell._program.waits():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert command.running
+    return stream, shell, command
+
+
+async def state_of(api: LocalExec) -> tuple[bytes, int, bool]:
+    printed, ended = await all_of(api.run_in_shell("sh", CommandSpec("after", "echo $word; (exit 3)")))
+    return printed, ended.exit_code, ended.shell_restarted
+
+
+async def test_the_end_waits_for_the_reader(api: LocalExec) -> None:
+    stream, shell, _ = await stalled(api)
+    assert (shell.info().state, shell.info().command_id) == ("running", "long")
+    behind = api.run_in_shell("sh", CommandSpec("behind", "echo $word"))
+    assert shell.info().queued == 1
+    printed, ended = await all_of(stream)
+    assert (len(printed), ended.exit_code, ended.shell_restarted) == (PRINTED, 7, False)
+    assert (await all_of(behind))[0] == b"kept\n"
+
+
+async def test_a_shell_that_has_answered_is_not_taken_for_one_that_cannot(api: LocalExec) -> None:
+    stream, shell, command = await stalled(api)
+    # As the timer would, twice: the first look finds the shell waiting, the second still.
+    for waiting in (None, command):
+        if shell._silence is not None:
+            shell._silence.cancel()
+        shell._look(0.2, waiting)
+    printed, ended = await all_of(stream)
+    assert (len(printed), ended.exit_code, ended.shell_restarted) == (PRINTED, 7, False)
+    assert await state_of(api) == (b"kept\n", 3, False)
+
+
+async def test_an_interrupt_that_comes_after_the_answer_does_not_reach_the_next_command(api: LocalExec) -> None:
+    stream, shell, _ = await stalled(api)
+    async with asyncio.timeout(SAFETY_NET):
+        await api.interrupt_shell("sh")
+    _, ended = await all_of(stream)
+    assert (ended.exit_code, ended.shell_restarted) == (7, False)
+    assert await state_of(api) == (b"kept\n", 3, False)
+    assert shell.info().restarts == 0
+
+
+async def test_a_reader_that_leaves_after_the_answer_leaves_the_shell_as_it_is(api: LocalExec) -> None:
+    stream, shell, _ = await stalled(api)
+    await stream.aclose()
+    assert await state_of(api) == (b"kept\n", 3, False)
+    assert shell.info().restarts == 0
