@@ -70,6 +70,8 @@ class RemoteCommand:
                 return event
             result = await self._connection.reply(self._call)
             self._over = True
+            # Else the two would be a cycle, and one for each command makes work for the collector.
+            self._call.on_reply = self._call.renew = None
             if result.pushed and not isinstance(event, Exited):
                 raise InternalError("the output of a command ended without its end")
             await self._reader.aclose()

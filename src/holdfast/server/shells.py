@@ -38,7 +38,7 @@ class _Run(Later):
         self._pushed = False
         self._cancelled = False
         #: Keeps the command from dropping what was not sent.
-        self._reader = Reader(command, 0, self._grew)
+        self._reader: Reader | None = Reader(command, 0, self._grew)
         if params.subscribe is None:
             command.stop_blocking()  # nobody takes anything before the end
         if params.live or (params.subscribe is not None and params.subscribe.after_seq):
@@ -98,11 +98,13 @@ class _Run(Later):
                 name=self._wanted.subscription,
                 window=self._wanted.window,
             )
-            self._reader.close()
+            self._close()
 
     def _close(self) -> None:
-        if not self._pushed:
-            self._reader.close()
+        # Not kept: the two would be a cycle, and one for each command makes work for the collector.
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
 
 class ShellMethods:
