@@ -47,8 +47,8 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         try:
-            with open(f"{self._path}/cgroup.procs") as file:
-                return [int(line) for line in file]
+            with open(f"{self._path}/cgroup.procs", "rb", buffering=0) as file:
+                return [int(line) for line in file.readall().splitlines()]
         except OSError:
             return []
 

@@ -16,8 +16,8 @@ import os
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.model import ExitStatus, OutputChunk, OutputGap, ReadResult, Snapshot
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
@@ -31,6 +31,19 @@ if TYPE_CHECKING:
 #: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
 _PIPE_BYTES: Final = 64 * 1024
 _GROWN_PIPE_BYTES: Final = 1024 * 1024
+
+
+class Follower(Protocol):
+    """Who is told of news, and keeps what it has not taken from being dropped: a `Reader`, most of the time."""
+
+    @property
+    def consumed(self) -> Sequence[int]:
+        """How far it has taken each stream for good."""
+        ...
+
+    def on_ready(self) -> None:
+        """There may be something new."""
+        ...
 
 
 class Output:
@@ -99,7 +112,7 @@ class Recorded:
         retained = config.retained_output_bytes_per_process // len(kinds)
         self.logs: dict[int, OutputLog] = {kind: OutputLog(spool, retained) for kind in kinds}
         self._outputs: list[Output] = []
-        self._readers: set[Reader] = set()
+        self._readers: set[Follower] = set()
         #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
         self._taken = [0, 0, 0]
         self._waiters: set[asyncio.Event] = set()
@@ -193,13 +206,13 @@ class Recorded:
 
     # --- readers ---------------------------------------------------------------------------------------------
 
-    def attach(self, reader: Reader) -> None:
+    def attach(self, reader: Follower) -> None:
         self._readers.add(reader)
         if self._abandoned is not None:
             self._abandoned.cancel()
             self._abandoned = None
 
-    def detach(self, reader: Reader) -> None:
+    def detach(self, reader: Follower) -> None:
         self._readers.discard(reader)
         if not self._readers:
             # One that looked at the beginning again takes nothing back.

@@ -221,7 +221,24 @@ class LiveShell:
             raise LimitReached(
                 f"{len(self._queue)} commands wait in shell {self.id!r}: that is max_queued_commands"
             )
-        command = ShellCommand(
+        if self._current is None and not self._queue and self._restarting is None:
+            self._sent_ahead = 0
+            ticks = ticks_since_boot()
+            self._program.begin(spec)
+            # The shell works by now.
+            command = self._new_command(spec)
+            self._begun(command, ticks)
+        else:
+            command = self._new_command(spec)
+            self._queue.append(command)
+            self._sent_ahead = max(self._sent_ahead, len(self._queue))
+        return command
+
+    def _new_command(self, spec: CommandSpec) -> ShellCommand:
+        self._known[spec.command_id] = None
+        if len(self._known) > KNOWN_COMMANDS:
+            del self._known[next(iter(self._known))]
+        return ShellCommand(
             spec,
             spool=self._spool,
             poller=self._poller,
@@ -229,16 +246,6 @@ class LiveShell:
             on_growth=self._on_growth,
             on_end=self._command_over,
         )
-        self._known[spec.command_id] = None
-        if len(self._known) > KNOWN_COMMANDS:
-            del self._known[next(iter(self._known))]
-        if self._current is None and not self._queue and self._restarting is None:
-            self._sent_ahead = 0
-            self._begin(command)
-        else:
-            self._queue.append(command)
-            self._sent_ahead = max(self._sent_ahead, len(self._queue))
-        return command
 
     def _find(self, command_id: str) -> ShellCommand:
         for command in (self._current, *self._queue, *self._ended):
@@ -259,13 +266,20 @@ class LiveShell:
         self._on_forget(command)
 
     def _begin(self, command: ShellCommand) -> None:
-        command.began_ticks = ticks_since_boot()
+        """One whose turn has come."""
+        ticks = ticks_since_boot()
         try:
-            self._program.begin(command, command.spec)
+            self._program.begin(command.spec)
         except HoldfastError as error:
             self._refuse(command, error)
             self._loop.call_soon(self._next)
             return
+        self._begun(command, ticks)
+
+    def _begun(self, command: ShellCommand, ticks: int) -> None:
+        """The shell was told, not before `ticks`."""
+        command.began_ticks = ticks
+        self._program.give_streams(command)
         self._current = command
         self.state = "running"
         command.begin(self._timed_out)
@@ -283,6 +297,7 @@ class LiveShell:
         elif (command := self._current) is not None and command.ended is None:
             stopped_as = None if command.stop is None else _stopped_as(command)
             self._finish(command, self._program.finish(answer, spec=command.spec, stopped_as=stopped_as))
+            self._program.settle()
 
     def _finish(self, command: ShellCommand, exit_code: int, restored: Restored | None = None) -> None:
         assert command.began is not None

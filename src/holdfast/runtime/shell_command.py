@@ -106,6 +106,7 @@ class ShellCommand(Recorded):
         return self.ended
 
     def _exited(self) -> None:
+        self._blocking = False  # all that it printed is taken, and its streams go back to the shell
         # Who waits goes on while we tidy up.
         self._call_back()
         self._on_end(self)

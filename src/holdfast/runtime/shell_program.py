@@ -12,7 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.model import CommandSpec
@@ -37,6 +37,17 @@ if TYPE_CHECKING:
 #: Far more than a path of the longest kind and every trap. More than that is no answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
 KNOWN_JOBS: Final = 256
+
+
+class _Settling(NamedTuple):
+    """What has to be undone after a command."""
+
+    stopped: bool = False
+    disarm: list[str] | None = None
+    back: tuple[str, str] | None = None
+
+
+_NOTHING_OWED: Final = _Settling()
 
 
 class ShellProgram:
@@ -70,6 +81,7 @@ class ShellProgram:
         self._said = bytearray()
         self._answer = Answer(0, "", "", None, "", "", {})
         self._suspended = Suspended()
+        self._owed_settling = _NOTHING_OWED
         self._armed = False
         #: Whether the last command may have changed what it exports.
         self._exported = False
@@ -83,6 +95,7 @@ class ShellProgram:
         #: The pair of pipes that it prints on, and our ends of them; and of the pair before.
         self._pipes = 0
         self._outputs_before: list[Output] = []
+        self._opened: dict[int, int] = {}
         self._outputs: list[Output] = []
         try:
             self._control, self._theirs = socket.socketpair()
@@ -130,7 +143,7 @@ class ShellProgram:
         self._stat = open_stat(self.pid)
         self._faults = reaped_faults(self._stat)
         self._take(answer)
-        self._settle()
+        self.settle()
 
     def end_input(self) -> None:
         """The end of its program: it runs its EXIT trap and goes."""
@@ -163,10 +176,12 @@ class ShellProgram:
 
     # --- a command -------------------------------------------------------------------------------------------
 
-    def begin(self, command: Recorded, spec: CommandSpec) -> None:
-        """Hand a command over: its files, its streams, and the line that starts it."""
+    def begin(self, spec: CommandSpec) -> None:
+        """Hand a command over: its files, its pipes, and the line that starts it.
+
+        The shell works from here on. `give_streams` is to follow before we return to the loop.
+        """
         dialect, files, answer = self.dialect, self._files, self._answer
-        self._must_move = self._has_had_children()
         pipes = 1 - self._pipes if self._must_move else None
         risky = dialect.may_abort(spec.command, answer.flags)
         saves_state = risky and dialect.saves_state and "EXIT" not in answer.traps
@@ -193,11 +208,10 @@ class ShellProgram:
         if step != files.plain:
             files.write("status", dialect.status(step.status).encode())
         line = self._line(step)
-        opened = {} if pipes is None else self._open_pipes(pipes)
-        # The shell works while we tidy up.
+        self._opened = {} if pipes is None else self._open_pipes(pipes)
+        self._began = time.monotonic()
         self.say(line)
         self._must_move = False
-        self._give_streams(command, opened)
         self._armed = saves_state
         self._exported = MAY_EXPORT.search(spec.command) is not None
         self.exports_saved = False
@@ -212,7 +226,10 @@ class ShellProgram:
         return f"\\. {self._files.quoted}/step\n"
 
     def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
-        """Take the answer to a command; returns its exit code, which is `stopped_as` if we ended it."""
+        """Take the answer to a command; returns its exit code, which is `stopped_as` if we ended it.
+
+        `settle` is to follow, before anything else is said to the shell.
+        """
         if stopped_as is not None:
             # What it shows as its DEBUG trap is what stopped it.
             answer = answer._replace(status=stopped_as, traps=_without(answer.traps, "DEBUG"))
@@ -226,16 +243,33 @@ class ShellProgram:
         if spec.cwd is not None:
             back = self._answer.cwd, self._answer.old_cwd
             answer = answer._replace(cwd=back[0], old_cwd=back[1])
-        before = self.cwd
         self._take(answer)
-        if back is not None:
-            self.cwd, self._where = before, ""
-        self._settle(stopped=stopped_as is not None, disarm=disarm, back=back)
+        self._owed_settling = _Settling(stopped_as is not None, disarm, back)
         return answer.status
+
+    def settle(self) -> None:
+        """Between two commands: take off what would show, and undo what was for the last command alone.
+
+        And look at what nobody waits for: whether the shell has had children, and where it really is.
+        """
+        owed, self._owed_settling = self._owed_settling, _NOTHING_OWED
+        self._must_move = self._has_had_children()
+        if owed.back is None:
+            self._look_where()
+        else:
+            self._where = ""  # it is on its way back
+        self._suspended = Suspended.after(self._answer)
+        flags = self._answer.flags if owed.stopped else None
+        line = self.dialect.clean_up(
+            suspend=self._suspended, stopped_with=flags, disarm=owed.disarm, back=owed.back
+        )
+        if line:
+            self.say(line)
 
     def go_back(self, cwd: str) -> None:
         """To where the shell was before a command with a directory of its own."""
-        self._settle(back=(cwd, cwd))
+        self._owed_settling = _Settling(back=(cwd, cwd))
+        self.settle()
         self.cwd = cwd
 
     def set_status(self, status: int) -> None:
@@ -249,15 +283,12 @@ class ShellProgram:
 
     def _has_had_children(self) -> bool:
         """Whether anybody but the shell may hold its pipes: it has waited for a child, or left one behind."""
-        if self._must_move:
-            return True  # a command before this one was to move, and was refused
         before, self._faults = self._faults, reaped_faults(self._stat)
-        began, self._began = self._began, time.monotonic()
         if not self._has_job and self._faults == before and self._faults >= 0:
             return False
         # A child of its child may be anywhere, but not outside of its cgroup.
         cgroup = self.process.tree.cgroup
-        inside = cgroup is not None and cgroup.joined_at is not None and cgroup.joined_at < began
+        inside = cgroup is not None and cgroup.joined_at is not None and cgroup.joined_at < self._began
         return not inside or cgroup is None or cgroup.pids() != [self.pid]
 
     def _has_names(self) -> bool:
@@ -278,9 +309,11 @@ class ShellProgram:
         self._pipes = pipes
         return opened
 
-    def _give_streams(self, command: Recorded, opened: dict[int, int]) -> None:
-        if opened:
-            self._outputs = [command.watch(kind, fd) for kind, fd in opened.items()]
+    def give_streams(self, command: Recorded) -> None:
+        """What is printed from now on is this command's."""
+        if self._opened:
+            self._outputs = [command.watch(kind, fd) for kind, fd in self._opened.items()]
+            self._opened = {}
             return
         for output in self._outputs:
             if output.fd >= 0:
@@ -290,31 +323,24 @@ class ShellProgram:
         self._has_job = answer.job != self._answer.job
         if self._has_job and answer.job.isdecimal():
             self.jobs.append(int(answer.job))
+        moved, self._answer = answer.cwd != self._answer.cwd, answer
+        if moved:
+            self._where = ""
+            self._look_where()
+
+    def _look_where(self) -> None:
+        """It is where `PWD` says, if the kernel agrees: a user may set it to anything, or make it read-only."""
+        claimed, link = self._answer.cwd, f"/proc/{self.pid}/cwd"
         try:
-            where = os.readlink(f"/proc/{self.pid}/cwd")
+            where = os.readlink(link)
         except OSError:
-            where = answer.cwd  # it has just ended
-        if answer.cwd != self._answer.cwd or where != self._where:
-            self._where = where
-            self.cwd = self._true_cwd(answer.cwd, where)
-        self._answer = answer
-
-    def _true_cwd(self, claimed: str, where: str) -> str:
-        """`PWD`, if that is where the shell is: a user may set it to anything, or make it read-only."""
+            where = claimed  # it has just ended
+        if where == self._where:
+            return
+        self._where = self.cwd = where
         with contextlib.suppress(OSError):
-            if claimed.startswith("/") and os.path.samefile(claimed, f"/proc/{self.pid}/cwd"):
-                return claimed
-        return where
-
-    def _settle(
-        self, *, stopped: bool = False, disarm: list[str] | None = None, back: tuple[str, str] | None = None
-    ) -> None:
-        """Between two commands: take off what would show, and undo what was for the last command alone."""
-        self._suspended = Suspended.after(self._answer)
-        flags = self._answer.flags if stopped else None
-        line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=back)
-        if line:
-            self.say(line)
+            if claimed.startswith("/") and os.path.samefile(claimed, link):
+                self.cwd = claimed
 
     # --- the socket ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.model import CommandSpec, ProcessInfo, ShellSpec, ShellStatus
-from holdfast.runtime.reader import Reader
 from holdfast.server.later import CANCELLED_BY_CALLER, Later
 from holdfast.wire import messages as m
 
@@ -37,14 +36,14 @@ class _Run(Later):
         self._wanted = params.subscribe
         self._pushed = False
         self._cancelled = False
-        #: Keeps the command from dropping what was not sent.
-        self._reader: Reader | None = Reader(command, 0, self._grew)
+        self._closed = False
+        command.attach(self)
         if params.subscribe is None:
             command.stop_blocking()  # nobody takes anything before the end
         if params.live or (params.subscribe is not None and params.subscribe.after_seq):
             self._push()
         else:
-            self._grew()
+            self.on_ready()
 
     # --- Later -----------------------------------------------------------------------------------------------
 
@@ -84,7 +83,10 @@ class _Run(Later):
 
     # --- output ----------------------------------------------------------------------------------------------
 
-    def _grew(self) -> None:
+    #: Nothing is taken before it is sent.
+    consumed: Final = (0, 0, 0)
+
+    def on_ready(self) -> None:
         logs = self._command.logs
         if not self._pushed and logs[0].end + logs[1].end > INLINE_BYTES:
             self._push()
@@ -101,10 +103,9 @@ class _Run(Later):
             self._close()
 
     def _close(self) -> None:
-        # Not kept: the two would be a cycle, and one for each command makes work for the collector.
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        if not self._closed:
+            self._closed = True
+            self._command.detach(self)
 
 
 class ShellMethods:
