@@ -54,6 +54,7 @@ def _rows(status: ServerStatus) -> list[tuple[str, str]]:
         ("up", age(status.uptime)),
         ("running", str(status.processes_running)),
         ("ended, kept", str(status.processes_kept)),
+        ("shells", str(status.shells)),
         ("sessions", str(status.sessions)),
         ("spool", f"{status.spool} ({amount(status.spool_bytes)})"),
         ("containment", ", ".join(status.containment) or "none"),

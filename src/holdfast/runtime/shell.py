@@ -472,7 +472,8 @@ class LiveShell:
         self._on_closed(self)
 
     def _closed_error(self) -> ShellClosed:
-        return ShellClosed(f"shell {self.id!r} is closed: {self.reason}", reason=self.reason)
+        why = "" if self.reason == "closed" else f": {self.reason}"
+        return ShellClosed(f"shell {self.id!r} is closed{why}", reason=self.reason)
 
     def _check_open(self) -> None:
         if self.state == "closed":
