@@ -346,8 +346,10 @@ class ShellProgram:
 
     def say(self, text: str) -> None:
         """A line for the shell. It is short, and a socket holds hundreds of them: it goes at once or not at all."""
-        with contextlib.suppress(OSError):  # it has ended: that is told in a moment
+        try:
             self._control.send(encode(text))
+        except OSError:
+            self.left_unread = True  # it has ended: that is told in a moment
 
     def _readable(self) -> None:
         try:
