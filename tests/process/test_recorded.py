@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import ExecServerConfig
 from holdfast.model import Closed, Exited, ExitStatus, OutputChunk
-from holdfast.runtime.local import LocalEvents
+from holdfast.runtime.local_events import LocalEvents
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.reader import Reader

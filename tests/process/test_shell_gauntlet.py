@@ -174,11 +174,14 @@ async def test_a_prompt_is_seen_while_the_command_waits(tmp_path: Path) -> None:
 
 
 async def test_an_idle_shell_with_tmout_set_is_still_there() -> None:
-    """TMOUT bounds every `read` of bash by real seconds, and no clock of ours can make them pass sooner."""
+    """TMOUT bounds every `read` of bash by real seconds: a job of the shell announces that they have passed."""
     async with asyncio.timeout(SAFETY_NET), holdfast.connect("inprocess") as box:
         sh = await box.shell(shell="bash")
-        assert (await sh.run("x=5; TMOUT=1")).exit_code == 0
-        await asyncio.sleep(1.3)
+        assert (await sh.run("x=5; TMOUT=1; (sleep 1.3; echo passed) &")).exit_code == 0
+        async for chunk in sh.output():
+            assert isinstance(chunk, OutputChunk)
+            assert chunk.data == b"passed\n"
+            break
         assert (await sh.run("echo $x")).stdout == "5\n"
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from holdfast.client.connection import DEFAULT_WINDOW, Connection
-from holdfast.client.remote_command import RemoteCommand
+from holdfast.client.remote_command import RemoteCommand, milliseconds
 from holdfast.client.subscription import Subscription
 from holdfast.errors import StdinClosed, UnknownProcess
 from holdfast.model import (
@@ -165,8 +165,8 @@ class RemoteExec:
 
 
 def _milliseconds(seconds: float) -> int:
-    """Rounded up, so that a short wait does not become none."""
-    return max(0, -int(-seconds * 1000 // 1))
+    """A wait of less than nothing is none."""
+    return max(0, milliseconds(seconds))
 
 
 def _start_params(spec: ProcessSpec, subscribe: bool | m.SubscribeSpec) -> m.StartParams:

@@ -37,7 +37,7 @@ class RemoteCommand:
             cwd=spec.cwd,
             env=spec.env,
             input=spec.input,
-            timeout_ms=None if spec.timeout is None else -int(-spec.timeout * 1000 // 1),
+            timeout_ms=None if spec.timeout is None else milliseconds(spec.timeout),
             subscribe=m.SubscribeSpec(self._reader.id, 0, self._reader.window),
             live=live,
         )
@@ -96,6 +96,11 @@ class RemoteCommand:
                     withdrawal = self._connection.begin(methods.SHELL_INTERRUPT, params)
                     withdrawal.future.add_done_callback(_take_error)
         await self._reader.aclose()
+
+
+def milliseconds(seconds: float) -> int:
+    """Rounded up, so that a short time does not become none."""
+    return -int(-seconds * 1000 // 1)
 
 
 def _inline(result: m.ShellRunResult) -> list[CommandEvent]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Container
 from typing import Final
 
-from holdfast.runtime.process_table import Entry, ProcessTable
+from holdfast.runtime.process_table import Entry, ProcessTable, stat_fields
 
 #: A shell without job control makes its background jobs ignore both.
 _INT_AND_QUIT: Final = (1 << 1) | (1 << 2)
@@ -59,7 +59,7 @@ def reaped_faults(stat: int) -> int:
         text = os.pread(stat, 512, 0)
     except OSError:
         return -1
-    return int(text[text.rindex(b")") + 2 :].split(b" ", 10)[8])
+    return int(stat_fields(text)[8])
 
 
 def is_stopped(pid: int) -> bool:
@@ -69,7 +69,7 @@ def is_stopped(pid: int) -> bool:
             text = file.read(512)
     except OSError:
         return False
-    return text[text.rindex(b")") + 2 :].startswith(b"T")
+    return stat_fields(text)[0] == b"T"
 
 
 def waits_for(pid: int, inode: int) -> bool:

@@ -32,15 +32,9 @@ from holdfast.errors import (
 )
 from holdfast.exec_api import CommandStream, EventStream
 from holdfast.model import (
-    Closed,
-    CommandEvent,
     CommandSpec,
     EnvironmentInfo,
     ExitStatus,
-    Limits,
-    OutputChunk,
-    OutputGap,
-    ProcessEvent,
     ProcessInfo,
     ProcessSpec,
     ReadResult,
@@ -52,22 +46,21 @@ from holdfast.model import (
     TerminalSize,
 )
 from holdfast.runtime.cgroup import Cgroups
+from holdfast.runtime.checks import check_spec
 from holdfast.runtime.environment import resolve_user
+from holdfast.runtime.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.orphans import OrphanReaper
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import TableReader
 from holdfast.runtime.process_tree import Strays, Tree
-from holdfast.runtime.reader import Reader
 from holdfast.runtime.recorded import Recorded
-from holdfast.runtime.shell_command import ShellCommand
 from holdfast.runtime.shells import Shells
 from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.spawn import write_all
 from holdfast.runtime.starting import Started, Starter, starts_at_once
 
-MAX_ID_CHARACTERS: Final = 256
 DEFAULT_READ_BYTES: Final = 1024 * 1024
 #: Between two attempts to connect to a port: no event tells that somebody listens.
 _PORT_RETRY: Final = (0.005, 0.25)
@@ -159,24 +152,7 @@ class LocalExec:
             raise Forbidden("direct starts are switched off here (allow_direct_exec)")
         if spec.kind == "prepared" and not self.config.allow_prepared_exec:
             raise Forbidden("prepared starts are switched off here (allow_prepared_exec)")
-        if not 0 < len(spec.process_id) <= MAX_ID_CHARACTERS:
-            raise InvalidParams(f"processId must have 1 to {MAX_ID_CHARACTERS} characters")
-        if not spec.argv:
-            raise InvalidParams("argv is empty: there is nothing to run")
-        for index, argument in enumerate(spec.argv):
-            _check_text(argument, f"argv[{index}]")
-        _check_text(spec.arg0 or "", "arg0")
-        _check_text(spec.cwd or "", "cwd")
-        variables = {**(spec.env or {}), **(spec.env_policy.set if spec.env_policy else {})}
-        for name, value in variables.items():
-            if not name or "=" in name:
-                raise InvalidParams(f"environment variable {name!r}: an empty name, or a '=' in it")
-            _check_text(name, f"the name of environment variable {name!r}")
-            _check_text(value, f"environment variable {name!r}")
-        if spec.limits is not None:
-            _check_limits(spec.limits)
-        if spec.size is not None and not spec.tty:
-            raise InvalidParams("size goes with tty")
+        check_spec(spec)
 
     def _start(self, spec: ProcessSpec) -> ManagedProcess:
         return self._manage(spec, self._starter.start(spec))
@@ -528,95 +504,6 @@ class LocalExec:
         """Refuse a session's next process when it has enough of them."""
         if running >= self.config.max_processes_per_connection:
             raise LimitReached(f"{running} processes run in this session: that is max_processes_per_connection")
-
-
-class LocalEvents:
-    """An in-process reader: waits on the process, reads from its log, ends after `Closed`."""
-
-    def __init__(self, process: Recorded, after_seq: int) -> None:
-        self._news = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._reader: Reader | None = None
-        self._reader = Reader(process, after_seq, self._news.set)
-
-    def __aiter__(self) -> LocalEvents:
-        return self
-
-    async def __anext__(self) -> ProcessEvent:
-        while self._reader is not None:
-            self._news.clear()
-            event = self._reader.next_event()
-            if event is None:
-                if self._reader.at_end:
-                    break
-                await self._news.wait()
-                continue
-            if isinstance(event, Closed):
-                await self.aclose()
-            return event
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-            self._news.set()
-
-    def __del__(self) -> None:
-        # Left in the middle of an `async for`: a blocking process must not wait for it. The collector may run in
-        # any thread.
-        if self._reader is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._reader.close)
-
-
-class LocalCommand:
-    """A command in a shell, read in process."""
-
-    def __init__(self, shells: Shells, command: ShellCommand) -> None:
-        self._shells = shells
-        self._command = command
-        self._events = LocalEvents(command, 0)
-        self._over = False
-
-    def __aiter__(self) -> LocalCommand:
-        return self
-
-    async def __anext__(self) -> CommandEvent:
-        if self._over:
-            raise StopAsyncIteration
-        # A command that is taken out of the queue has no exit to tell.
-        event = None if self._command.error is not None else await self._next_event()
-        if isinstance(event, OutputChunk | OutputGap):
-            return event
-        self._over = True
-        await self._events.aclose()
-        return await self._command.wait_ended()
-
-    async def _next_event(self) -> ProcessEvent | None:
-        return await anext(self._events, None)
-
-    async def aclose(self) -> None:
-        if not self._over:
-            self._over = True
-            self._shells.withdraw(self._command.process_id)
-        await self._events.aclose()
-
-
-def _check_text(text: str, what: str) -> None:
-    if "\0" in text:
-        raise InvalidParams(f"{what} holds a NUL character")
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        raise InvalidParams(f"{what} holds half of a surrogate pair, which is no character") from None
-
-
-def _check_limits(limits: Limits) -> None:
-    for name in limits.__struct_fields__:
-        value = getattr(limits, name)
-        lowest, highest = (-20, 19) if name == "nice" else (0, 2**63 - 1)
-        if value is not None and not lowest <= value <= highest:
-            raise InvalidParams(f"limits.{name} {value}: must be {lowest} to {highest}")
 
 
 def _user_name() -> str:

@@ -76,6 +76,14 @@ def _read_limit_mark(pid: int) -> int | None:
     return None
 
 
+def stat_fields(text: bytes) -> list[bytes]:
+    """The fields of /proc/PID/stat behind the name, the state first.
+
+    The name in parentheses may hold anything, parentheses included: the fields start behind the last one.
+    """
+    return text[text.rindex(b")") + 2 :].split(b" ", 20)
+
+
 def read_entry(pid: int) -> Entry | None:
     """One process, or None if there is none."""
     try:
@@ -90,8 +98,7 @@ def read_entry(pid: int) -> Entry | None:
         return None
     finally:
         os.close(fd)
-    # The name in parentheses may hold anything, parentheses included: the fields start behind the last one.
-    fields = text[text.rindex(b")") + 2 :].split(b" ", 20)
+    fields = stat_fields(text)
     return Entry(pid, int(fields[1]), int(fields[3]), fields[19], fields[0] in (b"Z", b"X"))
 
 

@@ -50,13 +50,14 @@ Restored = Literal["state", "exports"]
 START_SECONDS: Final = 30.0
 #: How long a shell whose foreground is gone may take to come back before it is replaced.
 COME_BACK_SECONDS: Final = 1.0
+#: And how often its foreground is looked for again meanwhile: it may have been about to start somebody.
 LOOK_AGAIN_SECONDS: Final = 0.05
 #: Ended commands that a client whose connection broke can ask for again.
 KEPT_COMMANDS: Final = 4
-#: Interrupts that a client may repeat, since it did not hear of their end.
-KEPT_INTERRUPTS: Final = 4
 #: Their ids are known for longer, so that none runs twice.
 KNOWN_COMMANDS: Final = 256
+#: Interrupts that a client may repeat, since it did not hear of their end.
+KEPT_INTERRUPTS: Final = 4
 #: Without an answer for this long, and then twice as long each time, look whether the shell can still answer.
 SILENCE_SECONDS: Final = (0.2, 3.0)
 #: With nothing to do for this long, a shell writes its exported variables down: a new one would need them.
@@ -403,7 +404,6 @@ class LiveShell:
             # First: once its foreground is gone the shell would go on with the rest of the command.
             process.signal_leader(self.dialect.interrupt_signal)
             await end_all(self._foreground, self._config.interrupt_grace_seconds)
-            # Nobody is left, but the shell may have been about to start somebody.
             await asyncio.wait((over,), timeout=LOOK_AGAIN_SECONDS)
             now = self._loop.time()
             give_up_at = give_up_at or now + COME_BACK_SECONDS
@@ -518,8 +518,10 @@ class LiveShell:
     # --- closing ---------------------------------------------------------------------------------------------
 
     async def close(self, *, keep: bool, grace: float) -> None:
-        """End the shell and, unless they are to be kept, all that it started. One that is closed may still have
-        jobs."""
+        """End the shell and, unless they are to be kept, all that it started.
+
+        One that is closed may still have jobs.
+        """
         kept = self._closing is not None and self._closing.done() and not keep
         if self._closing is None or kept:
             self._closing = self._loop.create_task(self._close(keep, grace))

@@ -51,7 +51,7 @@ class Answer(NamedTuple):
     last: str | None
     cwd: str
     old_cwd: str
-    #: The traps on EXIT, DEBUG and ERR, each as the shell quotes it.
+    #: The traps on EXIT, DEBUG, ERR and RETURN, each as the shell quotes it.
     traps: dict[str, str]
 
 
@@ -134,10 +134,10 @@ class Dialect:
     exec: ClassVar[str] = "\\command exec"
     #: Sources a file; with variables before it that are the file's alone, and exported.
     source: ClassVar[str] = "\\command ."
-    source_with_env: ClassVar[str] = "\\command ."
-    #: Whether it gets our lines as they are. Bash reads them byte by byte, and gets the name of a file with them,
-    #: which it reads as a whole; others might read on in a file that we write again.
-    takes_lines: ClassVar[bool] = True
+    #: What to say for a step that has nothing special, in as few bytes as can be. Bash reads our lines byte by
+    #: byte, so they are in a file, which it reads as a whole; others get the lines, and might read on in a file
+    #: that we write again.
+    plain_line: ClassVar[str | None] = None
     #: Ends a sourced file; a special builtin, which no function replaces.
     leave: ClassVar[str] = "\\return"
     #: Keeps what our own lines would print on stderr from being seen; to close it costs the least.
@@ -205,10 +205,6 @@ class Dialect:
         """A file that brings a status back."""
         return f"{self.leave} {status}\n"
 
-    def plain_line(self, directory: str) -> str:
-        """What to say for a step that has nothing special, in as few bytes as can be."""
-        return f"\\. {directory}/keep\n"
-
     def step(self, step: Step) -> str:
         """The lines for one command."""
         lines = list(self.begin)
@@ -231,7 +227,7 @@ class Dialect:
         source = f"{self.source} {step.directory}/command <{step.stdin}"
         if step.env and self.passes_env:
             variables = " ".join(f"{name}={quote(value)}" for name, value in step.env.items())
-            source = f"{variables} {self.source_with_env} {step.directory}/command <{step.stdin}"
+            source = f"{variables} {source}"
             if self.dies_of_readonly:
                 source = f"if ({variables}); then {source}; else {self.builtin} false; fi"
         if step.cwd is not None:
@@ -329,9 +325,9 @@ class Bash(Dialect):
     """Saves its state before an option ends it, and leaves a loop through simulated returns."""
 
     builtin = "\\builtin"
-    source = source_with_env = "\\builtin command ."
+    source = "\\builtin command ."
     leave = "\\builtin return"
-    takes_lines = False
+    plain_line = '\\. "$_hold_"\n'
     begin = ()
     leave_subshell = ""
     last = "$_"
@@ -353,9 +349,6 @@ class Bash(Dialect):
     def setup(self, directory: str) -> list[str]:
         # `execfail`: an `exec` of what is not there is an error and not the end, as at a prompt.
         return ["shopt -s expand_aliases execfail", f"readonly _hold_={directory}/keep"]
-
-    def plain_line(self, directory: str) -> str:
-        return '\\. "$_hold_"\n'
 
     def is_same(self, one: str, other: str) -> str:
         return f"[[ {one} -ef {other} ]]"

@@ -17,6 +17,8 @@ from holdfast.errors import ResourceExhausted
 from holdfast.runtime.environment import Account
 from holdfast.runtime.shell_dialect import Dialect, Step, quote
 
+#: A larger file is not worth keeping in memory too, to see whether it changes.
+KEPT_CONTENT_BYTES: Final = 4096
 _READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z0-9_/.,:+@-]+")
 
@@ -31,18 +33,21 @@ class ShellFiles:
         self._account = account
         #: The step of a command that needs nothing special: the file `keep`.
         self.plain = Step(self.quoted)
-        self._plain_text = b""
+        self._constant: dict[str, bytes] = {}
         self._open: dict[str, int] = {}
+        #: What is in the small ones; of a large one it is not kept.
         self._contents: dict[str, bytes] = {}
         self._make_directory()
 
     def prepare(self, dialect: Dialect) -> None:
         """The files that stay as they are."""
-        self._plain_text = dialect.step(self.plain).encode()
-        self.write("keep", self._plain_text)
-        self.write("status", dialect.status(0).encode())
-        if at_exit := dialect.at_exit(self.quoted):
-            self.write("at_exit", at_exit.encode())
+        texts = {"keep": dialect.step(self.plain), "at_exit": dialect.at_exit(self.quoted)}
+        self._constant = {name: text.encode() for name, text in texts.items() if text}
+        self._write_constant()
+
+    def _write_constant(self) -> None:
+        for name, content in self._constant.items():
+            self.write(name, content)
 
     def write(self, name: str, content: bytes) -> None:
         """Give a file this content, unless it has it."""
@@ -50,9 +55,8 @@ class ShellFiles:
         if fd is not None and os.fstat(fd).st_nlink == 0:
             # Removed by a command, and so is all the rest, most likely.
             self._close()
-            fd = None
-            if name != "keep":
-                self.write("keep", self._plain_text)
+            self._write_constant()
+            fd = self._open.get(name)
         elif fd is not None and self._contents.get(name) == content:
             return
         try:
@@ -64,8 +68,10 @@ class ShellFiles:
             os.ftruncate(fd, written)
         except OSError as error:
             raise ResourceExhausted(f"{self.path}/{name} cannot be written: {error.strerror}") from None
-        # A large one is not worth keeping twice.
-        self._contents[name] = content if len(content) < 4096 else b""
+        if len(content) <= KEPT_CONTENT_BYTES:
+            self._contents[name] = content
+        else:
+            self._contents.pop(name, None)
 
     def read(self, name: str) -> bytes | None:
         """What the shell wrote into a file; None if it wrote none."""
@@ -144,6 +150,7 @@ class ShellFiles:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
+        self._contents.clear()
 
     def remove(self) -> None:
         self._close()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 #: Far more than a path of the longest kind and every trap. More than that is no answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
+#: Background jobs whose pids are remembered: older ones are told by their age.
 KNOWN_JOBS: Final = 256
 
 
@@ -204,7 +205,6 @@ class ShellProgram:
             files.write("input", spec.input)
         if saves_state:
             files.forget("state")
-            files.prepare(dialect)
         if step != files.plain:
             files.write("status", dialect.status(step.status).encode())
         line = self._line(step)
@@ -218,10 +218,10 @@ class ShellProgram:
 
     def _line(self, step: Step) -> str:
         """What to say to have a step done."""
-        if self.dialect.takes_lines:
+        if self.dialect.plain_line is None:
             return self.dialect.step(step)
         if step == self._files.plain:
-            return self.dialect.plain_line(self._files.quoted)
+            return self.dialect.plain_line
         self._files.write("step", encode(self.dialect.step(step)))
         return f"\\. {self._files.quoted}/step\n"
 
@@ -288,8 +288,9 @@ class ShellProgram:
             return False
         # A child of its child may be anywhere, but not outside of its cgroup.
         cgroup = self.process.tree.cgroup
-        inside = cgroup is not None and cgroup.joined_at is not None and cgroup.joined_at < self._began
-        return not inside or cgroup is None or cgroup.pids() != [self.pid]
+        if cgroup is None or cgroup.joined_at is None or cgroup.joined_at >= self._began:
+            return True
+        return cgroup.pids() != [self.pid]
 
     def _has_names(self) -> bool:
         """Whether the pipes that it prints on are still where they were made."""

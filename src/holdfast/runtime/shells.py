@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.config import ExecServerConfig
-from holdfast.errors import CommandNotFound, DuplicateProcess, InvalidParams, LimitReached, UnknownShell
+from holdfast.errors import CommandNotFound, DuplicateProcess, LimitReached, UnknownShell
 from holdfast.model import CommandSpec, ProcessSpec, ShellSpec
+from holdfast.runtime.checks import check_command
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
@@ -28,7 +28,6 @@ from holdfast.runtime.spawn import find_program
 
 #: Closed shells that can still be asked why.
 KEPT_SHELLS: Final = 100
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Shells:
@@ -160,8 +159,6 @@ class Shells:
         if known is not None and known[0] is not shell:
             raise DuplicateProcess(f"command id {spec.command_id!r} is taken")
         command = shell.run(spec)
-        if command.error is not None:
-            raise command.error
         self._commands[spec.command_id] = (shell, command)
         return command
 
@@ -218,27 +215,3 @@ class Shells:
         await asyncio.gather(*(shell.close(keep=False, grace=grace) for shell in open_ones))
         for shell_id in list(self._shells):
             self.forget(shell_id)
-
-
-def check_command(spec: CommandSpec) -> None:
-    """What can be said before anything is tried."""
-    if not spec.command_id:
-        raise InvalidParams("commandId is empty")
-    for what, text in (("command", spec.command), ("cwd", spec.cwd or "")):
-        if "\0" in text:
-            raise InvalidParams(f"{what} holds a NUL character, which no shell can read")
-    if spec.cwd == "":
-        raise InvalidParams("cwd is empty")
-    if spec.timeout is not None and spec.timeout < 0:
-        raise InvalidParams(f"timeout {spec.timeout:g}: must not be negative")
-    for name, value in (spec.env or {}).items():
-        if _NAME.fullmatch(name) is None:
-            raise InvalidParams(f"environment variable {name!r}: a shell cannot set a variable of this name")
-        if "\0" in value:
-            raise InvalidParams(f"environment variable {name!r} holds a NUL character")
-    try:
-        for text in (spec.command, spec.cwd or "", *(spec.env or {}).values()):
-            if not text.isascii():
-                text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidParams("command: holds half of a surrogate pair, which is no character") from None

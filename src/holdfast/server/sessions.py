@@ -92,6 +92,11 @@ class Sessions:
         if bound:
             session.bound.add(process_id)
 
+    def opened(self, session: Session, shell_id: str, *, bound: bool) -> None:
+        # Those that are closed by now need no thought: else this would grow with every shell.
+        session.shells = {id: each for id, each in session.shells.items() if self._exec.shells.is_open(id)}
+        session.shells[shell_id] = bound
+
     def running(self, session: Session) -> int:
         """How many of its processes run, at most: those that ended are sorted out when it matters."""
         if len(session.processes) >= self._exec.config.max_processes_per_connection:

@@ -66,6 +66,9 @@ class _Run(Later):
             return
         self._close()
         command, logs = self._command, self._command.logs
+        truncated = logs[0].truncated or logs[1].truncated
+        if truncated and not self._pushed:
+            self._push()  # a subscription shows what is lost, and where
         if command.ended is None:
             assert command.error is not None
             self._reply(command.error)
@@ -77,7 +80,7 @@ class _Run(Later):
                     command.ended,
                     stdout=logs[0].contents() if logs[0].end else b"",
                     stderr=logs[1].contents() if logs[1].end else b"",
-                    truncated=logs[0].truncated or logs[1].truncated,
+                    truncated=truncated,
                 )
             )
 
@@ -118,7 +121,7 @@ class ShellMethods:
     async def open(self, connection: ServerConnection, params: ShellSpec) -> ShellStatus:
         status = await self._exec.open_shell(params)
         if connection.session is not None:
-            connection.session.shells[params.shell_id] = params.lifetime == "connection"
+            self._sessions.opened(connection.session, params.shell_id, bound=params.lifetime == "connection")
         return status
 
     def run(self, connection: ServerConnection, params: m.ShellRunParams) -> _Run:

@@ -17,6 +17,12 @@ INPUT: tuple[Case, ...] = (
     case("input of every byte", Step("cat", EVERY_BYTE, input=EVERY_BYTE), on=ALL),
     case("no input at all", Step("cat; echo $?", b"0\n", input=b""), on=ALL),
     case(
+        "no input after a lot of it",
+        Step("wc -c", b"5000\n", input=b"x" * 5000),
+        Step("cat; echo $?", b"0\n", input=b""),
+        on=ALL,
+    ),
+    case(
         "input read line by line",
         Step("read -r x; read -r y; echo $y $x; cat", b"b a\\\nc\n", input=b"a\\\nb\nc\n"),
     ),
