@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     )
     from holdfast.client.process import Process as Process
     from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
+    from holdfast.client.screen import Screen as Screen
     from holdfast.client.shell import CommandResult as CommandResult, Shell as Shell
+    from holdfast.client.terminal import Terminal as Terminal, TerminalResult as TerminalResult
     from holdfast.client.unified_exec import (
         ExecCommandBegin as ExecCommandBegin,
         ExecCommandEnd as ExecCommandEnd,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         ProcessError as ProcessError,
         SandboxError as SandboxError,
         ShellClosed as ShellClosed,
+        TerminalClosed as TerminalClosed,
         TimeoutError as TimeoutError,
         TransportError as TransportError,
     )
@@ -57,7 +60,10 @@ if TYPE_CHECKING:
         ProcessSpec as ProcessSpec,
         ShellStatus as ShellStatus,
         Snapshot as Snapshot,
+        TerminalEvent as TerminalEvent,
+        TerminalRead as TerminalRead,
         TerminalSize as TerminalSize,
+        TerminalStatus as TerminalStatus,
     )
 
 _HOMES = {
@@ -73,7 +79,9 @@ _HOMES = {
     "holdfast.client.collect": ("Collected", "OutputMatch"),
     "holdfast.client.process": ("Process",),
     "holdfast.client.sandbox": ("Sandbox", "connect"),
+    "holdfast.client.screen": ("Screen",),
     "holdfast.client.shell": ("CommandResult", "Shell"),
+    "holdfast.client.terminal": ("Terminal", "TerminalResult"),
     "holdfast.client.unified_exec": (
         "ExecCommandBegin",
         "ExecCommandEnd",
@@ -89,6 +97,7 @@ _HOMES = {
         "ProcessError",
         "SandboxError",
         "ShellClosed",
+        "TerminalClosed",
         "TimeoutError",
         "TransportError",
     ),
@@ -105,7 +114,10 @@ _HOMES = {
         "ProcessSpec",
         "ShellStatus",
         "Snapshot",
+        "TerminalEvent",
+        "TerminalRead",
         "TerminalSize",
+        "TerminalStatus",
     ),
 }
 _SUBMODULES = ("sync", "testing")

@@ -57,6 +57,12 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: clean up, short enough for an agent that waits.
     interrupt_grace_seconds: float = 2.0
 
+    # --- terminals -------------------------------------------------------------------------------------------
+    #: Terminals that may be open at a time. A kernel has 4,096 by default, for everybody.
+    max_terminals: int = 1_024
+    #: Events of each terminal (prompts, commands, states, sizes) that are kept; about 200 bytes each.
+    retained_terminal_events: int = 16_384
+
     # --- the wire --------------------------------------------------------------------------------------------
     #: The largest message taken. A 50 MiB body of a model call as base64 fits with room.
     max_message_bytes: int = 96 * MIB

@@ -148,6 +148,18 @@ class ShellClosed(CallerError):
     code = -32010
 
 
+class UnknownTerminal(CallerError):
+    """No terminal has this id."""
+
+    code = -32011
+
+
+class TerminalClosed(CallerError):
+    """What runs in the terminal has ended: it takes nothing any more."""
+
+    code = -32012
+
+
 class SandboxError(HoldfastError):
     """The place where commands run could not do it."""
 

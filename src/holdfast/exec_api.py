@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from holdfast.model import (
+    CloseMode,
     CommandEvent,
     CommandSpec,
     EnvironmentInfo,
     ExitStatus,
+    JobsAtClose,
     ProcessEvent,
     ProcessInfo,
     ProcessSpec,
@@ -22,7 +24,12 @@ from holdfast.model import (
     ShellSpec,
     ShellStatus,
     Snapshot,
+    TerminalCommandEnded,
+    TerminalRead,
     TerminalSize,
+    TerminalSpec,
+    TerminalStatus,
+    TerminalWait,
 )
 
 
@@ -129,6 +136,67 @@ class ExecApi(Protocol):
     async def describe_shell(self, shell_id: str) -> ShellStatus: ...
 
     async def list_shells(self) -> tuple[ShellStatus, ...]: ...
+
+    async def open_terminal(self, spec: TerminalSpec) -> TerminalStatus:
+        """Open a terminal; the same `start_id` again returns the one that is there.
+
+        Its id is a process id, too: `write`, `resize`, `signal`, `events` and the rest take it.
+        """
+        ...
+
+    async def read_terminal(
+        self,
+        terminal_id: str,
+        *,
+        since: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
+        marks: bool = False,
+    ) -> TerminalRead:
+        """Output and events after the position `since`, waiting up to `wait` seconds for something to come.
+
+        `timing` gives output of different times in events of their own; `marks` gives prompt marks a payload.
+        """
+        ...
+
+    async def run_in_terminal(
+        self,
+        terminal_id: str,
+        command: str,
+        *,
+        timeout: float | None = None,
+        max_bytes: int = 16 * 1024 * 1024,
+        run_id: str | None = None,
+    ) -> TerminalCommandEnded:
+        """Type a command at the prompt and wait until the prompt is back; once for each `run_id`.
+
+        A cancelled call interrupts the command.
+        """
+        ...
+
+    async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
+        """Keys by name (`C-c`, `Up`, `F5`), encoded as the program in the foreground expects them."""
+        ...
+
+    async def wait_terminal(
+        self, terminal_id: str, until: TerminalWait, *, timeout: float | None = None, changes: int = 0
+    ) -> tuple[bool, TerminalStatus]:
+        """Wait for a condition: whether it came in time, and how the terminal is.
+
+        `change` waits for a status with more than so many `changes`. `TerminalClosed` if it cannot come any more.
+        """
+        ...
+
+    async def close_terminal(
+        self, terminal_id: str, *, mode: CloseMode = "graceful", jobs: JobsAtClose = "kill", grace: float = 5.0
+    ) -> TerminalStatus:
+        """End a terminal and what runs in it; `jobs="keep"` lets background jobs run on."""
+        ...
+
+    async def describe_terminal(self, terminal_id: str) -> TerminalStatus: ...
+
+    async def list_terminals(self) -> tuple[TerminalStatus, ...]: ...
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         """Return once something accepts connections there; `TimeoutError` otherwise."""

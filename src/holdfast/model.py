@@ -15,6 +15,14 @@ Lifetime = Literal["server", "connection"]
 SpecKind = Literal["direct", "prepared"]
 StdinMode = Literal["open", "closed"]
 ShellState = Literal["idle", "running", "closed"]
+#: RUNNING: alive, and no prompt is known (yet). BUSY: a command runs. IDLE: the prompt is shown. ERROR: it crashed.
+TerminalState = Literal["RUNNING", "BUSY", "IDLE", "CLOSING", "CLOSED", "ERROR"]
+TerminalEventType = Literal[
+    "output", "gap", "state", "promptStart", "prompt", "continuation", "command", "ended", "resize", "input"
+]
+TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
+CloseMode = Literal["graceful", "force"]
+JobsAtClose = Literal["kill", "keep"]
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -206,6 +214,8 @@ class ServerStatus(Struct, frozen=True):
     spool_bytes: int
     #: Live shells that are open.
     shells: int = 0
+    #: Terminals that are open.
+    terminals: int = 0
     listening: tuple[str, ...] = ()
     #: How processes are marked and killed here: `cgroup`, `mark`, `tree`.
     containment: tuple[str, ...] = ()
@@ -289,3 +299,138 @@ class ShellStatus(Struct, frozen=True):
     stderr_bytes: int = 0
     user: str | None = None
     login: bool = False
+
+
+class TerminalSpec(Struct, frozen=True):
+    """Which terminal to open and what runs in it. `terminal_id` is a process id, too: `process/*` take it."""
+
+    terminal_id: str
+    #: A shell by name or path, or a program with its arguments; None is bash where there is one, else sh.
+    argv: tuple[str, ...] | None = None
+    size: TerminalSize = TerminalSize()
+    cwd: str | None = None
+    #: As in `ProcessSpec`.
+    env: dict[str, str] | None = None
+    env_policy: EnvPolicy | None = None
+    user: str | None = None
+    term: str = "xterm-256color"
+    #: Sets LANG; None sets it to C.UTF-8 if the environment names no locale.
+    locale: str | None = None
+    #: A shell reads the profile files, as after a login.
+    login: bool = True
+    #: Have bash and zsh mark their prompts, so that it is known when a command ends.
+    integration: bool = True
+    #: Keep what is typed, for a recording; nothing that is typed while the terminal does not echo a line.
+    record_input: bool = False
+    lifetime: Lifetime = "server"
+    limits: Limits | None = None
+    start_id: str | None = None
+
+
+class TerminalStatus(Struct, frozen=True):
+    """How a terminal is."""
+
+    terminal_id: str
+    pid: int
+    argv: tuple[str, ...]
+    state: TerminalState
+    size: TerminalSize
+    cwd: str
+    started_at: float
+    #: The position after everything so far.
+    token: int
+    #: Grows with every change of what is told here; `terminal/wait` can wait for the next.
+    changes: int
+    #: The prompt that is shown or was shown last, without colours; None before the first.
+    prompt: str | None = None
+    #: Whether a program in the foreground is blocked on reading the terminal; None where the kernel does not tell.
+    awaiting_input: bool | None = None
+    #: Whether the terminal shows what is typed, and whether it gives whole lines. A password: lines, no echo.
+    echo: bool = True
+    canonical: bool = True
+    #: What is in the foreground.
+    foreground: str | None = None
+    foreground_pid: int | None = None
+    #: Bytes that were sent and that the terminal has not taken yet.
+    input_queued: int = 0
+    #: Of the last command that ended, and of the program itself once it has ended.
+    last_exit_code: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    #: Why it is closed.
+    reason: str = ""
+    #: The shell whose prompts are marked: `bash`, `zsh`, or none.
+    integration: str = ""
+    #: What programs have switched on: the other screen, pasting as such, cursor keys for applications.
+    alternate_screen: bool = False
+    bracketed_paste: bool = False
+    application_cursor: bool = False
+    user: str | None = None
+
+    @property
+    def queue(self) -> Literal["empty", "busy"]:
+        """Whether input waits to be taken."""
+        return "busy" if self.input_queued else "empty"
+
+    @property
+    def password_prompt(self) -> bool:
+        """Whether a program waits for a line that is not shown."""
+        return bool(self.awaiting_input) and self.canonical and not self.echo
+
+
+class TerminalEvent(Struct, frozen=True, omit_defaults=True):
+    """Something that happened in a terminal: output, or one of the events between its bytes."""
+
+    #: The position after it: read on from here.
+    token: int
+    timestamp: float
+    type: TerminalEventType
+    #: What was printed (`output`) or typed (`input`); of a mark, its escape sequence if marks were asked for.
+    payload: bytes = b""
+    #: Where in the output it happened.
+    offset: int = 0
+    #: The state after it.
+    state: TerminalState = "RUNNING"
+    #: Of a command that ended, or of the program.
+    exit_code: int | None = None
+    #: A prompt is shown; `prompt` is its text.
+    prompt_detected: bool = False
+    prompt: str | None = None
+    size: TerminalSize | None = None
+    #: Positions that a gap skips.
+    length: int = 0
+    reason: str = ""
+    #: Row and column on the screen, from 0; only if the reader asked for it.
+    cursor_position: tuple[int, int] | None = None
+
+
+class TerminalRead(Struct, frozen=True):
+    """What came after a position."""
+
+    events: tuple[TerminalEvent, ...]
+    #: The `since` of the next read.
+    token: int
+    state: TerminalState
+    #: Something between was printed and is no longer kept: a `gap` says where.
+    truncated: bool = False
+    #: Nothing will come any more.
+    closed: bool = False
+
+
+class TerminalCommandEnded(Struct, frozen=True):
+    """How a command that was typed at the prompt ended, and what the terminal showed from its start to its end."""
+
+    #: 124 after a timeout.
+    exit_code: int
+    #: Seconds, from when it was typed.
+    duration: float
+    output: bytes
+    #: Where its output begins and ends.
+    start_token: int
+    end_token: int
+    timed_out: bool = False
+    #: More was printed than is here: the most recent part is.
+    truncated: bool = False
+    #: The terminal's state after it; BUSY if it could not be stopped, CLOSED if it ended the shell.
+    state: TerminalState = "IDLE"
+    reason: str = ""

@@ -250,7 +250,7 @@ class Process:
 
     async def signal(self, signal: str | int) -> None:
         """Send a signal, by name (`INT`, `SIGINT`) or number, to the process's group."""
-        name = signal if isinstance(signal, str) else _signal_name(signal)
+        name = signal if isinstance(signal, str) else signal_name(signal)
         await self._api.signal(self.id, name)
 
     async def terminate(self, grace: float = 5.0, force: bool = False) -> bool:
@@ -293,7 +293,7 @@ def _take(result: ReadResult, buffer: HeadTailBuffer) -> int:
     return size
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signals.Signals(number).name
     except ValueError:

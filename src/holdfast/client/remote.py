@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -12,9 +13,11 @@ from holdfast.client.remote_command import RemoteCommand, milliseconds
 from holdfast.client.subscription import Subscription
 from holdfast.errors import StdinClosed, UnknownProcess
 from holdfast.model import (
+    CloseMode,
     CommandSpec,
     EnvironmentInfo,
     ExitStatus,
+    JobsAtClose,
     ProcessInfo,
     ProcessSpec,
     ReadResult,
@@ -22,7 +25,12 @@ from holdfast.model import (
     ShellSpec,
     ShellStatus,
     Snapshot,
+    TerminalCommandEnded,
+    TerminalRead,
     TerminalSize,
+    TerminalSpec,
+    TerminalStatus,
+    TerminalWait,
 )
 from holdfast.wire import messages as m, methods
 
@@ -150,6 +158,61 @@ class RemoteExec:
 
     async def list_shells(self) -> tuple[ShellStatus, ...]:
         return (await self.connection.call(methods.SHELL_LIST, _EMPTY)).shells
+
+    async def open_terminal(self, spec: TerminalSpec) -> TerminalStatus:
+        if spec.start_id is None:
+            spec = msgspec.structs.replace(spec, start_id=self._new_id())
+        return await self.connection.call(methods.TERMINAL_OPEN, spec)
+
+    async def read_terminal(
+        self,
+        terminal_id: str,
+        *,
+        since: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
+        marks: bool = False,
+    ) -> TerminalRead:
+        params = m.TerminalReadParams(terminal_id, since, max_bytes, _milliseconds(wait), timing, marks)
+        return await self.connection.call(methods.TERMINAL_READ, params)
+
+    async def run_in_terminal(
+        self,
+        terminal_id: str,
+        command: str,
+        *,
+        timeout: float | None = None,
+        max_bytes: int = 16 * 1024 * 1024,
+        run_id: str | None = None,
+    ) -> TerminalCommandEnded:
+        limit = None if timeout is None else _milliseconds(timeout)
+        params = m.TerminalRunParams(terminal_id, command, limit, max_bytes, run_id or self._new_id())
+        return await self.connection.call(methods.TERMINAL_RUN, params)
+
+    async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
+        params = m.TerminalKeysParams(terminal_id, tuple(keys), write_id or self._new_id())
+        await self.connection.call(methods.TERMINAL_KEYS, params)
+
+    async def wait_terminal(
+        self, terminal_id: str, until: TerminalWait, *, timeout: float | None = None, changes: int = 0
+    ) -> tuple[bool, TerminalStatus]:
+        limit = None if timeout is None else _milliseconds(timeout)
+        params = m.TerminalWaitParams(terminal_id, until, limit, changes)
+        result = await self.connection.call(methods.TERMINAL_WAIT, params)
+        return result.reached, result.terminal
+
+    async def close_terminal(
+        self, terminal_id: str, *, mode: CloseMode = "graceful", jobs: JobsAtClose = "kill", grace: float = 5.0
+    ) -> TerminalStatus:
+        params = m.TerminalCloseParams(terminal_id, mode, jobs, _milliseconds(grace))
+        return await self.connection.call(methods.TERMINAL_CLOSE, params)
+
+    async def describe_terminal(self, terminal_id: str) -> TerminalStatus:
+        return await self.connection.call(methods.TERMINAL_DESCRIBE, m.TerminalParams(terminal_id))
+
+    async def list_terminals(self) -> tuple[TerminalStatus, ...]:
+        return (await self.connection.call(methods.TERMINAL_LIST, _EMPTY)).terminals
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         await self.connection.call(methods.PORT_WAIT, m.WaitForPortParams(port, host, _milliseconds(timeout)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Literal, TypeVar, overload
 
 from holdfast.client.command import (
@@ -24,8 +24,9 @@ from holdfast.client.command import (
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.process import Process
 from holdfast.client.shell import Shell, close_unknown
+from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
-from holdfast.errors import InvalidParams, TimeoutError
+from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.model import (
     EnvironmentInfo,
@@ -38,6 +39,7 @@ from holdfast.model import (
     ShellSpec,
     StdinMode,
     TerminalSize,
+    TerminalSpec,
 )
 
 T = TypeVar("T")
@@ -47,6 +49,8 @@ T = TypeVar("T")
 MAX_CONCURRENT_EXECS: Final = 64
 #: How long calls wait for a broken connection to come back: as long as the server keeps a session for its client.
 RECONNECT_DEADLINE: Final = 60.0
+#: How long `terminal` waits for the first prompt: a slow profile is worth it, one that asks something is not.
+PROMPT_SECONDS: Final = 10.0
 #: `env` adds to the sandbox's whole environment: the caller asked for more variables, not for fewer.
 _ADD_TO_ALL: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
 #: What stands before the colon, and how such an address is written.
@@ -265,6 +269,72 @@ class Sandbox:
     async def shells(self) -> list[Shell]:
         """Handles on all shells: those that are open, and the last ones that closed."""
         return [Shell(self._api, status) for status in await self._api.list_shells()]
+
+    # --- terminals -----------------------------------------------------------------------------------------------
+
+    async def terminal(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        id: str | None = None,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        term: str = "xterm-256color",
+        locale: str | None = None,
+        login: bool = True,
+        integration: bool = True,
+        record_input: bool = False,
+        lifetime: Lifetime = "server",
+        limits: Limits | None = None,
+        env_policy: EnvPolicy | None = None,
+        ready_timeout: float = PROMPT_SECONDS,
+    ) -> Terminal:
+        """Open a terminal with an interactive shell in it, or the program `command`.
+
+        Without a command it is `/bin/bash --login`, or sh where there is no bash; a str is a shell by name or path,
+        a list a program with its arguments. bash and zsh mark their prompts (unless `integration=False`), so that
+        `state` and `run` know when a command has ended; this returns once the first prompt is shown, or after
+        `ready_timeout` seconds in any case. `env` adds to the sandbox's environment. `id` names it for later
+        (`open_terminal`); it is a process id, too.
+        """
+        argv = None if command is None else (command,) if isinstance(command, str) else check_command(command)
+        spec = TerminalSpec(
+            terminal_id=id if id is not None else _new_id(),
+            argv=argv,
+            size=TerminalSize(rows, cols),
+            cwd=cwd,
+            env=check_env(env),
+            env_policy=_policy(env, env_policy),
+            user=user,
+            term=term,
+            locale=locale,
+            login=login,
+            integration=integration,
+            record_input=record_input,
+            lifetime=lifetime,
+            limits=limits,
+            start_id=_new_id(),
+        )
+        try:
+            status = await self._api.open_terminal(spec)
+            if status.integration:
+                with suppress(TerminalClosed):  # its profile ended it: the handle tells
+                    _, status = await self._api.wait_terminal(status.terminal_id, "idle", timeout=ready_timeout)
+        except asyncio.CancelledError as cancelled:
+            await kill_cancelled(close_terminal(self._api, spec.terminal_id), cancelled)
+            raise
+        return Terminal(self._api, status, self._spawn)
+
+    async def open_terminal(self, id: str) -> Terminal:
+        """A handle on a terminal that was opened before, by whomever. `UnknownTerminal` if there is none."""
+        return Terminal(self._api, await self._api.describe_terminal(id), self._spawn)
+
+    async def terminals(self) -> list[Terminal]:
+        """Handles on all terminals: those that are open, and those that closed and are still kept."""
+        return [Terminal(self._api, status, self._spawn) for status in await self._api.list_terminals()]
 
     # --- the place itself ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import StdinClosed
@@ -22,7 +23,18 @@ END_OF_TRANSMISSION: Final = b"\x04"
 class InputQueue:
     """Serialises writers. `fd` is non-blocking; `-1` is a stdin that was closed from the start."""
 
-    __slots__ = ("_closing", "_drained", "_fd", "_limit", "_name", "_owns_fd", "_queue", "_queued", "_writes")
+    __slots__ = (
+        "_closing",
+        "_drained",
+        "_fd",
+        "_limit",
+        "_name",
+        "_owns_fd",
+        "_queue",
+        "_queued",
+        "_writes",
+        "on_put",
+    )
 
     def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> None:
         self._fd = fd
@@ -34,6 +46,8 @@ class InputQueue:
         self._drained: asyncio.Event | None = None
         self._closing = fd < 0
         self._writes: OrderedDict[str, None] = OrderedDict()
+        #: Told of what is accepted, before it goes.
+        self.on_put: Callable[[bytes], None] | None = None
 
     @property
     def queued_bytes(self) -> int:
@@ -85,6 +99,8 @@ class InputQueue:
         self._release()
 
     def _put(self, data: bytes) -> None:
+        if self.on_put is not None:
+            self.on_put(data)
         view = memoryview(data)
         if not self._queue:
             view = view[self._write(view) :]

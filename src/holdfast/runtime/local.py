@@ -11,9 +11,10 @@ import contextlib
 import os
 import platform
 import pwd
+import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from holdfast import __version__
@@ -32,9 +33,11 @@ from holdfast.errors import (
 )
 from holdfast.exec_api import CommandStream, EventStream
 from holdfast.model import (
+    CloseMode,
     CommandSpec,
     EnvironmentInfo,
     ExitStatus,
+    JobsAtClose,
     ProcessInfo,
     ProcessSpec,
     ReadResult,
@@ -43,7 +46,12 @@ from holdfast.model import (
     ShellSpec,
     ShellStatus,
     Snapshot,
+    TerminalCommandEnded,
+    TerminalRead,
     TerminalSize,
+    TerminalSpec,
+    TerminalStatus,
+    TerminalWait,
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_spec
@@ -60,8 +68,11 @@ from holdfast.runtime.shells import Shells
 from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.spawn import write_all
 from holdfast.runtime.starting import Started, Starter, starts_at_once
+from holdfast.runtime.terminals import Terminals
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
+#: What a command typed in a terminal returns of its output at most: the latest.
+DEFAULT_RUN_BYTES: Final = 16 * 1024 * 1024
 #: Between two attempts to connect to a port: no event tells that somebody listens.
 _PORT_RETRY: Final = (0.005, 0.25)
 
@@ -109,6 +120,14 @@ class LocalExec:
             start_process=self._start_on,
             end_process=self._end,
             on_growth=self._spool_grew,
+        )
+        self.terminals = Terminals(
+            config=self.config,
+            spool=self._spool,
+            environ=os.environ if environ is None else environ,
+            start_process=self._start_on,
+            end_process=self._end,
+            existing=self._processes.get,
         )
 
     # --- starting --------------------------------------------------------------------------------------------
@@ -161,7 +180,7 @@ class LocalExec:
         return self._manage(spec, await self._starter.start_through_launcher(spec))
 
     async def _start_on(
-        self, spec: ProcessSpec, stdin: int, on_exit: Callable[[ManagedProcess], None] | None = None
+        self, spec: ProcessSpec, stdin: int | None, on_exit: Callable[[ManagedProcess], None] | None = None
     ) -> ManagedProcess:
         """On a stdin that somebody has."""
         self._check(spec)
@@ -190,7 +209,7 @@ class LocalExec:
                 on_exit=self._process_exited if on_exit is None else exited,
                 on_close=self._process_closed,
                 on_growth=self._spool_grew,
-                internal=on_exit is not None,
+                internal=on_exit is not None and not spec.tty,
             )
         except OSError as error:
             # No descriptor to watch it by. It has just begun, and nobody knows of it.
@@ -341,6 +360,78 @@ class LocalExec:
     async def list_shells(self) -> tuple[ShellStatus, ...]:
         return tuple(shell.info() for shell in self.shells.all())
 
+    # --- terminals -------------------------------------------------------------------------------------------
+
+    async def open_terminal(self, spec: TerminalSpec) -> TerminalStatus:
+        if self._closing:
+            raise ShuttingDown("the server is shutting down: it starts nothing new")
+        return (await self.terminals.open(spec)).status()
+
+    async def read_terminal(
+        self,
+        terminal_id: str,
+        *,
+        since: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
+        marks: bool = False,
+    ) -> TerminalRead:
+        terminal = self.terminals.terminal(terminal_id)
+        if wait > 0:
+            try:
+                async with asyncio.timeout(wait):
+                    await terminal.wait_news(since)
+            except builtins.TimeoutError:
+                pass
+        return terminal.read(
+            since, DEFAULT_READ_BYTES if max_bytes is None else max_bytes, timing=timing, marks=marks
+        )
+
+    async def run_in_terminal(
+        self,
+        terminal_id: str,
+        command: str,
+        *,
+        timeout: float | None = None,
+        max_bytes: int = DEFAULT_RUN_BYTES,
+        run_id: str | None = None,
+    ) -> TerminalCommandEnded:
+        run_id = run_id or secrets.token_hex(8)
+        try:
+            return await self.terminals.run(
+                terminal_id, command, timeout=timeout, max_bytes=max_bytes, run_id=run_id
+            )
+        except asyncio.CancelledError:
+            self.terminals.withdraw(run_id)
+            raise
+
+    async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
+        terminal = self.terminals.terminal(terminal_id)
+        terminal.press(keys, write_id)
+        await terminal.process.input.wait_for_room()
+
+    async def wait_terminal(
+        self, terminal_id: str, until: TerminalWait, *, timeout: float | None = None, changes: int = 0
+    ) -> tuple[bool, TerminalStatus]:
+        terminal = self.terminals.terminal(terminal_id)
+        reached = await terminal.wait(until, timeout, changes)
+        return reached, terminal.status()
+
+    async def close_terminal(
+        self, terminal_id: str, *, mode: CloseMode = "graceful", jobs: JobsAtClose = "kill", grace: float = 5.0
+    ) -> TerminalStatus:
+        terminal = await self.terminals.opened(terminal_id)
+        await terminal.close(mode, jobs, grace)
+        self._reap_orphans()
+        return terminal.status()
+
+    async def describe_terminal(self, terminal_id: str) -> TerminalStatus:
+        return self.terminals.terminal(terminal_id).status()
+
+    async def list_terminals(self) -> tuple[TerminalStatus, ...]:
+        return tuple(terminal.status() for terminal in self.terminals.all())
+
     # --- the machine -----------------------------------------------------------------------------------------
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
@@ -366,7 +457,7 @@ class LocalExec:
     async def info(self) -> EnvironmentInfo:
         account = resolve_user(str(os.geteuid()))
         shell = account.shell if os.access(account.shell, os.X_OK) else "/bin/sh"
-        features = ["process", "tty", "exec_remote", "shell"]
+        features = ["process", "tty", "exec_remote", "shell", "terminal"]
         return EnvironmentInfo(
             shell=ShellInfo(os.path.basename(shell), shell),
             cwd=os.getcwd(),
@@ -389,6 +480,7 @@ class LocalExec:
             processes_running=running,
             processes_kept=len(processes) - running,
             shells=sum(shell.state != "closed" for shell in self.shells.all()),
+            terminals=sum(not terminal.is_over for terminal in self.terminals.all()),
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,
@@ -478,6 +570,7 @@ class LocalExec:
         process.discard()
         self._processes.pop(process.spec.process_id, None)
         self._ended.pop(process.spec.process_id, None)
+        self.terminals.forget(process.spec.process_id)
 
     def _spool_grew(self) -> None:
         """Over the total, ended processes lose their output first, oldest first; then the largest keeps less."""

@@ -249,6 +249,16 @@ class OutputLog:
             return os.pread(self.fd, self.end, 0)
         return os.pread(self.fd, self.lost_start, 0) + os.pread(self.fd, self.end - self.lost_end, self.lost_end)
 
+    def tail(self, start: int, end: int, max_bytes: int) -> tuple[bytes, bool]:
+        """The latest `max_bytes` of a range, as far as they are kept, and whether that is less than all of it."""
+        wanted = end - start
+        start = max(start, end - max_bytes)
+        pieces = [self.read(start, end - start)]
+        if self.lost_start < end and start < self.lost_end:
+            pieces.append(self.read(self.lost_end, end - self.lost_end))
+        data = b"".join(pieces)
+        return data, len(data) < wanted
+
     def close(self) -> None:
         """Forget everything: all of it is lost from now on, to a reader that is still there too."""
         if self.fd >= 0:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import signal
 import termios
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal
 from holdfast.model import ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
@@ -37,6 +37,20 @@ _TTY_READ: Final = 16 * 1024
 _TIOCGPTPEER: Final = 0x5441
 
 
+class Watcher(Protocol):
+    """Who knows what is printed and typed on a terminal: `terminal.LiveTerminal`."""
+
+    def printed(self, data: bytes) -> bytes:
+        """This was printed; returns what of it goes into the log."""
+        ...
+
+    def printing_ended(self) -> bytes:
+        """Nothing more will be printed; returns what was held back."""
+        ...
+
+    def resized(self, size: TerminalSize) -> None: ...
+
+
 class ManagedProcess(Recorded):
     """A process of ours, from its start until it is forgotten."""
 
@@ -54,6 +68,7 @@ class ManagedProcess(Recorded):
         "size",
         "spec",
         "tree",
+        "watcher",
     )
 
     def __init__(
@@ -89,6 +104,7 @@ class ManagedProcess(Recorded):
         self.pid = tree.leader
         self.size = (spec.size or TerminalSize()) if spec.tty else None
         self.input = InputQueue(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
+        self.watcher: Watcher | None = None
         self._held_side = -1
         self._terminal = next(iter(outputs.values())) if spec.tty else -1
         self._grown = spec.tty  # a terminal has no size to grow
@@ -132,6 +148,8 @@ class ManagedProcess(Recorded):
         if self._terminal >= 0:
             termios.tcsetwinsize(self._terminal, (size.rows, size.cols))
         self.size = size
+        if self.watcher is not None:
+            self.watcher.resized(size)
 
     def send_signal(self, number: signal.Signals, signal_id: str | None = None) -> None:
         """To the leader's group; on a terminal to the group in the foreground, as a keystroke would."""
@@ -142,11 +160,24 @@ class ManagedProcess(Recorded):
         if not self.running:
             raise InvalidRequest(f"process {self.process_id!r} has ended")
         group = self.pid
-        if self._terminal >= 0 and number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
-            group = os.tcgetpgrp(self._terminal) or self.pid
+        # In a terminal that somebody drives, every signal is for what they see running.
+        if self.watcher is not None or number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
+            group = self.foreground_group() or self.pid
         # It may have ended between the keystroke and now: the exit tells it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
+
+    @property
+    def terminal(self) -> int:
+        """Our side of its terminal, or -1."""
+        return self._terminal
+
+    def foreground_group(self) -> int:
+        """The group that its terminal's keys go to; 0 if there is none."""
+        try:
+            return os.tcgetpgrp(self._terminal) if self._terminal >= 0 else 0
+        except OSError:
+            return 0  # hung up
 
     def signal_leader(self, number: int) -> None:
         """To the leader alone, if it lives."""
@@ -208,9 +239,21 @@ class ManagedProcess(Recorded):
                 break
             pieces.append(piece)
             size += len(piece)
-        if pieces:
-            output.log.append(b"".join(pieces))
-        return size
+        if self.watcher is None:
+            data = b"".join(pieces)
+        else:
+            data = self.watcher.printed(b"".join(pieces)) if pieces else self.watcher.printing_ended()
+            if pieces and not data:
+                raise BlockingIOError  # it has said something, and not to readers
+        if data:
+            output.log.append(data)
+        return len(data)
+
+    def print_late(self, data: bytes) -> None:
+        """Into the log with what was held back."""
+        for output in self._outputs:
+            output.log.append(data)
+            self._took(output, len(data))
 
     def _waiting_bytes(self, output: Output) -> int:
         # A terminal's buffer is smaller; reading until it is empty is enough.

@@ -380,6 +380,10 @@ class Recorded:
     def _tell_readers(self) -> None:
         for reader in tuple(self._readers):
             reader.on_ready()
+        self.wake_waiters()
+
+    def wake_waiters(self) -> None:
+        """Something happened, for those who wait for anything."""
         for event in self._waiters:
             event.set()
 

@@ -23,6 +23,7 @@ from holdfast.model import (
 from holdfast.runtime.starting import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
 from holdfast.server.shells import ShellMethods
+from holdfast.server.terminals import TerminalMethods
 from holdfast.wire import messages as m, methods as w
 
 if TYPE_CHECKING:
@@ -86,6 +87,15 @@ class Dispatcher:
         self._add(w.SHELL_CLOSE, shells.close)
         self._add(w.SHELL_DESCRIBE, shells.describe)
         self._add(w.SHELL_LIST, shells.list)
+        terminals = TerminalMethods(exec_, sessions)
+        self._add(w.TERMINAL_OPEN, terminals.open)
+        self._add(w.TERMINAL_READ, terminals.read)
+        self._add(w.TERMINAL_RUN, terminals.run)
+        self._add(w.TERMINAL_KEYS, terminals.keys)
+        self._add(w.TERMINAL_WAIT, terminals.wait)
+        self._add(w.TERMINAL_CLOSE, terminals.close)
+        self._add(w.TERMINAL_DESCRIBE, terminals.describe)
+        self._add(w.TERMINAL_LIST, terminals.list)
         self._add(w.EXEC_REMOTE_START, lambda _, params: remote.start(params))
         self._add(w.EXEC_REMOTE_POLL, lambda _, params: remote.poll(params))
         self._add(w.EXEC_REMOTE_KILL, lambda _, params: remote.kill(params))

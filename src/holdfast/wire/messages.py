@@ -9,12 +9,16 @@ from __future__ import annotations
 from typing import Literal
 
 from holdfast.model import (
+    CloseMode,
     CommandEnded,
+    JobsAtClose,
     ProcessInfo,
     ProcessSpec,
     ShellStatus,
     Stream,
     Struct,
+    TerminalStatus,
+    TerminalWait,
 )
 
 Encoding = Literal["json", "msgpack"]
@@ -281,6 +285,75 @@ class ShellCloseParams(Struct, frozen=True):
 
 class ShellListResult(Struct, frozen=True):
     shells: tuple[ShellStatus, ...]
+
+
+# --- terminals -------------------------------------------------------------------------------------------------
+
+
+class TerminalParams(Struct, frozen=True):
+    terminal_id: str
+
+
+class TerminalReadParams(Struct, frozen=True, omit_defaults=True):
+    """What came after the position `since`."""
+
+    terminal_id: str
+    since: int = 0
+    max_bytes: int | None = None
+    #: Wait this long for something to come.
+    wait_ms: int = 0
+    #: Output of different times in events of their own.
+    timing: bool = False
+    #: Prompt marks have their escape sequences as payload.
+    marks: bool = False
+
+
+class TerminalRunParams(Struct, frozen=True, omit_defaults=True):
+    """Type a command at the prompt, and wait for the prompt to come back."""
+
+    terminal_id: str
+    command: str
+    timeout_ms: int | None = None
+    #: Of more output, the latest part comes.
+    max_bytes: int = 16 * 1024 * 1024
+    #: Names the command, so that one that is sent twice is typed once.
+    run_id: str | None = None
+
+
+class TerminalKeysParams(Struct, frozen=True, omit_defaults=True):
+    """Keys by name."""
+
+    terminal_id: str
+    keys: tuple[str, ...]
+    #: Names this write, so that one that is sent twice is typed once.
+    write_id: str | None = None
+
+
+class TerminalWaitParams(Struct, frozen=True, omit_defaults=True):
+    terminal_id: str
+    until: TerminalWait
+    #: None waits without end.
+    timeout_ms: int | None = None
+    #: With `change`: for a status with more than so many changes.
+    changes: int = 0
+
+
+class TerminalWaitResult(Struct, frozen=True):
+    #: Whether it came in time.
+    reached: bool
+    terminal: TerminalStatus
+
+
+class TerminalCloseParams(Struct, frozen=True, omit_defaults=True):
+    terminal_id: str
+    mode: CloseMode = "graceful"
+    #: What becomes of background jobs.
+    jobs: JobsAtClose = "kill"
+    grace_ms: int = 5000
+
+
+class TerminalListResult(Struct, frozen=True):
+    terminals: tuple[TerminalStatus, ...]
 
 
 # --- notifications ---------------------------------------------------------------------------------------------

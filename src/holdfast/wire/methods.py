@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from holdfast.model import EnvironmentInfo, ProcessInfo, ReadResult, ServerStatus, ShellSpec, ShellStatus, Snapshot
+from holdfast.model import (
+    EnvironmentInfo,
+    ProcessInfo,
+    ReadResult,
+    ServerStatus,
+    ShellSpec,
+    ShellStatus,
+    Snapshot,
+    TerminalCommandEnded,
+    TerminalRead,
+    TerminalSpec,
+    TerminalStatus,
+)
 from holdfast.wire import messages as m
 
 P = TypeVar("P")
@@ -68,6 +80,15 @@ SHELL_INTERRUPT = Method("shell/interrupt", m.ShellInterruptParams, m.ShellInter
 SHELL_CLOSE = Method("shell/close", m.ShellCloseParams, m.Empty)
 SHELL_DESCRIBE = Method("shell/describe", m.ShellParams, ShellStatus)
 SHELL_LIST = Method("shell/list", m.Empty, m.ShellListResult)
+
+TERMINAL_OPEN = Method("terminal/open", TerminalSpec, TerminalStatus)
+TERMINAL_READ = Method("terminal/read", m.TerminalReadParams, TerminalRead)
+TERMINAL_RUN = Method("terminal/run", m.TerminalRunParams, TerminalCommandEnded)
+TERMINAL_KEYS = Method("terminal/keys", m.TerminalKeysParams, m.Empty)
+TERMINAL_WAIT = Method("terminal/wait", m.TerminalWaitParams, m.TerminalWaitResult)
+TERMINAL_CLOSE = Method("terminal/close", m.TerminalCloseParams, TerminalStatus)
+TERMINAL_DESCRIBE = Method("terminal/describe", m.TerminalParams, TerminalStatus)
+TERMINAL_LIST = Method("terminal/list", m.Empty, m.TerminalListResult)
 
 EXEC_REMOTE_START = Method("exec_remote_start", m.ExecRemoteStartParams, m.ExecRemoteStartResult)
 EXEC_REMOTE_POLL = Method("exec_remote_poll", m.ExecRemotePollParams, m.ExecRemotePollResult)

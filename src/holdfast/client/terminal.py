@@ -1,0 +1,436 @@
+"""A handle on a terminal in a sandbox, wherever that is: everything goes through `ExecApi`.
+
+A handle holds no resources in the sandbox: dropping it leaves the terminal, and another handle on the same id sees
+the same output. Screens and recordings are made on this side, from what the sandbox keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Final, Literal, cast, get_args
+
+import msgspec
+
+from holdfast.client.asciicast import CastEvent, write_cast
+from holdfast.client.process import signal_name, write_pieces
+from holdfast.client.screen import Emulator, Screen, emulator
+from holdfast.errors import HoldfastError, InvalidParams, TimeoutError, UnknownTerminal
+from holdfast.exec_api import ExecApi
+from holdfast.model import (
+    CloseMode,
+    ExitStatus,
+    JobsAtClose,
+    Struct,
+    TerminalEvent,
+    TerminalRead,
+    TerminalSize,
+    TerminalState,
+    TerminalStatus,
+    TerminalWait,
+)
+
+Control = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZE"]
+
+#: What one step of a screen or a recording asks for.
+_STEP_BYTES: Final = 4 * 1024 * 1024
+#: How long one long poll of a stream waits. A shorter one would cost a round trip more often.
+_POLL_SECONDS: Final = 30.0
+#: `state` and `awaiting_input` are kept up to date for so long after somebody last looked at one.
+_WATCH_SECONDS: Final = 10.0
+_OVER: Final = ("CLOSED", "ERROR")
+#: Ends a sequence that was cut by a gap, so that what follows is not taken for its rest.
+_CANCEL: Final = b"\x18"
+
+
+class TerminalResult(Struct, frozen=True):
+    """What a command typed in a terminal showed, and how it ended."""
+
+    output_bytes: bytes
+    #: 124 after a timeout.
+    exit_code: int
+    #: Seconds, from when it was typed.
+    duration: float
+    timed_out: bool = False
+    #: More was printed than is here: the most recent part is.
+    truncated: bool = False
+    #: The terminal's state after it: BUSY if it could not be stopped, CLOSED if it ended the shell.
+    state: TerminalState = "IDLE"
+    reason: str = ""
+    #: Where its output begins and ends, for `read`.
+    start_token: int = 0
+    end_token: int = 0
+
+    @property
+    def output(self) -> str:
+        """As text, with the line ends of a file. `output_bytes` has what the terminal got."""
+        return self.output_bytes.decode("utf-8", "replace").replace("\r\n", "\n")
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0
+
+
+class Terminal:
+    """One terminal by its id.
+
+    `state`, `prompt` and `awaiting_input` are what was last heard; from the first look at one of them on they
+    follow what happens, a moment behind. `describe` asks at once.
+    """
+
+    def __init__(
+        self,
+        api: ExecApi,
+        status: TerminalStatus,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._api = api
+        self._status = status
+        self._spawn = spawn
+        self._writing = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self._looked = False
+        self._emulator: Emulator | None = None
+        self._emulating = asyncio.Lock()
+        #: How far the emulator has come.
+        self._shown = 0
+
+    def __repr__(self) -> str:
+        return f"<Terminal {self.id!r} {self._status.state} pid={self.pid}>"
+
+    # --- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The key that the caller chose."""
+        return self._status.terminal_id
+
+    @property
+    def pid(self) -> int:
+        """The OS pid of its shell or program."""
+        return self._status.pid
+
+    @property
+    def size(self) -> TerminalSize:
+        return self._status.size
+
+    @property
+    def status(self) -> TerminalStatus:
+        """Everything that was last heard."""
+        self._keep_up()
+        return self._status
+
+    @property
+    def state(self) -> TerminalState:
+        """`RUNNING`, `BUSY`, `IDLE`, `CLOSING`, `CLOSED` or `ERROR`."""
+        return self.status.state
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt that is shown or was shown last, as text."""
+        return self.status.prompt
+
+    @property
+    def awaiting_input(self) -> bool | None:
+        """Whether a program in the foreground, the shell included, is blocked on reading the terminal."""
+        return self.status.awaiting_input
+
+    async def describe(self) -> TerminalStatus:
+        """How the terminal is now."""
+        return self._heard(await self._api.describe_terminal(self.id))
+
+    def _heard(self, status: TerminalStatus) -> TerminalStatus:
+        # Replies may overtake each other.
+        if status.changes >= self._status.changes:
+            self._status = status
+        return status
+
+    def _keep_up(self) -> None:
+        self._looked = True
+        if self._watcher is None and self._status.state not in _OVER:
+            with contextlib.suppress(RuntimeError):  # looked at outside a loop: it stays as it is
+                asyncio.get_running_loop()
+                self._watcher = self._spawn(self._watch())
+
+    async def _watch(self) -> None:
+        try:
+            while self._looked and self._status.state not in _OVER:
+                self._looked = False
+                _, status = await self._api.wait_terminal(
+                    self.id, "change", timeout=_WATCH_SECONDS, changes=self._status.changes
+                )
+                self._heard(status)
+        except HoldfastError:
+            return  # the next call tells its caller
+        finally:
+            self._watcher = None
+
+    # --- input ---------------------------------------------------------------------------------------------------
+
+    async def send(self, data: str | bytes) -> None:
+        """Type text or bytes as they are. Returns when all was accepted; waits while nobody reads."""
+        await write_pieces(self._api, self.id, data, self._writing)
+
+    async def send_keys(self, *keys: str) -> None:
+        """Press keys by name: `C-c`, `Up`, `F5`, `M-x`, `Enter`; or a single character."""
+        async with self._writing:
+            await self._api.press_keys(self.id, keys)
+
+    async def paste(self, text: str) -> None:
+        """Type text as a paste, if the program in the foreground knows of pasting: no line of it runs by itself."""
+        status = await self.describe()
+        if not status.bracketed_paste:
+            await self.send(text)
+            return
+        if "\x1b[201~" in text:
+            raise InvalidParams("text: holds the sequence that ends a paste")
+        await self.send(f"\x1b[200~{text}\x1b[201~")
+
+    async def control(self, action: Control, *, rows: int | None = None, cols: int | None = None) -> None:
+        """One of the control actions: a key, a signal to what is in the foreground, or a size."""
+        name = action.upper()
+        if name == "CTRL_C":
+            await self.send(b"\x03")
+        elif name == "CTRL_D":
+            await self.send(b"\x04")
+        elif name == "RESIZE":
+            if rows is None or cols is None:
+                raise InvalidParams("RESIZE: needs rows and cols")
+            await self.resize(rows, cols)
+        elif name in get_args(Control):
+            await self.signal(name)
+        else:
+            raise InvalidParams(f"control action {action!r}: not one of {', '.join(get_args(Control))}")
+
+    async def signal(self, signal: str | int) -> None:
+        """Send a signal, by name (`INT`, `SIGINT`) or number, to what is in the foreground."""
+        name = signal if isinstance(signal, str) else signal_name(signal)
+        await self._api.signal(self.id, name)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Give the terminal another size; the program in the foreground gets WINCH."""
+        await self._api.resize(self.id, TerminalSize(rows, cols))
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    async def run(
+        self, command: str, timeout: float | None = None, *, max_bytes: int = 16 * 1024 * 1024
+    ) -> TerminalResult:
+        """Type a command at the prompt of bash or zsh, and return what it showed once the prompt is back.
+
+        Callers that come at once are served in their order. After `timeout` seconds it gets Ctrl-C, then TERM, then
+        KILL, and `timed_out` is set; a call that is cancelled interrupts it. Of more than `max_bytes` of output the
+        latest are returned.
+        """
+        ended = await self._api.run_in_terminal(self.id, command, timeout=timeout, max_bytes=max_bytes)
+        return TerminalResult(
+            output_bytes=ended.output,
+            exit_code=ended.exit_code,
+            duration=ended.duration,
+            timed_out=ended.timed_out,
+            truncated=ended.truncated,
+            state=ended.state,
+            reason=ended.reason,
+            start_token=ended.start_token,
+            end_token=ended.end_token,
+        )
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    async def wait_until_idle(self, timeout: float | None = None) -> TerminalStatus:
+        """Until the prompt is shown and nothing that was typed is on its way; `TimeoutError` otherwise."""
+        return await self._wait("idle", timeout, "shows no prompt")
+
+    async def wait_until_awaiting_input(self, timeout: float | None = None) -> TerminalStatus:
+        """Until a program in the foreground waits for input, and has read all that was typed."""
+        return await self._wait("awaitingInput", timeout, "does not wait for input")
+
+    async def _wait(self, until: TerminalWait, timeout: float | None, otherwise: str) -> TerminalStatus:
+        reached, status = await self._api.wait_terminal(self.id, until, timeout=timeout)
+        self._heard(status)
+        if not reached:
+            raise TimeoutError(f"terminal {self.id!r} {otherwise} after {timeout or 0.0:g} s")
+        return status
+
+    async def wait(self, timeout: float | None = None) -> ExitStatus:
+        """How its program ended. `TimeoutError` if it still runs after `timeout` seconds; it goes on."""
+        status = await self._api.wait(self.id, timeout=timeout)
+        if status is None:
+            raise TimeoutError(f"terminal {self.id!r} is still open after {timeout or 0.0:g} s")
+        return status
+
+    # --- output --------------------------------------------------------------------------------------------------
+
+    async def read(
+        self, since: int = 0, wait: float = 0.0, *, max_bytes: int | None = None, marks: bool = False
+    ) -> TerminalRead:
+        """Output and events after the position `since`, waiting up to `wait` seconds for something to come.
+
+        Read on from the result's `token`. With `marks`, prompt marks have their escape sequences as payload.
+        """
+        return await self._api.read_terminal(self.id, since=since, wait=wait, max_bytes=max_bytes, marks=marks)
+
+    async def events(
+        self, since: int = 0, *, marks: bool = False, cursor: bool = False
+    ) -> AsyncGenerator[TerminalEvent, None]:
+        """The same as it happens, until the terminal is closed and everything was told.
+
+        With `cursor`, output events say where the cursor is on the screen after them.
+        """
+        screen = emulator(self.size.rows, self.size.cols) if cursor else None
+        token = 0 if cursor else since
+        try:
+            while True:
+                found = await self._api.read_terminal(self.id, since=token, wait=_POLL_SECONDS, marks=marks)
+                for event in found.events:
+                    if screen is not None:
+                        event = _with_cursor(screen, event)
+                    if event.token > since:
+                        yield event
+                token = found.token
+                if found.closed:
+                    return
+        finally:
+            if screen is not None:
+                screen.close()
+
+    async def output(self, since: int = 0) -> AsyncGenerator[bytes, None]:
+        """What is printed after the position `since`, as it comes."""
+        async for event in self.events(since):
+            if event.type == "output":
+                yield event.payload
+
+    async def screen(self) -> Screen:
+        """What a person would see now. The first call reads all that is kept, a later one what is new."""
+        async with self._emulating:
+            return (await self._draw()).screen()
+
+    async def redraw(self) -> tuple[bytes, int]:
+        """What draws the screen on a terminal of the same size that was just cleared, and the position after it."""
+        async with self._emulating:
+            drawn = await self._draw()
+            return drawn.restore(), self._shown
+
+    async def _draw(self) -> Emulator:
+        if self._emulator is None:
+            self._emulator = emulator(self.size.rows, self.size.cols)
+        while True:
+            found = await self._api.read_terminal(self.id, since=self._shown, max_bytes=_STEP_BYTES)
+            if found.token == self._shown:
+                return self._emulator
+            for event in found.events:
+                _show(self._emulator, event)
+            self._shown = found.token
+
+    async def recording(self, *, input: bool = False, title: str | None = None) -> str:
+        """Everything that is kept, as asciicast v2, with its real timing.
+
+        `input` adds what was typed, if the terminal was opened with `record_input`. What is no longer kept shows as
+        a marker.
+        """
+        status = await self.describe()
+        events: list[CastEvent] = []
+        size = status.size
+        begun = False
+        token = 0
+        while True:
+            found = await self._api.read_terminal(self.id, since=token, max_bytes=_STEP_BYTES, timing=True)
+            if found.token == token:
+                break
+            token = found.token
+            for event in found.events:
+                if event.type == "resize" and event.size is not None and not begun:
+                    size, begun = event.size, True  # the size that it was opened with
+                    continue
+                told = _cast_event(event, status.started_at, input=input)
+                if told is not None:
+                    events.append(told)
+        return "".join(
+            write_cast(
+                events,
+                width=size.cols,
+                height=size.rows,
+                timestamp=int(status.started_at),
+                title=title,
+                command=" ".join(status.argv),
+            )
+        )
+
+    # --- its end -------------------------------------------------------------------------------------------------
+
+    async def close(
+        self,
+        mode: CloseMode | Literal["GRACEFUL", "FORCE"] = "graceful",
+        *,
+        jobs: JobsAtClose = "kill",
+        grace: float = 5.0,
+    ) -> TerminalStatus:
+        """End the terminal: `exit` at the prompt, else a hang-up, up to `grace` seconds, KILL (`force`: at once).
+
+        Background jobs end with it, or run on with `jobs="keep"`. One that is closed already may be closed again.
+        """
+        kind = mode.lower()
+        if kind not in get_args(CloseMode):
+            raise InvalidParams(f"mode {mode!r}: not one of {', '.join(get_args(CloseMode))}")
+        if jobs not in get_args(JobsAtClose):
+            raise InvalidParams(f"jobs {jobs!r}: not one of {', '.join(get_args(JobsAtClose))}")
+        status = await self._api.close_terminal(self.id, mode=cast(CloseMode, kind), jobs=jobs, grace=grace)
+        self._status = status
+        await self.release()
+        return status
+
+    async def release(self) -> None:
+        """Let go of what this handle holds on this side. The terminal goes on."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        async with self._emulating:
+            if self._emulator is not None:
+                self._emulator.close()
+                self._emulator, self._shown = None, 0
+
+    async def __aenter__(self) -> Terminal:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # One that was closed long ago may be forgotten.
+        with contextlib.suppress(UnknownTerminal):
+            await self.close("force" if isinstance(error, asyncio.CancelledError) else "graceful")
+
+
+async def close_unknown(api: ExecApi, terminal_id: str) -> None:
+    """Close a terminal that may have been opened or not."""
+    with contextlib.suppress(UnknownTerminal):
+        await api.close_terminal(terminal_id, mode="force")
+
+
+def _show(screen: Emulator, event: TerminalEvent) -> None:
+    if event.type == "output":
+        screen.feed(event.payload)
+    elif event.type == "resize" and event.size is not None:
+        screen.resize(event.size.rows, event.size.cols)
+    elif event.type == "gap":
+        screen.feed(_CANCEL)
+
+
+def _with_cursor(screen: Emulator, event: TerminalEvent) -> TerminalEvent:
+    _show(screen, event)
+    if event.type != "output":
+        return event
+    return msgspec.structs.replace(event, cursor_position=screen.screen().cursor)
+
+
+def _cast_event(event: TerminalEvent, began: float, *, input: bool) -> CastEvent | None:
+    at = max(0.0, event.timestamp - began)
+    if event.type == "output":
+        return CastEvent(at, "o", event.payload)
+    if event.type == "input" and input:
+        return CastEvent(at, "i", event.payload)
+    if event.type == "resize" and event.size is not None:
+        return CastEvent(at, "r", f"{event.size.cols}x{event.size.rows}".encode())
+    if event.type == "gap":
+        return CastEvent(at, "m", f"{event.length} bytes are no longer kept".encode())
+    return None

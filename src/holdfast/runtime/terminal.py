@@ -1,0 +1,480 @@
+"""One terminal that somebody drives: what its shell's marks say, who waits for input, what is typed, and its end.
+
+The process below it has the output and the input queue; the timeline has what happened between the bytes. State
+comes from the shell's marks and from the kernel, never from what the output looks like. Running a command is
+`terminal_run`.
+
+    RUNNING --prompt--> IDLE --command--> BUSY --prompt--> IDLE ...        close: CLOSING --exit--> CLOSED
+    the program ended: CLOSED; it was killed, and not by us: ERROR
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import TerminalClosed
+from holdfast.model import (
+    CloseMode,
+    JobsAtClose,
+    TerminalRead,
+    TerminalSize,
+    TerminalSpec,
+    TerminalState,
+    TerminalStatus,
+    TerminalWait,
+)
+from holdfast.runtime.awaiting import InputState, input_state
+from holdfast.runtime.keys import encode_keys
+from holdfast.runtime.marks import Mark, MarkFilter, Modes
+from holdfast.runtime.timeline import Timeline
+from holdfast.runtime.typing_in import CLEAR_LINE, ENTER
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from holdfast.config import ExecServerConfig
+    from holdfast.runtime.process import ManagedProcess
+    from holdfast.runtime.terminal_run import CommandInFlight
+
+#: What may be the beginning of a mark goes to readers after so long, if nothing follows it.
+HOLD_SECONDS: Final = 0.02
+#: No event tells that a program waits for input: somebody who waits for it looks again, ever less often.
+LOOK_AGAIN_SECONDS: Final = (0.001, 0.1)
+#: How long a shell has to leave by `exit` before it is hung up: it may ask back, about stopped jobs.
+EXIT_SECONDS: Final = 1.0
+#: A prompt is no longer than this.
+_PROMPT_BYTES: Final = 4096
+_NOT_TEXT: Final = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x09\x0b-\x1f\x7f]"
+)
+
+_NOBODY: Final = InputState(False, None, True, True)
+_OVER: Final = ("CLOSED", "ERROR")
+
+
+class LiveTerminal:
+    """A terminal of ours, from its start until it is forgotten."""
+
+    def __init__(
+        self,
+        spec: TerminalSpec,
+        argv: tuple[str, ...],
+        *,
+        integration: str,
+        nonce: str,
+        config: ExecServerConfig,
+        end_process: Callable[[ManagedProcess, float], Coroutine[None, None, None]],
+        on_first_prompt: Callable[[], None],
+    ) -> None:
+        self.spec = spec
+        self.argv = argv
+        self.integration = integration
+        self.timeline = Timeline(config.retained_terminal_events)
+        self.process: ManagedProcess
+        self.changes = 0
+        self.reason = ""
+        self.last_exit_code: int | None = None
+        self.prompt: str | None = None
+        #: How many prompts were shown.
+        self.prompts = 0
+        #: A continuation prompt was shown since the last prompt.
+        self.continued = False
+        #: Keys, and keys that do something, were sent since the last prompt.
+        self.typed = False
+        self.entered = False
+        self.modes = Modes()
+        #: The command that `run` has typed.
+        self.in_flight: CommandInFlight | None = None
+        self.turn = asyncio.Lock()
+        #: How long a command has between Ctrl-C, TERM and KILL.
+        self.grace = config.interrupt_grace_seconds
+        self._filter = MarkFilter(nonce) if integration else None
+        self._release: asyncio.TimerHandle | None = None
+        #: A line editor prints its prompt again whenever it draws its line anew: only what follows a D is new.
+        self._prompt_due = False
+        self._prompt_start: int | None = None
+        self._command_runs = False
+        self._awaiting: bool | None = False
+        self._closing = False
+        self._prints = 0
+        self._waiters: set[asyncio.Event] = set()
+        self._loop = asyncio.get_running_loop()
+        self._end_process = end_process
+        self._on_first_prompt = on_first_prompt
+
+    def attach(self, process: ManagedProcess) -> None:
+        """This is what runs in it. Nothing was read from it yet."""
+        self.process = process
+        process.watcher = self
+        process.input.on_put = self._on_typed
+        self.timeline.add("resize", 0, time.time(), size=process.size)
+
+    # --- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self.spec.terminal_id
+
+    @property
+    def state(self) -> TerminalState:
+        return self.timeline.state
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _OVER
+
+    def status(self) -> TerminalStatus:
+        """How it is at this moment."""
+        look = self._look()
+        self._catch_up()
+        process, group = self.process, self.process.foreground_group()
+        return TerminalStatus(
+            terminal_id=self.id,
+            pid=process.pid,
+            argv=self.argv,
+            state=self.state,
+            size=process.size or TerminalSize(),
+            cwd=self._cwd(),
+            started_at=process.started_at,
+            token=self.timeline.token(process.logs[2]),
+            changes=self.changes,
+            prompt=self.prompt,
+            awaiting_input=look.awaiting,
+            echo=look.echo,
+            canonical=look.canonical,
+            foreground=_name(look.pid or group),
+            foreground_pid=look.pid or group or None,
+            input_queued=process.input.queued_bytes,
+            last_exit_code=self.last_exit_code,
+            exit_code=process.status.exit_code if process.status else None,
+            signal=process.status.signal if process.status else None,
+            reason=self.reason,
+            integration=self.integration,
+            alternate_screen=self.modes.alternate_screen,
+            bracketed_paste=self.modes.bracketed_paste,
+            application_cursor=self.modes.application_cursor,
+            user=self.spec.user,
+        )
+
+    def _cwd(self) -> str:
+        try:
+            return os.readlink(f"/proc/{self.process.pid}/cwd") if self.process.running else self.process.cwd
+        except OSError:
+            return self.process.cwd
+
+    # --- output ----------------------------------------------------------------------------------------------
+
+    def printed(self, data: bytes) -> bytes:
+        marks: list[Mark] = []
+        if self._filter is not None:
+            data, marks = self._filter.feed(data)
+            if self._filter.held:
+                self._hold()
+        if data:
+            self._note_output(data)
+        offset = self.process.logs[2].end
+        for mark in marks:
+            self._marked(mark, offset, data)
+        return data
+
+    def printing_ended(self) -> bytes:
+        held = self._filter.release() if self._filter is not None else b""
+        if held:
+            self._note_output(held)
+        return held
+
+    def _note_output(self, data: bytes) -> None:
+        self.timeline.note_output(self.process.logs[2].end, time.time())
+        self.modes.feed(data)
+        self._prints += 1
+
+    def _hold(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+        self._release = self._loop.call_later(HOLD_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        held = self.printing_ended()
+        if held:
+            self.process.print_late(held)
+
+    def _catch_up(self) -> None:
+        """What was printed by now counts."""
+        if self.process.running:
+            self.process.take_what_is_there()
+
+    def read(self, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False) -> TerminalRead:
+        """What is there after a position, without waiting."""
+        found = self.timeline.read(self.process.logs[2], since, max_bytes, timing=timing, marks=marks)
+        at_end = found.token >= self.timeline.token(self.process.logs[2])
+        return TerminalRead(found.events, found.token, found.state, found.truncated, at_end and self.process.closed)
+
+    async def wait_news(self, since: int) -> None:
+        """Until there is something after a position."""
+        while self.timeline.token(self.process.logs[2]) <= since and not self.process.closed:
+            await self.process.changed()
+
+    # --- the shell's marks -----------------------------------------------------------------------------------
+
+    def _marked(self, mark: Mark, offset: int, data: bytes) -> None:
+        """A mark at a place in `data`, which is not in the log yet and begins at `offset` there."""
+        now, place = time.time(), offset + mark.position
+        if self._closing and mark.letter != "D":
+            # What is typed to close it is no command of anybody's, and the prompt that comes back is noticed.
+            self.prompts += mark.letter == "B"
+        elif mark.letter == "A" and self._prompt_due:
+            self._prompt_start = place
+            self.timeline.add("promptStart", place, now)
+        elif mark.letter == "B" and self._prompt_start is not None:
+            text = self._between(self._prompt_start, place, offset, data)
+            self._prompt_start = None
+            self._prompt_shown(place, text, now)
+        elif mark.letter == "C":
+            self._command_runs = True
+            if self.in_flight is not None:
+                self.in_flight.began(place)
+            self.timeline.add("command", place, now)
+            self._become("BUSY", place)
+        elif mark.letter == "D":
+            self._command_ended(place, mark.argument, now)
+        elif mark.letter == "P":
+            self.continued = True
+            self.timeline.add("continuation", place, now)
+        self._tell()
+
+    def _prompt_shown(self, place: int, text: str, now: float) -> None:
+        self.typed = self.entered = self.continued = self._command_runs = self._prompt_due = False
+        self.prompts += 1
+        if self.prompts == 1:
+            self._on_first_prompt()
+        if text != self.prompt:
+            self.prompt = text
+            self.changes += 1
+        self._become("IDLE", place)
+        self.timeline.add("prompt", place, now, prompt=text)
+
+    def _command_ended(self, place: int, argument: str, now: float) -> None:
+        self._prompt_due = True
+        code = int(argument) if argument.isdecimal() else 0
+        in_flight = self.in_flight
+        # A line that the shell could not parse, or that holds a comment alone, ends without having begun.
+        typed_by_us = in_flight is not None and in_flight.was_typed
+        if not self._command_runs and not typed_by_us:
+            return
+        self._command_runs = False
+        self.last_exit_code = code
+        if in_flight is not None and typed_by_us:
+            in_flight.ended(place, code, self.prompts)
+        self.timeline.add("ended", place, now, exit_code=code)
+
+    def _between(self, start: int, end: int, offset: int, data: bytes) -> str:
+        start = max(start, end - _PROMPT_BYTES)
+        earlier = self.process.logs[2].read(start, min(end, offset) - start) if start < offset else b""
+        text = earlier + data[max(0, start - offset) : max(0, end - offset)]
+        return _NOT_TEXT.sub(b"", text.replace(b"\r\n", b"\n")).decode("utf-8", "replace")
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def _become(
+        self, state: TerminalState, place: int | None = None, *, reason: str = "", exit_code: int | None = None
+    ) -> None:
+        if state == self.state:
+            return
+        self.timeline.state = state
+        self.changes += 1
+        self.reason = reason
+        place = self.process.logs[2].end if place is None else place
+        self.timeline.add("state", place, time.time(), exit_code=exit_code, reason=reason)
+
+    def ended(self, process: ManagedProcess) -> None:
+        """Its program ended; all that it printed is in the log."""
+        status = process.status
+        assert status is not None
+        name = self.argv[0]
+        if self._closing or status.signal is None:
+            reason = f"{name} ended with exit code {status.exit_code}"
+            self._become("CLOSED", reason=reason, exit_code=status.exit_code)
+        else:
+            reason = f"{name} was killed by {status.signal}"
+            self._become("ERROR", reason=reason, exit_code=status.exit_code)
+        if self._release is not None:
+            self._release.cancel()
+        self._awaiting = False
+        self._tell()
+
+    def check_open(self) -> None:
+        if self.is_over:
+            raise TerminalClosed(f"terminal {self.id!r} is closed: {self.reason}")
+
+    def _tell(self) -> None:
+        """Something other than output has happened. Who waits looks once this turn of the loop is over."""
+        for event in self._waiters:
+            event.set()
+        self.process.wake_waiters()
+
+    # --- waiting ---------------------------------------------------------------------------------------------
+
+    def _look(self) -> InputState:
+        """Who waits for input at this moment, as the kernel sees it."""
+        process = self.process
+        look = input_state(process.terminal) if process.terminal >= 0 and process.running else _NOBODY
+        if process.input.queued_bytes:
+            look = look._replace(awaiting=False)  # there is more to read than the terminal has taken
+        if look.awaiting != self._awaiting:
+            self._awaiting = look.awaiting
+            self.changes += 1
+            self._tell()
+        return look
+
+    def is_idle(self) -> bool:
+        """Whether the prompt is shown and nothing that was typed is on its way.
+
+        The shell's mark of a command that was just typed may not have come yet. So the kernel is asked whether the
+        shell waits again; and only then what it has printed by then is looked at.
+        """
+        if self.entered:
+            awaiting = self._look().awaiting
+            self._catch_up()
+            return self.state == "IDLE" and (not self.entered or awaiting is True)
+        return self.state == "IDLE"
+
+    def wants_more(self) -> bool:
+        """Whether somebody waits for input now."""
+        return self._look().awaiting is True
+
+    async def wait(self, until: TerminalWait, timeout: float | None, changes: int) -> bool:
+        """Wait for a condition; False if the time was over first, `TerminalClosed` if it cannot come any more."""
+        if until == "idle":
+            return await self.until(self.is_idle, timeout, look=lambda: self.entered)
+        if until == "awaitingInput":
+            return await self.until(self.wants_more, timeout, look=lambda: True)
+        if until == "change":
+            return await self.until(
+                lambda: self._has_changed(changes), timeout, look=lambda: True, over_is_fine=True
+            )
+        return await self.until(lambda: self.is_over, timeout, over_is_fine=True)
+
+    def _has_changed(self, since: int) -> bool:
+        self._look()
+        return self.changes > since
+
+    async def until(
+        self,
+        condition: Callable[[], bool],
+        timeout: float | None,
+        *,
+        look: Callable[[], bool] = lambda: False,
+        over_is_fine: bool = False,
+    ) -> bool:
+        """Until a condition holds. `look` tells whether no event will say so, and it has to be looked for."""
+        now = self._loop.time
+        deadline = None if timeout is None else now() + timeout
+        shortest, longest = LOOK_AGAIN_SECONDS
+        pause, prints = shortest, self._prints
+        event = asyncio.Event()
+        self._waiters.add(event)
+        try:
+            while not condition():
+                if self.is_over and not over_is_fine:
+                    self.check_open()
+                left = None if deadline is None else deadline - now()
+                if left is not None and left <= 0:
+                    return False
+                rest = left
+                if look():
+                    pause = shortest if self._prints != prints else min(2 * pause, longest)
+                    prints = self._prints
+                    rest = pause if left is None else min(left, pause)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rest):
+                        await event.wait()
+                event.clear()
+            return True
+        finally:
+            self._waiters.discard(event)
+
+    # --- input -----------------------------------------------------------------------------------------------
+
+    def _on_typed(self, data: bytes) -> None:
+        self.typed = True
+        self.entered = self.entered or any(byte < 0x20 for byte in data)
+        if self.spec.record_input and not self._is_secret():
+            self.timeline.add("input", self.process.logs[2].end, time.time(), payload=data)
+            self.process.wake_waiters()
+
+    def _is_secret(self) -> bool:
+        """Whether a line is typed that the terminal does not show: a password, most likely."""
+        look = input_state(self.process.terminal) if self.process.terminal >= 0 else _NOBODY
+        return look.canonical and not look.echo
+
+    def press(self, keys: Sequence[str], write_id: str | None = None) -> None:
+        """Keys by their names, as the program in the foreground wants them encoded."""
+        self.check_open()
+        self.process.input.put(encode_keys(keys, application_cursor=self.modes.application_cursor), write_id)
+
+    def resized(self, size: TerminalSize) -> None:
+        self.changes += 1
+        self.timeline.add("resize", self.process.logs[2].end, time.time(), size=size)
+        self._tell()
+
+    def signal_foreground(self, number: signal.Signals) -> None:
+        """To what the shell runs, and not to the shell."""
+        group = self.process.foreground_group()
+        if group not in (0, self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+
+    # --- its end ---------------------------------------------------------------------------------------------
+
+    async def close(self, mode: CloseMode, jobs: JobsAtClose, grace: float) -> None:
+        """End it: graceful is `exit` at the prompt, else a hang-up, and KILL after the grace. May be repeated."""
+        process = self.process
+        if not self.is_over:
+            idle = self.is_idle()
+            self._closing = True
+            self._become("CLOSING")
+            self._tell()
+            if mode == "graceful":
+                await self._leave(idle, jobs, grace)
+        if jobs == "kill":
+            # Also of one that ended by itself: its background jobs may still run.
+            await self._end_process(process, grace if mode == "graceful" else 0.0)
+        elif process.running:
+            self.signal_foreground(signal.SIGKILL)
+            process.signal_leader(signal.SIGKILL)
+            await process.wait_exit()
+
+    async def _leave(self, idle: bool, jobs: JobsAtClose, grace: float) -> None:
+        deadline = self._loop.time() + grace
+        if not idle and jobs == "keep" and self.integration:
+            # To hang up the shell would make it hang up its background jobs: only what is in front ends.
+            before = self.prompts
+            self.signal_foreground(signal.SIGHUP)
+            idle = await self.until(lambda: self.prompts > before or self.is_over, grace / 2, over_is_fine=True)
+        if idle and not self.is_over:
+            before = self.prompts
+            self.process.input.put((CLEAR_LINE if self.typed else b"") + b"exit" + ENTER)
+            await self.until(
+                lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
+            )
+        if not self.is_over and jobs == "kill":
+            for group in {self.process.pid, self.process.foreground_group()} - {0}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGHUP)
+                    os.killpg(group, signal.SIGCONT)
+        await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
+
+
+def _name(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return None

@@ -1,0 +1,251 @@
+"""All terminals by id: decides what runs in one and in which environment, starts it, keeps it while it can be read.
+
+Starts processes through the exec interface that owns it, and writes the files by which a shell marks its prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from holdfast.config import ExecServerConfig
+from holdfast.errors import CommandNotFound, DuplicateProcess, InvalidParams, LimitReached, UnknownTerminal
+from holdfast.model import EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
+from holdfast.runtime.checks import check_spec
+from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.output_log import Spool
+from holdfast.runtime.process import ManagedProcess, check_size
+from holdfast.runtime.prompt_marks import Integrated, integrate
+from holdfast.runtime.shell import EndProcess, StartProcess
+from holdfast.runtime.shell_files import ShellFiles
+from holdfast.runtime.spawn import find_program
+from holdfast.runtime.terminal import LiveTerminal
+from holdfast.runtime.terminal_run import run_typed
+
+#: A client repeats only what it had unanswered when its connection broke.
+REMEMBERED_RUNS: Final = 16
+#: What the whole environment is to a terminal that is given neither variables nor a policy.
+_EVERYTHING: Final = EnvPolicy(ignore_default_excludes=True)
+_DEFAULT_LOCALE: Final = "C.UTF-8"
+#: Programs that are told by a `-` before their name that this is a login.
+_SHELLS: Final = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish"))
+
+
+class Terminals:
+    """The terminals of one exec interface. Each is a process, too, under the same id."""
+
+    def __init__(
+        self,
+        *,
+        config: ExecServerConfig,
+        spool: Spool,
+        environ: Mapping[str, str],
+        start_process: StartProcess,
+        end_process: EndProcess,
+        existing: Callable[[str], ManagedProcess | None],
+    ) -> None:
+        self._config = config
+        self._spool = spool
+        self._environ = environ
+        self._start_process = start_process
+        self._end_process = end_process
+        self._existing = existing
+        self._terminals: dict[str, LiveTerminal] = {}
+        self._opening: dict[str, asyncio.Task[LiveTerminal]] = {}
+        self._runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
+        self._made = 0
+
+    # --- opening ---------------------------------------------------------------------------------------------
+
+    async def open(self, spec: TerminalSpec) -> LiveTerminal:
+        """Open a terminal, or find the one that an earlier attempt with the same `start_id` has opened."""
+        known = self._terminals.get(spec.terminal_id)
+        if known is not None and spec.start_id is not None and known.spec.start_id == spec.start_id:
+            return known
+        attempt = self._opening.get(spec.terminal_id)
+        if attempt is None:
+            if self._existing(spec.terminal_id) is not None:
+                raise DuplicateProcess(f"terminal id {spec.terminal_id!r} is taken")
+            attempt = self._opening[spec.terminal_id] = asyncio.create_task(self._open(spec))
+            attempt.add_done_callback(lambda _: self._opening.pop(spec.terminal_id, None))
+        return await asyncio.shield(attempt)
+
+    async def _open(self, spec: TerminalSpec) -> LiveTerminal:
+        check_size(spec.size)
+        others = sum(not terminal.is_over for terminal in self._terminals.values()) + len(self._opening) - 1
+        if others >= self._config.max_terminals:
+            raise LimitReached(f"{others} terminals are open: that is max_terminals")
+        if spec.argv is not None and not spec.argv:
+            raise InvalidParams("argv is empty: there is nothing to run")
+        account = None if spec.user is None else resolve_user(spec.user)
+        environment = self._environment(spec)
+        cwd = resolve_cwd(spec.cwd)
+        argv = spec.argv or (_default_shell(environment, cwd),)
+        path = find_program(argv[0], environment, cwd)
+        self._made += 1
+        directory = f"{self._spool.path}/t{self._made}"
+        nonce = secrets.token_hex(16)
+        integrated = None
+        if spec.integration:
+            integrated = integrate(
+                _real_path(cwd, path),
+                argv,
+                directory=directory,
+                nonce=nonce,
+                login=spec.login,
+                environment=environment,
+            )
+        process_spec = _process_spec(spec, argv, environment, integrated)
+        check_spec(process_spec)
+        files = ShellFiles(directory, account) if integrated is not None else None
+        terminal = LiveTerminal(
+            spec,
+            argv,
+            integration=integrated.kind if integrated is not None else "",
+            nonce=nonce,
+            config=self._config,
+            end_process=self._end_process,
+            # By then the shell has read them.
+            on_first_prompt=files.remove if files is not None else _nothing,
+        )
+
+        def ended(process: ManagedProcess) -> None:
+            if files is not None:
+                files.remove()
+            terminal.ended(process)
+
+        try:
+            if files is not None and integrated is not None:
+                for name, content in integrated.files.items():
+                    files.write(name, content.encode("utf-8", "surrogateescape"))
+            process = await self._start_process(process_spec, None, ended)
+        except BaseException:
+            if files is not None:
+                files.remove()
+            raise
+        terminal.attach(process)
+        self._terminals[spec.terminal_id] = terminal
+        return terminal
+
+    def _environment(self, spec: TerminalSpec) -> dict[str, str]:
+        exact = spec.env is not None and spec.env_policy is None
+        base = ProcessSpec(
+            spec.terminal_id,
+            ("",),
+            env=spec.env,
+            env_policy=spec.env_policy or (None if exact else _EVERYTHING),
+            tty=True,
+        )
+        account = None if spec.user is None else resolve_user(spec.user)
+        variables = dict(build_environment(base, self._environ, account))
+        if not (exact and "TERM" in variables):
+            variables["TERM"] = spec.term
+        # They say the size of whatever terminal the server was started on.
+        for name in ("LINES", "COLUMNS"):
+            if name not in (spec.env or {}):
+                variables.pop(name, None)
+        if spec.locale is not None:
+            variables["LANG"] = spec.locale
+            variables.pop("LC_ALL", None)
+        elif not any(variables.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")):
+            variables["LANG"] = _DEFAULT_LOCALE
+        return variables
+
+    # --- finding ---------------------------------------------------------------------------------------------
+
+    def terminal(self, terminal_id: str) -> LiveTerminal:
+        try:
+            return self._terminals[terminal_id]
+        except KeyError:
+            what = "is a process and no terminal" if self._existing(terminal_id) else "is no terminal's id"
+            raise UnknownTerminal(f"{terminal_id!r} {what}") from None
+
+    async def opened(self, terminal_id: str) -> LiveTerminal:
+        """The same, after a start that is under way."""
+        if (attempt := self._opening.get(terminal_id)) is not None:
+            await asyncio.wait((attempt,))
+        return self.terminal(terminal_id)
+
+    def all(self) -> tuple[LiveTerminal, ...]:
+        return tuple(self._terminals.values())
+
+    def forget(self, terminal_id: str) -> None:
+        """Its process is forgotten."""
+        self._terminals.pop(terminal_id, None)
+
+    # --- commands --------------------------------------------------------------------------------------------
+
+    async def run(
+        self, terminal_id: str, command: str, *, timeout: float | None, max_bytes: int, run_id: str | None = None
+    ) -> TerminalCommandEnded:
+        """Type a command and wait for its end; the same `run_id` again is the same command."""
+        terminal = self.terminal(terminal_id)
+        key = run_id or secrets.token_hex(8)
+        task = self._runs.get(key)
+        if task is None:
+            task = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
+            self._runs[key] = task
+            task.add_done_callback(_retrieve)
+            for old in list(self._runs):
+                if len(self._runs) <= REMEMBERED_RUNS:
+                    break
+                if self._runs[old].done():
+                    del self._runs[old]
+        return await asyncio.shield(task)
+
+    def withdraw(self, run_id: str) -> None:
+        """Its caller gave up: the command is interrupted."""
+        task = self._runs.pop(run_id, None)
+        if task is not None:
+            task.cancel()
+
+
+def _real_path(cwd: str, path: str) -> str:
+    """What a name stands for: `sh` may be a bash."""
+    return os.path.realpath(os.path.join(cwd, path))
+
+
+def _default_shell(environment: Mapping[str, str], cwd: str) -> str:
+    for name in ("/bin/bash", "bash"):
+        with contextlib.suppress(CommandNotFound):
+            find_program(name, environment, cwd)
+            return name
+    return "/bin/sh"
+
+
+def _process_spec(
+    spec: TerminalSpec, argv: tuple[str, ...], environment: dict[str, str], integrated: Integrated | None
+) -> ProcessSpec:
+    arg0 = None
+    if integrated is not None:
+        argv, environment = integrated.argv, {**environment, **integrated.env}
+    elif spec.login and len(argv) == 1 and os.path.basename(argv[0]) in _SHELLS:
+        arg0 = f"-{os.path.basename(argv[0])}"
+    return ProcessSpec(
+        spec.terminal_id,
+        argv,
+        cwd=spec.cwd,
+        env=environment,
+        arg0=arg0,
+        tty=True,
+        size=spec.size,
+        user=spec.user,
+        lifetime=spec.lifetime,
+        limits=spec.limits,
+        start_id=spec.start_id,
+    )
+
+
+def _retrieve(task: asyncio.Task[TerminalCommandEnded]) -> None:
+    """A command whose caller is gone may fail with nobody to tell."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _nothing() -> None:
+    """A program without files."""

@@ -1,0 +1,39 @@
+"""The keystrokes that put a command onto a shell's prompt as it is, whatever it holds. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.errors import InvalidParams
+
+#: Deletes what stands on the line, in readline and in zsh, in their emacs and vi modes.
+CLEAR_LINE: Final = b"\x15"
+ENTER: Final = b"\r"
+INTERRUPT: Final = b"\x03"
+END_OF_INPUT: Final = b"\x04"
+_PASTE_START: Final = b"\x1b[200~"
+_PASTE_END: Final = b"\x1b[201~"
+#: Takes the next key as a character, in readline and in zsh.
+_QUOTE: Final = b"\x16"
+_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+def keystrokes(command: str, *, paste: bool) -> bytes:
+    """What to type for a command of any number of lines, without the Enter behind it.
+
+    A tab would complete a word and a newline would run half of it. As a paste they are text; to a shell that does
+    not know of pasting, each is quoted.
+    """
+    text = command.strip("\n").encode()
+    if not text.strip():
+        raise InvalidParams("command is empty")
+    if b"\0" in text:
+        raise InvalidParams("command holds a NUL character")
+    if not _CONTROL.search(text):
+        return text
+    if paste:
+        if _PASTE_END in text:
+            raise InvalidParams("command holds the sequence that ends a paste")
+        return _PASTE_START + text + _PASTE_END
+    return _CONTROL.sub(lambda found: _QUOTE + found[0], text)

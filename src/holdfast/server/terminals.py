@@ -1,0 +1,82 @@
+"""The `terminal/*` methods: translates between the method table and the runtime's terminals; touches nothing else.
+
+A terminal is a process, too: `process/write`, `process/resize` and the other methods take its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.model import TerminalCommandEnded, TerminalRead, TerminalSpec, TerminalStatus
+from holdfast.server.later import CANCELLED_BY_CALLER
+from holdfast.wire import messages as m
+
+if TYPE_CHECKING:
+    from holdfast.runtime.local import LocalExec
+    from holdfast.server.connection import ServerConnection
+    from holdfast.server.sessions import Sessions
+
+
+class TerminalMethods:
+    """The handlers, shared by all connections."""
+
+    def __init__(self, exec_: LocalExec, sessions: Sessions) -> None:
+        self._exec = exec_
+        self._sessions = sessions
+
+    async def open(self, connection: ServerConnection, params: TerminalSpec) -> TerminalStatus:
+        assert connection.session is not None
+        self._exec.check_room(self._sessions.running(connection.session))
+        status = await self._exec.open_terminal(params)
+        if connection.session is not None:  # else the connection broke meanwhile
+            self._sessions.started(connection.session, params.terminal_id, bound=params.lifetime == "connection")
+        return status
+
+    async def read(self, connection: ServerConnection, params: m.TerminalReadParams) -> TerminalRead:
+        return await self._exec.read_terminal(
+            params.terminal_id,
+            since=params.since,
+            max_bytes=params.max_bytes,
+            wait=params.wait_ms / 1000,
+            timing=params.timing,
+            marks=params.marks,
+        )
+
+    async def run(self, connection: ServerConnection, params: m.TerminalRunParams) -> TerminalCommandEnded:
+        timeout = None if params.timeout_ms is None else params.timeout_ms / 1000
+        try:
+            return await self._exec.terminals.run(
+                params.terminal_id,
+                params.command,
+                timeout=timeout,
+                max_bytes=params.max_bytes,
+                run_id=params.run_id,
+            )
+        except asyncio.CancelledError as cancelled:
+            # A connection that broke comes back and asks again: the command goes on.
+            if params.run_id is not None and CANCELLED_BY_CALLER in cancelled.args:
+                self._exec.terminals.withdraw(params.run_id)
+            raise
+
+    async def keys(self, connection: ServerConnection, params: m.TerminalKeysParams) -> m.Empty:
+        await self._exec.press_keys(params.terminal_id, params.keys, write_id=params.write_id)
+        return m.Empty()
+
+    async def wait(self, connection: ServerConnection, params: m.TerminalWaitParams) -> m.TerminalWaitResult:
+        timeout = None if params.timeout_ms is None else params.timeout_ms / 1000
+        reached, status = await self._exec.wait_terminal(
+            params.terminal_id, params.until, timeout=timeout, changes=params.changes
+        )
+        return m.TerminalWaitResult(reached, status)
+
+    async def close(self, connection: ServerConnection, params: m.TerminalCloseParams) -> TerminalStatus:
+        return await self._exec.close_terminal(
+            params.terminal_id, mode=params.mode, jobs=params.jobs, grace=params.grace_ms / 1000
+        )
+
+    async def describe(self, connection: ServerConnection, params: m.TerminalParams) -> TerminalStatus:
+        return await self._exec.describe_terminal(params.terminal_id)
+
+    async def list(self, connection: ServerConnection, params: m.Empty) -> m.TerminalListResult:
+        return m.TerminalListResult(await self._exec.list_terminals())
