@@ -15,12 +15,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.runtime.local import LocalExec
+from holdfast.runtime.recovery import Recovery
 from holdfast.server.connection import ServerConnection
 from holdfast.server.dispatch import Dispatcher
 from holdfast.server.sessions import Sessions
@@ -28,12 +29,17 @@ from holdfast.transport import stdio, stream, unix
 
 log = logging.getLogger("holdfast.server")
 
+#: What the keeper's keys of listening sockets begin with.
+LISTENER_KEY: Final = "listen "
+
 
 class Listener(Protocol):
     """Something that accepts connections until it is closed."""
 
     @property
     def address(self) -> str: ...
+
+    def fileno(self) -> int: ...
 
     def close(self) -> None: ...
 
@@ -45,10 +51,12 @@ def run_server(
     ready_fd: int | None = None,
     token: str | None = None,
     no_auth: bool = False,
+    keeper_fd: int | None = None,
 ) -> int:
     """Serve until SIGTERM, SIGINT or `server/shutdown`; returns the exit code.
 
-    Writes one JSON line to `ready_fd` once it listens, so that whoever started us need not guess.
+    Writes one JSON line to `ready_fd` once it listens, so that whoever started us need not guess. `keeper_fd` is
+    our line to the keeper that started us.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
@@ -58,7 +66,7 @@ def run_server(
     gc.freeze()
     seal_descriptors({ready_fd} if ready_fd is not None else set())
     try:
-        asyncio.run(_serve(config, listen, ready_fd, token, no_auth, open_files))
+        asyncio.run(_serve(config, listen, ready_fd, token, no_auth, open_files, keeper_fd))
     except HoldfastError as error:
         log.error("%s", error)
         return 2
@@ -91,9 +99,10 @@ def seal_descriptors(keep: set[int]) -> None:
 class Server:
     """One running server: the runtime, its sessions, and everybody who is connected."""
 
-    def __init__(self, exec_: LocalExec) -> None:
+    def __init__(self, exec_: LocalExec, recovery: Recovery | None = None) -> None:
         self.exec = exec_
-        self.sessions = Sessions(exec_)
+        self._recovery = recovery
+        self.sessions = Sessions(exec_, None if recovery is None else recovery.keeping.ledger)
         self.listeners: list[Listener] = []
         self.dispatcher = Dispatcher(
             exec_,
@@ -133,6 +142,8 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening, end every process, tell who is still there, leave."""
+        if self._recovery is not None:
+            self._recovery.keeping.link.stop()
         if self._idle is not None:
             self._idle.cancel()
         for listener in self.listeners:
@@ -143,6 +154,31 @@ class Server:
         self.sessions.close()
         # The channels tell their loss in the next turn of the loop.
         await asyncio.sleep(0)
+
+    def taken(self, address: str) -> int | None:
+        """The socket that an earlier server listened on at this address."""
+        held = None if self._recovery is None else self._recovery.held(f"{LISTENER_KEY}{address}")
+        return None if held is None else held.fds[0]
+
+    def listening(self, address: str, listener: Listener) -> None:
+        """One more place where connections are accepted; while we are away they wait there."""
+        self.listeners.append(listener)
+        if self._recovery is not None:
+            path = address.removeprefix("unix:") if address.startswith("unix:") else ""
+            self._recovery.keeping.link.keep(f"{LISTENER_KEY}{address}", [listener.fileno()], path)
+
+    def keeper_lost(self) -> None:
+        """Our line to the keeper can be read though nothing was asked: it is gone."""
+        assert self._recovery is not None
+        link = self._recovery.keeping.link
+        if link.check():
+            return
+        asyncio.get_running_loop().remove_reader(link.fileno())
+        if self.exec.config.orphaned_jobs == "kill":
+            log.error("the keeper, pid %d, is gone: stopping (orphaned_jobs is kill)", link.pid)
+            self.stopping.set()
+        else:
+            log.error("the keeper, pid %d, is gone: nothing survives this server from now on", link.pid)
 
     def _shutdown_requested(self, grace: float | None) -> None:
         if grace is not None:
@@ -174,23 +210,38 @@ async def _serve(
     token: str | None,
     no_auth: bool,
     open_files: int | None,
+    keeper_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files)
-    server = Server(exec_)
+    recovery = None if keeper_fd is None else Recovery(keeper_fd, config)
+    keeping = None if recovery is None else recovery.keeping
+    exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, keeping=keeping)
+    server = Server(exec_, recovery)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopping.set)
     try:
+        if recovery is not None:
+            recovery.take_over(exec_)
+            server.sessions.restore(recovery.memory.sessions.values())
         for address in listen:
             await _listen(server, address, token, no_auth)
+        if recovery is not None:
+            loop.add_reader(recovery.keeping.link.fileno(), server.keeper_lost)
+            recovery.release()
+            recovery.keeping.link.up()
         if ready_fd is not None:
             addresses = [listener.address for listener in server.listeners]
+            keeper = None if recovery is None else recovery.keeping.link.pid
             with open(ready_fd, "w") as file:  # noqa: ASYNC230 - one line into a pipe
-                file.write(json.dumps({"pid": os.getpid(), "listening": addresses}) + "\n")
-        await server.stopping.wait()
-        log.info("stopping: %d processes run", exec_.running)
-    finally:
-        await server.close()
+                file.write(json.dumps({"pid": os.getpid(), "keeper": keeper, "listening": addresses}) + "\n")
+    except BaseException:
+        # What an earlier server has started is not ours to end because we cannot go on with it: the next one may.
+        if recovery is None or recovery.is_first:
+            await server.close()
+        raise
+    await server.stopping.wait()
+    log.info("stopping: %d processes run", exec_.running)
+    await server.close()
 
 
 async def _listen(server: Server, address: str, token: str | None, no_auth: bool) -> None:
@@ -200,7 +251,8 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         connection.open(stdio.serve(connection, max_message_bytes=limit))
         connection.on_close = _both(connection.on_close, server.stopping.set)
     elif address.startswith("unix:"):
-        server.listeners.append(unix.listen(address.removeprefix("unix:"), server.accept))
+        path = address.removeprefix("unix:")
+        server.listening(address, unix.listen(path, server.accept, taken=server.taken(address)))
     elif address.startswith("ws://"):
         from holdfast.transport import websocket
 
@@ -220,8 +272,9 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
             token=token,
             no_auth=no_auth,
             max_message_bytes=limit,
+            taken=server.taken(address),
         )
-        server.listeners.append(listener)
+        server.listening(address, listener)
     else:
         raise InvalidParams(f"cannot listen on {address!r}: unix:PATH, ws://HOST:PORT or stdio")
 

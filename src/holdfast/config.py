@@ -34,6 +34,12 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: How long the server stays with nothing to do before it ends; 0 means for ever.
     idle_shutdown_seconds: float = 0.0
 
+    #: Whether a keeper holds what must not die with the server: processes then survive its crash or kill. A server
+    #: on stdio ends with its client and has none.
+    keeper: bool = True
+    #: What becomes of processes when their server cannot be started again, or their keeper is gone.
+    orphaned_jobs: Literal["kill", "keep"] = "kill"
+
     # --- how much --------------------------------------------------------------------------------------------
     #: Processes that one session may have running. Ten times what the largest rollouts we know of use.
     max_processes_per_connection: int = 10_000

@@ -219,6 +219,10 @@ class ServerStatus(Struct, frozen=True):
     listening: tuple[str, ...] = ()
     #: How processes are marked and killed here: `cgroup`, `mark`, `tree`.
     containment: tuple[str, ...] = ()
+    #: The keeper's pid, how long it has been there, and how often it has started a server again; None without one.
+    keeper_pid: int | None = None
+    keeper_uptime: float | None = None
+    restarts: int = 0
 
 
 class ShellSpec(Struct, frozen=True):

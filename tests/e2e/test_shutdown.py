@@ -156,8 +156,8 @@ async def test_a_client_that_is_killed_takes_only_what_was_bound_to_it(scheme: s
             assert await flood.terminate(force=True)
 
 
-async def test_a_server_that_is_killed_is_told_to_its_clients() -> None:
-    with running_server(exit_code=None) as server:
+async def test_a_server_without_a_keeper_that_is_killed_is_told_to_its_clients() -> None:
+    with running_server(settings={"keeper": False}, exit_code=None) as server:
         async with holdfast.connect(server.address("unix"), reconnect_deadline=0.05) as box:
             process = await box.start(["cat"], stdin="open", lifetime="connection")
             waiting = asyncio.create_task(process.wait())

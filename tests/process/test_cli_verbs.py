@@ -464,7 +464,7 @@ def test_serve_tells_when_it_listens_and_ends_on_term(holdfast: Holdfast) -> Non
     os.close(write)
     with open(read, "rb") as file:
         ready = json.loads(file.read())
-    assert ready["pid"] == process.pid
+    assert ready["keeper"] == process.pid
     assert ready["listening"] == [f"unix:{path}"]
     assert holdfast("run", "--sandbox", f"unix:{path}", "echo", "hi").stdout == b"hi\n"
     process.send_signal(signal.SIGTERM)

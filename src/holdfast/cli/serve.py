@@ -6,8 +6,9 @@ It runs inside sandboxes, where typer and rich are not, and stays in memory for 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 from holdfast.errors import HoldfastError, InvalidParams
 
@@ -29,7 +30,10 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_config(options.config, **_settings(options))
         listen = options.listen or [f"unix:{_default_socket()}"]
-        return _serve(config, listen, options.ready_fd, _token(options.token_file), options.no_auth)
+        token = _token(options.token_file)
+        if options.kept is None and config.keeper and "stdio" not in listen:
+            _become_keeper(arguments, options.ready_fd, config.orphaned_jobs)
+        return _serve(config, listen, options.ready_fd, token, options.no_auth, options.kept)
     except (HoldfastError, OSError) as error:
         sys.stderr.write(f"holdfast: serve: {error}\n")
         return 1
@@ -57,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--token-file", metavar="FILE", help="the file that holds the bearer token for ws://")
     made.add_argument("--no-auth", action="store_true", help="no token for ws:// on loopback")
     made.add_argument("--ready-fd", type=int, metavar="N", help="write a JSON line to descriptor N once listening")
+    # The keeper's line to us, which nobody types.
+    made.add_argument("--kept", type=int, help=argparse.SUPPRESS)
     settings = made.add_argument_group("settings")
     hints = get_type_hints(ExecServerConfig)
     defaults = ExecServerConfig()
@@ -78,12 +84,32 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ExecServerConfig.__struct_fields__}
 
 
+def _become_keeper(arguments: list[str], ready_fd: int | None, orphaned_jobs: str) -> NoReturn:
+    """The options are right: this process becomes the keeper, and the server its child."""
+    from holdfast.runtime import keeper
+
+    without_ready = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    without_ready.add_argument("--ready-fd")
+    _, rest = without_ready.parse_known_args(arguments)
+    ready = "-" if ready_fd is None else str(ready_fd)
+    server = [sys.executable, "-m", "holdfast", "serve", *rest]
+    os.execv(
+        sys.executable,
+        [sys.executable, "-I", "-S", os.path.abspath(keeper.__file__), ready, orphaned_jobs, *server],
+    )
+
+
 def _serve(
-    config: ExecServerConfig, listen: list[str], ready_fd: int | None, token: str | None, no_auth: bool
+    config: ExecServerConfig,
+    listen: list[str],
+    ready_fd: int | None,
+    token: str | None,
+    no_auth: bool,
+    keeper_fd: int | None,
 ) -> int:
     from holdfast.app import run_server
 
-    return run_server(config, listen, ready_fd=ready_fd, token=token, no_auth=no_auth)
+    return run_server(config, listen, ready_fd=ready_fd, token=token, no_auth=no_auth, keeper_fd=keeper_fd)
 
 
 def _token(path: str | None) -> str | None:

@@ -43,20 +43,22 @@ class Reply:
         return "error" in self.message
 
 
-def exchange(connection: socket.socket, request: bytes) -> Reply | None:
+def exchange(connection: socket.socket, request: bytes, *, greet: bool = True) -> Reply | None:
     """Send one request and wait for its reply; None for a notification, which has none.
 
     A request that is not JSON goes out as it is: the server answers it. `ConnectionError` if the server goes first.
+    A second request on a connection must not `greet` the server again.
     """
     # Inside JSON a line break can only stand between tokens, so a space means the same and keeps it one message.
     line = request.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
     method, has_id = _what_it_is(request)
     is_notification = method is not None and not has_id
-    parts = [line] if method == "initialize" else [_INITIALIZE, _INITIALIZED, line]
+    greet = greet and method != "initialize"
+    parts = [_INITIALIZE, _INITIALIZED, line] if greet else [line]
     if is_notification:
         parts.append(_BARRIER)
     connection.sendall(b"".join(parts))
-    awaiting_initialize = method != "initialize"
+    awaiting_initialize = greet
     for answer in _lines(connection):
         message = json.loads(answer)
         if not isinstance(message, dict) or "method" in message:
@@ -73,10 +75,10 @@ def exchange(connection: socket.socket, request: bytes) -> Reply | None:
     raise ConnectionResetError("the server closed the connection before it replied")
 
 
-def call(connection: socket.socket, method: str, params: dict[str, Any]) -> Reply:
+def call(connection: socket.socket, method: str, params: dict[str, Any], *, greet: bool = True) -> Reply:
     """`exchange` for callers that have a method and its parameters."""
     request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-    reply = exchange(connection, request.encode())
+    reply = exchange(connection, request.encode(), greet=greet)
     if reply is None:
         raise ConnectionResetError(f"no reply to {method}")
     return reply

@@ -47,11 +47,19 @@ def ask() -> ServerStatus | None:
     return msgspec.convert(reply.message["result"], ServerStatus)
 
 
+def _keeper(status: ServerStatus) -> str:
+    if status.keeper_pid is None:
+        return "none: what runs ends with the server"
+    restarts = "no restarts" if not status.restarts else f"restarts: {status.restarts}"
+    return f"pid {status.keeper_pid}, up {age(status.keeper_uptime or 0.0)}, {restarts}"
+
+
 def _rows(status: ServerStatus) -> list[tuple[str, str]]:
     return [
         ("version", status.version),
         ("pid", str(status.pid)),
         ("up", age(status.uptime)),
+        ("keeper", _keeper(status)),
         ("running", str(status.processes_running)),
         ("ended, kept", str(status.processes_kept)),
         ("shells", str(status.shells)),

@@ -1,6 +1,7 @@
 """`holdfast stop`: end this machine's server and everything that runs in it, and wait until it is gone.
 
 The server is asked over its socket. One that does not understand us, because it is of another version, gets TERM.
+Its keeper, if it has one, ends with it, and is waited for.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ def command(
         return NO_SERVER
     with connection:
         pid = _listener(connection)
+        keeper = _keeper(connection)
         # Opened before the server is told, so that it is surely this server and not a later process with its pid.
-        watch = os.pidfd_open(pid)
+        watch = os.pidfd_open(keeper or pid)
         try:
-            if not _ask(connection, grace):
+            if keeper is None or not _ask(connection, grace):
                 signal.pidfd_send_signal(watch, signal.SIGTERM)
             gone = _wait(watch, _MARGIN_SECONDS + (_SETTING_SECONDS if grace is None else grace))
         finally:
@@ -67,11 +69,21 @@ def _listener(connection: socket.socket) -> int:
     return pid
 
 
+def _keeper(connection: socket.socket) -> int | None:
+    """The pid of the server's keeper; 0 if it has none, None if it does not understand us."""
+    try:
+        reply = stateless.call(connection, "environment/status", {})
+    except (ConnectionError, stateless.Refused):
+        return None
+    pid: int | None = reply.message.get("result", {}).get("keeperPid")
+    return pid or 0
+
+
 def _ask(connection: socket.socket, grace: float | None) -> bool:
     """Whether the server took the request; one that went down before it had answered took it."""
     try:
         params = {} if grace is None else {"graceMs": round(grace * 1000)}
-        return not stateless.call(connection, "server/shutdown", params).is_error
+        return not stateless.call(connection, "server/shutdown", params, greet=False).is_error
     except ConnectionError:
         return True
     except stateless.Refused:

@@ -45,6 +45,9 @@ class Cgroup:
         except OSError:
             self.remove()  # the process is gone, or not ours to move: the tree finds it all the same
 
+    def exists(self) -> bool:
+        return os.path.isdir(self._path)
+
     def pids(self) -> list[int]:
         try:
             with open(f"{self._path}/cgroup.procs", "rb", buffering=0) as file:
@@ -70,18 +73,19 @@ class Cgroups:
         self.parent = parent
         self._made = 0
         self._loop = asyncio.get_running_loop()
-        self._young: deque[tuple[float, Tree]] = deque()
+        self._young: deque[tuple[float, Tree, int | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-cgroup")
 
     @classmethod
-    def open(cls) -> Cgroups | None:
-        """Ours, or None where no cgroup can be written."""
+    def open(cls, keeper: int | None = None) -> Cgroups | None:
+        """Ours, or None where no cgroup can be written. All servers of one keeper have the same."""
         for mount, path in _hierarchies():
-            parent = f"{mount}{path.rstrip('/')}/holdfast-{os.getpid()}-{secrets.token_hex(4)}"
+            owner = f"{os.getpid()}-{secrets.token_hex(4)}" if keeper is None else f"{keeper}-kept"
+            parent = f"{mount}{path.rstrip('/')}/holdfast-{owner}"
             with contextlib.suppress(OSError):
                 _sweep(os.path.dirname(parent))
-                os.mkdir(parent)
+                os.makedirs(parent, exist_ok=keeper is not None)
                 return cls(parent)
         return None
 
@@ -90,20 +94,31 @@ class Cgroups:
         """For people: what a kill does here."""
         return "cgroup.kill" if os.path.exists(f"{self.parent}/cgroup.kill") else "cgroup"
 
-    def join_later(self, tree: Tree) -> None:
-        """Give a process a cgroup once it has lived for a while. One timer serves all that wait."""
-        self._young.append((self._loop.time() + JOIN_AFTER_SECONDS, tree))
+    def join_later(self, tree: Tree, key: int | None = None) -> None:
+        """Give a process a cgroup once it has lived for a while. One timer serves all that wait.
+
+        `key` names its cgroup, so that the next server finds it.
+        """
+        self._young.append((self._loop.time() + JOIN_AFTER_SECONDS, tree, key))
         if self._timer is None:
             self._timer = self._loop.call_later(JOIN_AFTER_SECONDS, self._join_due)
+
+    def rejoin(self, tree: Tree, key: int) -> None:
+        """The same for a process of an earlier server, which may have its cgroup."""
+        found = Cgroup(f"{self.parent}/{key}")
+        if found.exists():
+            tree.cgroup = found
+        elif tree.leader_lives:
+            self.join_later(tree, key)
 
     def _join_due(self) -> None:
         self._timer = None
         now = self._loop.time()
         while self._young and self._young[0][0] <= now:
-            _, tree = self._young.popleft()
+            _, tree, key = self._young.popleft()
             if tree.leader_lives:
                 self._made += 1
-                tree.cgroup = Cgroup(f"{self.parent}/{self._made}")
+                tree.cgroup = Cgroup(f"{self.parent}/{self._made if key is None else key}")
                 self._thread.submit(tree.cgroup.join, tree.leader)
         if self._young:
             self._timer = self._loop.call_at(self._young[0][0], self._join_due)

@@ -27,6 +27,10 @@ EXIT: Final = 3
 CLOSE: Final = 4
 
 
+#: The number of the first latest record, the latest kinds and ends, the first kinds and ends, what is sealed.
+JournalState = tuple[int, bytes, bytes, bytes, bytes, int]
+
+
 class Record(NamedTuple):
     """One record, or several chunks of one stream in a row (`first_seq` to `seq`)."""
 
@@ -56,6 +60,18 @@ class Journal:
         self._head_kinds = array("B")
         self._head_ends = array("Q")
         self._sealed = 0
+
+    def state(self) -> JournalState:
+        """All of it, for `restore`."""
+        arrays = (self._kinds, self._ends, self._head_kinds, self._head_ends)
+        kinds, ends, head_kinds, head_ends = (each.tobytes() for each in arrays)
+        return self._tail_seq, kinds, ends, head_kinds, head_ends, self._sealed
+
+    def restore(self, state: JournalState) -> None:
+        """Become what another journal was."""
+        self._tail_seq, kinds, ends, head_kinds, head_ends, self._sealed = state
+        self._kinds, self._head_kinds = array("B", kinds), array("B", head_kinds)
+        self._ends, self._head_ends = array("Q", ends), array("Q", head_ends)
 
     @property
     def last_seq(self) -> int:

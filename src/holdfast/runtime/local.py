@@ -56,6 +56,7 @@ from holdfast.model import (
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_spec
 from holdfast.runtime.environment import resolve_user
+from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.orphans import OrphanReaper
 from holdfast.runtime.output_log import Spool
@@ -63,7 +64,7 @@ from holdfast.runtime.poller import Poller
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import TableReader
 from holdfast.runtime.process_tree import Strays, Tree
-from holdfast.runtime.recorded import Recorded
+from holdfast.runtime.recorded import Past, Recorded
 from holdfast.runtime.shells import Shells
 from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.spawn import write_all
@@ -87,11 +88,14 @@ class LocalExec:
         environ: Mapping[str, str] | None = None,
         adopt_orphans: bool = False,
         open_files: int | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         """`adopt_orphans` makes us the parent of descendants whose parent died: right for a server, not in
-        somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised."""
+        somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised.
+        `keeping` lets what we have outlive us."""
         self.config = config or ExecServerConfig()
-        self._spool = Spool(self.config.spool_directory)
+        self._keeping = keeping
+        self._spool = Spool(self.config.spool_directory) if keeping is None else keeping.spool
         self._spool_limit = min(self.config.retained_output_bytes_total, self._spool.room // 2)
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
@@ -102,13 +106,15 @@ class LocalExec:
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
         self._poller = Poller()
-        self._starter = Starter(os.environ if environ is None else environ, open_files)
-        self._cgroups = Cgroups.open() if self.config.cgroup == "auto" else None
+        self._starter = Starter(os.environ if environ is None else environ, open_files, keeping)
+        self._keeper = None if keeping is None else keeping.link.pid
+        self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
             self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
         self._closing = False
         self._over = asyncio.Event()
+        self._endings: set[asyncio.Task[None]] = set()
         self._started_at = time.monotonic()
         self._retention_timer: asyncio.TimerHandle | None = None
         self.shells = Shells(
@@ -184,45 +190,83 @@ class LocalExec:
     ) -> ManagedProcess:
         """On a stdin that somebody has."""
         self._check(spec)
+        internal = on_exit is not None and not spec.tty
         if starts_at_once(spec):
-            return self._manage(spec, self._starter.start(spec, stdin), on_exit)
-        return self._manage(spec, await self._starter.start_through_launcher(spec, stdin), on_exit)
+            return self._manage(spec, self._starter.start(spec, stdin, internal=internal), on_exit)
+        started = await self._starter.start_through_launcher(spec, stdin, internal=internal)
+        return self._manage(spec, started, on_exit)
 
     def _manage(
         self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None = None
     ) -> ManagedProcess:
-        def exited(process: ManagedProcess) -> None:
-            self._process_exited(process)
-            if on_exit is not None:
-                on_exit(process)
-
+        process = self._managed(spec, started, on_exit)
         try:
-            process = ManagedProcess(
-                spec,
-                cwd=started.cwd,
-                tree=Tree(started.pid, started.mark, self._tables),
-                outputs=started.outputs,
-                stdin=started.stdin,
-                spool=self._spool,
-                poller=self._poller,
-                config=self.config,
-                on_exit=self._process_exited if on_exit is None else exited,
-                on_close=self._process_closed,
-                on_growth=self._spool_grew,
-                internal=on_exit is not None and not spec.tty,
-            )
+            process.follow(started.outputs)
         except OSError as error:
             # No descriptor to watch it by. It has just begun, and nobody knows of it.
             started.undo()
             raise ResourceExhausted(f"cannot watch {spec.argv[0]!r}: {error.strerror}") from None
+        if started.notes is not None:
+            started.notes.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
         loop = asyncio.get_running_loop()
         # Not before the caller has its answer: the child is busy loading its program.
         loop.call_soon(self._raise_oom_score, process.pid)
         if self._cgroups is not None:
-            self._cgroups.join_later(process.tree)
+            self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
         return process
+
+    def take_over(self, spec: ProcessSpec, started: Started, past: Past) -> ManagedProcess:
+        """Go on with a process that an earlier server has started."""
+        process = self._managed(spec, started, None)
+        process.restore(past)
+        self._processes[spec.process_id] = process
+        process.tree.leader_lives = process.running
+        if process.running:
+            self._leaders.add(process.pid)
+        if past.closed_at is None:
+            if self._cgroups is not None and started.notes is not None:
+                self._cgroups.rejoin(process.tree, started.notes.key)
+            process.follow(started.outputs)
+        return process
+
+    def end_remains(self, leader: int, mark: int, done: Callable[[], None]) -> None:
+        """End what is left of the program of a shell: its pipes went with the server that spoke through them."""
+        tree = Tree(leader, mark, self._tables)
+        tree.leader_lives = False  # by its mark alone
+
+        async def end() -> None:
+            await tree.end(self._leaders, 0.0)
+            done()
+
+        task = asyncio.get_running_loop().create_task(end())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    def _managed(
+        self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None
+    ) -> ManagedProcess:
+        def exited(process: ManagedProcess) -> None:
+            self._process_exited(process)
+            if on_exit is not None:
+                on_exit(process)
+
+        return ManagedProcess(
+            spec,
+            cwd=started.cwd,
+            tree=Tree(started.pid, started.mark, self._tables),
+            outputs=started.outputs,
+            stdin=started.stdin,
+            spool=self._spool,
+            poller=self._poller,
+            config=self.config,
+            on_exit=self._process_exited if on_exit is None else exited,
+            on_close=self._process_closed,
+            on_growth=self._spool_grew,
+            internal=on_exit is not None and not spec.tty,
+            notes=started.notes,
+        )
 
     def _raise_oom_score(self, pid: int) -> None:
         """The kernel takes a job before it takes us. Refused in some containers: then the kernel decides."""
@@ -473,6 +517,7 @@ class LocalExec:
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]
         running = sum(process.running for process in processes)
+        link = None if self._keeping is None else self._keeping.link
         return ServerStatus(
             version=__version__,
             pid=os.getpid(),
@@ -485,6 +530,9 @@ class LocalExec:
             spool=self._spool.path,
             spool_bytes=self._spool.used,
             containment=(*(() if self._cgroups is None else (self._cgroups.kind,)), "mark", "tree"),
+            keeper_pid=None if link is None else link.pid,
+            keeper_uptime=None if link is None else time.monotonic() - link.started_at,
+            restarts=0 if link is None else link.restarts,
         )
 
     @property
@@ -504,7 +552,7 @@ class LocalExec:
         await asyncio.gather(*(self._end(process, grace) for process in processes))
         if self._orphans is not None:
             # Daemons of processes that were forgotten before.
-            await Strays(self._tables).end(self._leaders, grace)
+            await Strays(self._tables, self._keeper).end(self._leaders, grace)
         if asked_before:
             await self._over.wait()
             return
@@ -544,9 +592,13 @@ class LocalExec:
 
     def _process_closed(self, process: ManagedProcess) -> None:
         """From now on it may be forgotten. Not before: a child that holds its streams would die of SIGPIPE."""
-        self._ended[process.spec.process_id] = process
         if process.tree.cgroup is not None:
             process.tree.cgroup.remove()
+        self.keep_ended(process)
+
+    def keep_ended(self, process: ManagedProcess) -> None:
+        """For a while: somebody may want to know how it went."""
+        self._ended[process.spec.process_id] = process
         while len(self._ended) > self.config.max_exited_processes:
             self._drop(next(iter(self._ended.values())))
         if self._retention_timer is None and not self._closing:
@@ -592,6 +644,11 @@ class LocalExec:
     def is_running(self, process_id: str) -> bool:
         process = self._processes.get(process_id)
         return process is not None and process.running
+
+    def bound_processes(self) -> builtins.list[str]:
+        """Those that run and end with the session that started them."""
+        running = (process for process in self._processes.values() if process.running)
+        return [process.process_id for process in running if process.spec.lifetime == "connection"]
 
     def check_room(self, running: int) -> None:
         """Refuse a session's next process when it has enough of them."""

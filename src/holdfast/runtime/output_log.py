@@ -37,20 +37,14 @@ WANTED_ROOM: Final = 256 * 1024 * 1024
 
 
 class Spool:
-    """A private directory of output files, and how many bytes they hold together."""
+    """A private directory of output files, and how many bytes they hold together.
 
-    def __init__(self, directory: str = "") -> None:
-        parent = directory or choose_place()
-        try:
-            # Others may pass through by name: the shell of another user has files of its own below.
-            os.makedirs(parent, mode=0o711, exist_ok=True)
-            sweep_spools(parent)
-            self.path = tempfile.mkdtemp(prefix=SPOOL_PREFIX, dir=parent)
-            #: Held while we live; the kernel lets go of it however we end, so others see that we are gone.
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ResourceExhausted(f"no spool can be made in {parent}: {error.strerror}") from None
+    `taken` is one that an earlier server made, its path and its lock: kept for us, and ours from now on.
+    """
+
+    def __init__(self, directory: str = "", *, taken: tuple[str, int] | None = None) -> None:
+        #: `lock` is held while we live; the kernel lets go of it however we end, so others see that we are gone.
+        self.path, self.lock = taken or _make_spool(directory or choose_place())
         self.used = 0
         self._files = 0
         #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
@@ -67,7 +61,20 @@ class Spool:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        os.close(self.lock)
+
+
+def _make_spool(parent: str) -> tuple[str, int]:
+    try:
+        # Others may pass through by name: the shell of another user has files of its own below.
+        os.makedirs(parent, mode=0o711, exist_ok=True)
+        sweep_spools(parent)
+        path = tempfile.mkdtemp(prefix=SPOOL_PREFIX, dir=parent)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ResourceExhausted(f"no spool can be made in {parent}: {error.strerror}") from None
+    return path, lock
 
 
 def choose_place() -> str:
@@ -263,10 +270,14 @@ class OutputLog:
         """Forget everything: all of it is lost from now on, to a reader that is still there too."""
         if self.fd >= 0:
             self._rescue_leases()
+            self._losing(0, self.end)
             self._spool.used -= self.kept_bytes
             _remove(self.fd, self._path)
             self.fd = -1
         self.lost_start, self.lost_end = 0, self.end
+
+    def _losing(self, start: int, end: int) -> None:
+        """This range will be all that is lost; nothing of it was given back yet."""
 
     def _rescue_leases(self) -> None:
         for lease in self.leases:
@@ -292,6 +303,7 @@ class OutputLog:
         self.end += amount
         self.lost_end = self.end
         self._spool.used -= kept - self.lost_start
+        self._losing(self.lost_start, self.lost_end)
         if self.fd >= 0:
             self._rescue_leases()
             os.ftruncate(self.fd, self.lost_start)
@@ -310,6 +322,7 @@ class OutputLog:
         return len(data)
 
     def _cut(self, tail_start: int) -> None:
+        self._losing(self.lost_start, tail_start)
         self._spool.used -= tail_start - self.lost_end
         if self._punching:
             self._punch(self.lost_end, tail_start)
@@ -346,6 +359,10 @@ class OutputLog:
                 _remove(fd, path)
             self._lose(0)  # what is over the bound must go, and the tail with it if it can go nowhere
             return
+        self._replace(fd, path)
+
+    def _replace(self, fd: int, path: str) -> None:
+        """The new file has all that is kept."""
         _remove(self.fd, self._path)
         self.fd, self._path = fd, path
 

@@ -20,12 +20,13 @@ from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.recorded import Output, Recorded
-from holdfast.runtime.signals import signal_name
+from holdfast.runtime.signals import exit_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.config import ExecServerConfig
+    from holdfast.runtime.kept import Notes
     from holdfast.runtime.process_tree import Tree
 
 #: A client repeats only what it had unanswered when its connection broke.
@@ -64,6 +65,7 @@ class ManagedProcess(Recorded):
         "cwd",
         "input",
         "internal",
+        "notes",
         "pid",
         "size",
         "spec",
@@ -86,7 +88,9 @@ class ManagedProcess(Recorded):
         on_close: Callable[[ManagedProcess], None],
         on_growth: Callable[[], None],
         internal: bool = False,
+        notes: Notes | None = None,
     ) -> None:
+        """`follow` it next; it was started on these `outputs`."""
         super().__init__(
             spec.process_id,
             outputs,
@@ -95,24 +99,32 @@ class ManagedProcess(Recorded):
             poller=poller,
             config=config,
             on_growth=on_growth,
+            notes=notes,
         )
         self.spec = spec
+        self.notes = notes
         #: The program of a shell, which is listed as a shell.
         self.internal = internal
         self.cwd = cwd
         self.tree = tree
         self.pid = tree.leader
         self.size = (spec.size or TerminalSize()) if spec.tty else None
-        self.input = InputQueue(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
+        make_input = InputQueue if notes is None else notes.input
+        self.input = make_input(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
         self.watcher: Watcher | None = None
         self._held_side = -1
-        self._terminal = next(iter(outputs.values())) if spec.tty else -1
+        self._terminal = outputs.get(2, -1)
         self._grown = spec.tty  # a terminal has no size to grow
         self._signals: tuple[str, ...] = ()
         self._on_exit = on_exit
         self._on_close = on_close
-        self._pidfd = os.pidfd_open(self.pid)
-        self._poller.watch(self._pidfd, self._leader_ended)
+        self._pidfd = -1
+
+    def follow(self, outputs: dict[int, int]) -> None:
+        """Read its streams from now on, and notice its end."""
+        if self.running:
+            self._pidfd = os.pidfd_open(self.pid)
+            self._poller.watch(self._pidfd, self._leader_ended)
         for kind, fd in outputs.items():
             self.watch(kind, fd)
 
@@ -145,6 +157,8 @@ class ManagedProcess(Recorded):
         if not self.spec.tty:
             raise NotATerminal(f"process {self.process_id!r} runs on pipes: it has no size")
         check_size(size)
+        if self.notes is not None:
+            self.notes.resized(size)
         if self._terminal >= 0:
             termios.tcsetwinsize(self._terminal, (size.rows, size.cols))
         self.size = size
@@ -156,7 +170,9 @@ class ManagedProcess(Recorded):
         if signal_id is not None:
             if signal_id in self._signals:
                 return
-            self._signals = (*self._signals[1 - REMEMBERED_SIGNALS :], signal_id)
+            self.remember_signal(signal_id)
+            if self.notes is not None:
+                self.notes.signalled(signal_id)
         if not self.running:
             raise InvalidRequest(f"process {self.process_id!r} has ended")
         group = self.pid
@@ -166,6 +182,10 @@ class ManagedProcess(Recorded):
         # It may have ended between the keystroke and now: the exit tells it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
+
+    def remember_signal(self, signal_id: str) -> None:
+        """It was sent: the same again is not."""
+        self._signals = (*self._signals[1 - REMEMBERED_SIGNALS :], signal_id)
 
     @property
     def terminal(self) -> int:
@@ -188,6 +208,8 @@ class ManagedProcess(Recorded):
     def discard(self) -> None:
         super().discard()
         self.input.abandon()
+        if self.notes is not None:
+            self.notes.forgotten()
         if self.tree.cgroup is not None:
             self.tree.cgroup.remove()
         if self._pidfd >= 0:
@@ -207,6 +229,9 @@ class ManagedProcess(Recorded):
 
     def _reap(self) -> ExitStatus:
         self.tree.leader_lives = False
+        if self.notes is not None:
+            assert self.exited_at is not None
+            return self.notes.reap(self.pid, self.exited_at)
         return reap(self.pid)
 
     def _exited(self) -> None:
@@ -214,6 +239,8 @@ class ManagedProcess(Recorded):
         self._on_exit(self)
 
     def _closed(self) -> None:
+        if self.notes is not None:
+            self.notes.let_go()
         self._on_close(self)
 
     # --- a terminal ------------------------------------------------------------------------------------------
@@ -295,9 +322,7 @@ def reap(pid: int) -> ExitStatus:
         # Somebody else in this process waits for any child: the status went to them.
         return ExitStatus(255)
     assert result is not None
-    if result.si_code == os.CLD_EXITED:
-        return ExitStatus(result.si_status)
-    return ExitStatus(128 + result.si_status, signal_name(result.si_status))
+    return exit_status(result.si_code, result.si_status)
 
 
 def set_terminal_size(fd: int, size: TerminalSize) -> None:

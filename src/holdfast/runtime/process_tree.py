@@ -69,17 +69,21 @@ class Tree:
 
 
 class Strays:
-    """Children of ours that belong to no process we know: orphans that we adopted, and all they started."""
+    """Children of ours that belong to no process we know: orphans that we adopted, and all they started.
 
-    def __init__(self, tables: TableReader) -> None:
+    `keeper` has those of the servers before us.
+    """
+
+    def __init__(self, tables: TableReader, keeper: int | None = None) -> None:
         self._tables = tables
+        self._parents = (os.getpid(),) if keeper is None else (os.getpid(), keeper)
 
     async def end(self, leaders: Container[int], grace: float) -> None:
         await end_all(lambda: self._find(leaders), grace)
 
     async def _find(self, leaders: Container[int]) -> dict[int, Entry]:
         table = await self._tables.read()
-        ours = table.children.get(os.getpid(), ())
+        ours = [pid for parent in self._parents for pid in table.children.get(parent, ()) if pid != os.getpid()]
         return table.descendants(pid for pid in ours if pid not in leaders)
 
 

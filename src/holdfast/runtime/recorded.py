@@ -17,7 +17,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from holdfast.model import ExitStatus, OutputChunk, OutputGap, ReadResult, Snapshot
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
@@ -27,6 +27,7 @@ from holdfast.runtime.reader import Reader
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
+    from holdfast.runtime.kept import Notes
 
 #: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
 _PIPE_BYTES: Final = 64 * 1024
@@ -44,6 +45,16 @@ class Follower(Protocol):
     def on_ready(self) -> None:
         """There may be something new."""
         ...
+
+
+class Past(NamedTuple):
+    """What had happened to it when the server was another."""
+
+    started_at: float
+    status: ExitStatus | None
+    exited_at: float | None
+    #: By the monotonic clock, which all servers of a machine share.
+    closed_at: float | None
 
 
 class Output:
@@ -100,17 +111,24 @@ class Recorded:
         poller: Poller,
         config: ExecServerConfig,
         on_growth: Callable[[], None],
+        notes: Notes | None = None,
     ) -> None:
+        """`notes` has the journal and the logs, if they are to survive the server."""
         self.process_id = process_id
         self.started_at = time.time()
         self.exited_at: float | None = None
         #: By the monotonic clock: retention counts from here.
         self.closed_at: float | None = None
         self.status: ExitStatus | None = None
-        self.journal = Journal(config.retained_chunks_per_process)
-        kinds = tuple(kinds)
-        retained = config.retained_output_bytes_per_process // len(kinds)
-        self.logs: dict[int, OutputLog] = {kind: OutputLog(spool, retained) for kind in kinds}
+        self.journal: Journal
+        self.logs: dict[int, OutputLog]
+        if notes is None:
+            self.journal = Journal(config.retained_chunks_per_process)
+            kinds = tuple(kinds)
+            retained = config.retained_output_bytes_per_process // len(kinds)
+            self.logs = {kind: OutputLog(spool, retained) for kind in kinds}
+        else:
+            self.journal, self.logs = notes.journal, notes.logs
         self._outputs: list[Output] = []
         self._readers: set[Follower] = set()
         #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
@@ -246,6 +264,20 @@ class Recorded:
             self._abandoned = None
         self.reader_advanced()
 
+    def restore(self, past: Past) -> None:
+        """Be what an earlier server had of it. Its readers are gone with that server, and may come back."""
+        self.started_at, self.exited_at, self.closed_at = past.started_at, past.exited_at, past.closed_at
+        self.status = past.status
+        if self.status is not None:
+            self._exit.set()
+        self.journal.seal(self.journal.last_seq)
+        for kind, log in self.logs.items():
+            # Bytes that came into the log and were not noted any more: no reader has seen them.
+            self._note_output(kind, log, log.end - self.journal.offset_at(self.journal.last_seq, kind))
+        self._taken = [self.logs[kind].lost_end if kind in self.logs else 0 for kind in range(3)]
+        if self._blocking and self.closed_at is None:
+            self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
+
     # --- its streams -----------------------------------------------------------------------------------------
 
     def watch(self, kind: int, fd: int) -> Output:
@@ -294,13 +326,7 @@ class Recorded:
 
     def _took(self, output: Output, amount: int) -> None:
         output.owed = max(0, output.owed - amount)
-        start, head_end = output.log.end - amount, output.log.head_end
-        if start <= head_end < output.log.end:
-            # No chunk reaches from the head into what is lost: a reader that goes on after a number has all of it.
-            self.journal.add_output(output.kind, head_end - start)
-            self.journal.seal(self.journal.last_seq)
-            start = head_end
-        self.journal.add_output(output.kind, output.log.end - start)
+        self._note_output(output.kind, output.log, amount)
         if amount >= _PIPE_BYTES and not self._grown:
             self._grow_pipes()
         if not self._blocking:
@@ -312,6 +338,17 @@ class Recorded:
                 self._poller.unwatch(output.fd)
         self._on_growth()
         self._tell_readers()
+
+    def _note_output(self, kind: int, log: OutputLog, amount: int) -> None:
+        """The log has grown by so much."""
+        start, head_end = log.end - amount, log.head_end
+        if start <= head_end < log.end:
+            # No chunk reaches from the head into what is lost: a reader that goes on after a number has all of it.
+            self.journal.add_output(kind, head_end - start)
+            self.journal.seal(self.journal.last_seq)
+            start = head_end
+        if log.end > start:
+            self.journal.add_output(kind, log.end - start)
 
     def _drain(self, output: Output) -> None:
         """Take what is in the pipe now, and not what others print from now on."""
@@ -353,9 +390,9 @@ class Recorded:
         if any(output.owed for output in self._outputs):
             return  # a blocking process: its last output waits for its reader, and so does the exit
         assert self._ending is not None
+        self.exited_at = time.time()
         self.status = self._ending()
         self._ending = None
-        self.exited_at = time.time()
         self._exit.set()
         self.journal.add_event(EXIT)
         self._exited()

@@ -1,10 +1,12 @@
-"""Signals by the names that people and protocols use; pure."""
+"""Signals by the names that people and protocols use, and how a process ended in these words; pure."""
 
 from __future__ import annotations
 
+import os
 import signal
 
 from holdfast.errors import UnknownSignal
+from holdfast.model import ExitStatus
 
 #: The word that the Codex client sends.
 _WORDS = {"INTERRUPT": signal.SIGINT, "TERMINATE": signal.SIGTERM, "HANGUP": signal.SIGHUP}
@@ -29,3 +31,10 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
+
+
+def exit_status(code: int, status: int) -> ExitStatus:
+    """From what waitid(2) tells: `si_code` and `si_status`."""
+    if code == os.CLD_EXITED:
+        return ExitStatus(status)
+    return ExitStatus(128 + status, signal_name(status))

@@ -10,7 +10,7 @@ import resource
 import signal
 import termios
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
@@ -26,6 +26,9 @@ from holdfast.runtime.spawn import (
     spawn_through_launcher,
 )
 
+if TYPE_CHECKING:
+    from holdfast.runtime.kept import Keeping, Notes
+
 #: Erase a whole character in line mode, not its last byte. The termios module does not name it.
 _IUTF8: Final = 0o040000
 
@@ -40,12 +43,16 @@ class Started(NamedTuple):
     outputs: dict[int, int]
     #: Where its input goes, or -1.
     stdin: int
+    #: What was written down of it, under a keeper.
+    notes: Notes | None = None
 
     def undo(self) -> None:
         """Kill it and close our ends, as if it had not been started."""
         os.killpg(self.pid, signal.SIGKILL)
         for fd in {self.stdin, *self.outputs.values()} - {-1}:
             os.close(fd)
+        if self.notes is not None:
+            self.notes.forgotten()
         os.waitpid(self.pid, 0)
 
 
@@ -103,8 +110,9 @@ def starts_at_once(spec: ProcessSpec) -> bool:
 class Starter:
     """Starts processes in an environment; `open_files` is their descriptor limit, if ours was raised."""
 
-    def __init__(self, environ: Mapping[str, str], open_files: int | None) -> None:
+    def __init__(self, environ: Mapping[str, str], open_files: int | None, keeping: Keeping | None = None) -> None:
         self._environ = dict(environ)
+        self._keeping = keeping
         #: Most processes get just this: encoded once.
         self._variables = encode_variables(self._environ)
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
@@ -115,32 +123,49 @@ class Starter:
     def close(self) -> None:
         os.close(self._null)
 
-    def start(self, spec: ProcessSpec, stdin: int | None = None) -> Started:
+    def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> Started:
         """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
         mark = new_mark()
         command = self._command(spec, mark, None)
         streams = self._open(spec, None, stdin)
+        notes = None
         try:
+            notes = self._note(spec, mark, command, streams, internal)
             pid = spawn(command, streams.for_child, self._limits(mark))
         except BaseException:
             streams.close()
+            if notes is not None:
+                notes.forgotten()
             raise
         streams.close_theirs()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin)
+        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
 
-    async def start_through_launcher(self, spec: ProcessSpec, stdin: int | None = None) -> Started:
+    async def start_through_launcher(
+        self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False
+    ) -> Started:
         """Start any spec."""
         mark = new_mark()
         account = None if spec.user is None else resolve_user(spec.user)
         command = self._command(spec, mark, account)
         streams = self._open(spec, account, stdin)
+        notes = None
         try:
+            notes = self._note(spec, mark, command, streams, internal)
             pid = await spawn_through_launcher(command, streams.for_child, self._limits(mark), self.newborn)
         except BaseException:
             streams.close()
+            if notes is not None:
+                notes.forgotten()
             raise
         streams.close_theirs()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin)
+        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
+
+    def _note(
+        self, spec: ProcessSpec, mark: int, command: Command, streams: _Streams, internal: bool
+    ) -> Notes | None:
+        if self._keeping is None:
+            return None
+        return self._keeping.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
 
     def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
         cwd = resolve_cwd(spec.cwd)

@@ -1,7 +1,7 @@
 """What outlives a connection: a session, its processes that must end with it, and where its pushes had come to.
 
-A client that comes back with its session id goes on; one that does not is given up after a while. Pure memory and
-one timer a detached session.
+A client that comes back with its session id goes on; one that does not is given up after a while. Memory, one timer
+a detached session, and under a keeper the ledger, from which the next server has the sessions.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UnknownProcess, UnknownShell
+from holdfast.runtime.ledger import Ledger, SessionEnded, SessionOpened, SessionRecord, SessionStarted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from holdfast.runtime.local import LocalExec
+    from holdfast.runtime.recovery import RememberedSession
 
 Takeover = Callable[[], dict[str, int]]
 
@@ -23,8 +27,8 @@ Takeover = Callable[[], dict[str, int]]
 class Session:
     """One client, over any number of connections, one at a time."""
 
-    def __init__(self, client_name: str) -> None:
-        self.id = secrets.token_hex(16)
+    def __init__(self, client_name: str, id: str | None = None) -> None:
+        self.id = id or secrets.token_hex(16)
         self.client_name = client_name
         #: Processes that it started, while they run.
         self.processes: set[str] = set()
@@ -42,8 +46,11 @@ class Session:
 class Sessions:
     """All sessions of a server."""
 
-    def __init__(self, exec_: LocalExec) -> None:
+    def __init__(self, exec_: LocalExec, ledger: Ledger | None = None) -> None:
         self._exec = exec_
+        self._ledger = ledger
+        #: Processes that should end with a session, and are of none: the server died before it could note it.
+        self._unclaimed = Session("")
         self._sessions: dict[str, Session] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -64,6 +71,7 @@ class Sessions:
         if session is None:
             session = Session(client_name)
             self._sessions[session.id] = session
+            self._note(SessionOpened(session.id, client_name))
         if session.takeover is not None:
             session.positions = session.takeover()
         if session.expiry is not None:
@@ -80,17 +88,50 @@ class Sessions:
         running = any(self._exec.is_running(id) for id in session.processes)
         if not positions and not running and not any(self._exec.shells.is_open(id) for id in session.shells):
             # Nothing to come back to: callers of single requests would leave a heap of these.
-            del self._sessions[session.id]
+            self._forget(session)
             return
         session.positions = positions
-        session.expiry = asyncio.get_running_loop().call_later(
-            self._exec.config.detached_session_seconds, self._expire, session
-        )
+        self._await_return(session)
 
     def started(self, session: Session, process_id: str, *, bound: bool) -> None:
+        if process_id not in session.processes:
+            self._note(SessionStarted(session.id, process_id, bound))
         session.processes.add(process_id)
         if bound:
             session.bound.add(process_id)
+            self._unclaimed.bound.discard(process_id)
+
+    def restore(self, remembered: Iterable[RememberedSession]) -> None:
+        """Have the sessions of an earlier server; their clients come back, as after a broken connection."""
+        claimed: set[str] = set()
+        for each in remembered:
+            session = self._sessions[each.id] = Session(each.client_name, each.id)
+            session.processes = {id for id in each.processes if self._exec.is_running(id)}
+            session.bound = {id for id in session.processes if each.processes[id]}
+            claimed |= session.bound
+            self._await_return(session)
+        self._unclaimed.bound = set(self._exec.bound_processes()) - claimed
+        if self._unclaimed.bound:
+            self._await_return(self._unclaimed)
+
+    def records(self) -> Iterator[SessionRecord]:
+        """What the ledger has to say of all of them."""
+        for session in self._sessions.values():
+            yield SessionOpened(session.id, session.client_name)
+            for process_id in session.processes:
+                yield SessionStarted(session.id, process_id, process_id in session.bound)
+
+    def _note(self, record: SessionRecord) -> None:
+        if self._ledger is not None:
+            self._ledger.write(record)
+
+    def _forget(self, session: Session) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            self._note(SessionEnded(session.id))
+
+    def _await_return(self, session: Session) -> None:
+        seconds = self._exec.config.detached_session_seconds
+        session.expiry = asyncio.get_running_loop().call_later(seconds, self._expire, session)
 
     def opened(self, session: Session, shell_id: str, *, bound: bool) -> None:
         # Those that are closed by now need no thought: else this would grow with every shell.
@@ -104,7 +145,7 @@ class Sessions:
         return len(session.processes)
 
     def _expire(self, session: Session) -> None:
-        del self._sessions[session.id]
+        self._forget(session)
         endings = [self._end(process_id) for process_id in session.bound]
         endings += [self._close(shell_id) for shell_id, bound in session.shells.items() if bound]
         for ending in endings:
@@ -121,6 +162,6 @@ class Sessions:
             await self._exec.close_shell(shell_id)
 
     def close(self) -> None:
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), self._unclaimed):
             if session.expiry is not None:
                 session.expiry.cancel()

@@ -58,10 +58,8 @@ class RunningServer:
         self.spool = spool
         self.mark = mark
         self.listening: list[str] = []
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        #: The server's own, which is not that of `process` if that is its keeper.
+        self.pid = process.pid
 
     @property
     def socket(self) -> str:
@@ -141,7 +139,7 @@ def running_server(
         tell = -1
         server = RunningServer(process, directory, spool, mark)
         try:
-            server.listening = _await_ready(ready, server)
+            _await_ready(ready, server)
             yield server
         finally:
             code = server.stop()
@@ -156,7 +154,7 @@ def running_server(
         shutil.rmtree(spool)
 
 
-def _await_ready(ready: int, server: RunningServer) -> list[str]:
+def _await_ready(ready: int, server: RunningServer) -> None:
     told = b""
     poller = select.poll()
     poller.register(ready, select.POLLIN)
@@ -167,8 +165,8 @@ def _await_ready(ready: int, server: RunningServer) -> list[str]:
         if not data:
             raise AssertionError(f"the server ended before it was ready; its log:\n{server.log()}")
         told += data
-    listening: list[str] = json.loads(told)["listening"]
-    return listening
+    message = json.loads(told)
+    server.pid, server.listening = message["pid"], message["listening"]
 
 
 def marked_processes(mark: str) -> list[int]:

@@ -54,6 +54,9 @@ class Listener:
     def address(self) -> str:
         return f"unix:{self.path}"
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def close(self) -> None:
         if self._socket.fileno() < 0:
             return
@@ -93,11 +96,20 @@ class Listener:
         self._loop.add_reader(self._socket, self._acceptable)
 
 
-def listen(path: str, accept: Accept, *, refused: Callable[[str], None] | None = None) -> Listener:
+def listen(
+    path: str, accept: Accept, *, refused: Callable[[str], None] | None = None, taken: int | None = None
+) -> Listener:
     """Listen at `path`. A file left by a server that is gone is replaced; a live server is left alone.
 
-    `refused` is told of every peer that was turned away; the log is, if it is not given.
+    `refused` is told of every peer that was turned away; the log is, if it is not given. `taken` is the descriptor
+    of a socket that an earlier server listened on here: who connected meanwhile waits there.
     """
+    if taken is not None:
+        sock = socket.socket(fileno=taken)
+        sock.setblocking(False)
+        # Once more: who connects is told the pid of the process that listened last.
+        sock.listen(BACKLOG)
+        return Listener(sock, path, accept, refused or log.warning)
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise InvalidParams(
             f"unix:{path}: the path is longer than {MAX_PATH_BYTES} bytes, which sockets do not take"

@@ -202,6 +202,9 @@ class WebSocketListener:
         self.port: int = next(iter(server.sockets)).getsockname()[1]
         self.address = f"ws://[{host}]:{self.port}" if ":" in host else f"ws://{host}:{self.port}"
 
+    def fileno(self) -> int:
+        return next(iter(self._server.sockets)).fileno()
+
     def close(self) -> None:
         """Take no more connections. Those that are open are their owner's to close."""
         self._server.close(close_connections=False)
@@ -216,11 +219,13 @@ async def listen(
     no_auth: bool = False,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     tls: ssl.SSLContext | None = None,
+    taken: int | None = None,
 ) -> WebSocketListener:
     """Listen, and give each connection that may talk to us to `accept`, which returns who receives for it.
 
     A bearer token is asked of everybody, except with `no_auth` on loopback. A browser's `Origin` is refused always:
-    a page that somebody visits must not be able to reach a server on their machine.
+    a page that somebody visits must not be able to reach a server on their machine. `taken` is the descriptor of a
+    socket that an earlier server listened on.
     """
     require_safe(host, token, no_auth)
 
@@ -236,8 +241,9 @@ async def listen(
     try:
         server = await serve(
             handle,
-            host,
-            port,
+            None if taken is not None else host,
+            None if taken is not None else port,
+            sock=None if taken is None else socket.socket(fileno=taken),
             process_request=check,
             compression=None,
             max_size=max_message_bytes,

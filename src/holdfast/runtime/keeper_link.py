@@ -1,0 +1,127 @@
+"""The server's end of the line to its keeper: hands descriptors over, takes them back, asks how a process ended.
+
+Handing over is one system call without an answer; only what a new server asks at its start, and the status of a
+process that an earlier server had started, wait for the keeper. Touches one socket.
+"""
+
+from __future__ import annotations
+
+import array
+import marshal
+import os
+import select
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from holdfast.errors import SandboxError
+from holdfast.runtime.keeper import PACKET_BYTES, PACKET_DESCRIPTORS
+
+#: The keeper answers in microseconds. One that does not is stopped or dead, and there is no going on without it.
+ANSWER_SECONDS: Final = 10.0
+#: Pids in one packet: a fraction of what a packet may hold.
+_PIDS_A_PACKET: Final = 1_000
+_SPACE: Final = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Held(NamedTuple):
+    """What the keeper holds under one key: duplicates of ours, and from here on ours."""
+
+    path: str
+    fds: list[int]
+
+
+class KeeperLink:
+    """One line to the keeper, for the life of this server."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.settimeout(ANSWER_SECONDS)
+        self.pid = os.getppid()
+        #: By the monotonic clock, as the keeper told it at `take`.
+        self.started_at = 0.0
+        self.restarts = 0
+        self.lost = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def keep(self, key: str, fds: Sequence[int], path: str = "") -> None:
+        """Hold duplicates of these descriptors, whatever becomes of us."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        self._send(("KEEP", key, path), [rights])
+
+    def drop(self, key: str) -> None:
+        self._send(("DROP", key))
+
+    def take(self) -> dict[str, Held]:
+        """Everything that is held, once, at the start."""
+        self._send(("TAKE",))
+        held: dict[str, Held] = {}
+        while True:
+            key, *rest = self._receive(fds := array.array("i"))
+            if key is None:
+                self.started_at, self.restarts = rest
+                return held
+            held[key] = Held(rest[0], list(fds))
+
+    def lead(self, pids: Iterable[int]) -> None:
+        """These are processes of ours, which the keeper inherited from an earlier server."""
+        left = list(pids)
+        while left:
+            batch, left = left[:_PIDS_A_PACKET], left[_PIDS_A_PACKET:]
+            self._send(("LEAD", tuple(batch)))
+
+    def status(self, pid: int) -> tuple[int, int] | None:
+        """How such a process ended: `si_code` and `si_status`; None if the keeper cannot tell, or is gone."""
+        self._send(("STATUS", pid))
+        if self.lost:
+            return None
+        try:
+            answer: tuple[int, int] | None = self._receive(array.array("i"))
+        except SandboxError:
+            return None
+        return answer
+
+    def free(self, pid: int) -> None:
+        """Its status is noted: it need not be kept."""
+        self._send(("FREE", pid))
+
+    def up(self) -> None:
+        self._send(("UP",))
+
+    def stop(self) -> None:
+        """We end on purpose."""
+        self._send(("STOP",))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def check(self) -> bool:
+        """Whether the keeper is still there; for when the line can be read and nothing was asked."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        self.lost = self.lost or bool(poll.poll(0))  # nothing but a hang-up is waited for
+        return not self.lost
+
+    def _send(self, message: tuple[Any, ...], rights: Sequence[tuple[int, int, array.array[int]]] = ()) -> None:
+        if self.lost:
+            return
+        try:
+            self._socket.sendmsg([marshal.dumps(message, 2)], rights)
+        except OSError:
+            # The processes go on as long as we do; `check` finds out and the server is told.
+            self.lost = True
+
+    def _receive(self, fds: array.array[int]) -> Any:
+        try:
+            packet, extra, _, _ = self._socket.recvmsg(PACKET_BYTES, _SPACE, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            self.lost = True
+            raise SandboxError(f"the keeper, pid {self.pid}, does not answer: {error}") from None
+        if not packet:
+            self.lost = True
+            raise SandboxError(f"the keeper, pid {self.pid}, is gone")
+        for _, _, data in extra:
+            fds.frombytes(data)
+        return marshal.loads(packet)

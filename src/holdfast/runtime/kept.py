@@ -1,0 +1,244 @@
+"""What a kept server writes down and hands over for each process, so that the next server can go on with it.
+
+`Keeping` is the server's; `Notes` are one process's, with the journal and the logs that write themselves down. A
+server without a keeper has none of this, and none of its cost. Touches the ledger, the spool and the keeper's line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from holdfast.model import ExitStatus, ProcessSpec, TerminalSize
+from holdfast.runtime import ledger as l
+from holdfast.runtime.input_queue import InputQueue
+from holdfast.runtime.journal import CLOSE, Journal
+from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
+from holdfast.runtime.signals import exit_status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.config import ExecServerConfig
+    from holdfast.runtime.keeper_link import KeeperLink
+
+#: What `Notes.input_key` adds to a process's key: stdin is let go of before the rest.
+_INPUT: Final = ".in"
+
+
+class Keeping:
+    """The ledger, the line to the keeper, and the spool that outlives us."""
+
+    def __init__(self, link: KeeperLink, ledger: l.Ledger, spool: Spool, config: ExecServerConfig) -> None:
+        self.link = link
+        self.ledger = ledger
+        self.spool = spool
+        self.config = config
+        #: The last key that was given.
+        self.last_key = 0
+
+    def begin(
+        self, spec: ProcessSpec, mark: int, cwd: str, outputs: Mapping[int, int], stdin: int, *, internal: bool
+    ) -> Notes:
+        """Before the start: from here on, whatever happens to us, the process is found by its mark."""
+        self.last_key += 1
+        needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
+        begun = l.Begun(self.last_key, needed, mark, os.fsencode(cwd), internal)
+        notes = Notes(self, begun)
+        self.ledger.write(begun)
+        if not internal:
+            self.link.keep(notes.output_key, list(outputs.values()))
+            if stdin >= 0 and not spec.tty:
+                self.link.keep(notes.input_key, [stdin])
+        return notes
+
+
+class Notes:
+    """What is written down of one process."""
+
+    __slots__ = ("_keeping", "adopted", "begun", "journal", "key", "logs")
+
+    def __init__(self, keeping: Keeping, begun: l.Begun, *, adopted: bool = False) -> None:
+        self._keeping = keeping
+        self.begun = begun
+        self.key = begun.key
+        #: Started by an earlier server: the keeper is its parent.
+        self.adopted = adopted
+        config = keeping.config
+        kinds = (2,) if begun.spec.tty else (0, 1)
+        retained = config.retained_output_bytes_per_process // len(kinds)
+        self.logs: dict[int, OutputLog]
+        if begun.internal:
+            self.journal = Journal(config.retained_chunks_per_process)
+            self.logs = {kind: OutputLog(keeping.spool, retained) for kind in kinds}
+        else:
+            self.journal = NotedJournal(config.retained_chunks_per_process, self)
+            self.logs = {kind: KeptLog(keeping.spool, retained, self, kind) for kind in kinds}
+
+    @property
+    def output_key(self) -> str:
+        return str(self.key)
+
+    @property
+    def input_key(self) -> str:
+        return f"{self.key}{_INPUT}"
+
+    def write(self, record: l.AnyRecord) -> None:
+        self._keeping.ledger.write(record)
+
+    def started(self, pid: int, started_at: float) -> None:
+        self.write(l.Started(self.key, pid, started_at))
+
+    def reap(self, pid: int, at: float) -> ExitStatus:
+        """Look how the leader ended, write it down, and only then let the kernel forget it."""
+        code = self._keeping.link.status(pid) if self.adopted else _peek(pid)
+        # None: somebody else in this process waits for any child, or the keeper is gone. The status went there.
+        status = ExitStatus(255) if code is None else exit_status(*code)
+        self.write(l.Ended(self.key, status.exit_code, status.signal, at))
+        if self.adopted:
+            self._keeping.link.free(pid)
+        elif code is not None:
+            os.waitpid(pid, 0)
+        return status
+
+    def closed(self) -> None:
+        self.write(l.Closed(self.key, time.monotonic()))
+
+    def let_go(self) -> None:
+        """Nothing of its streams is needed any more."""
+        self._keeping.link.drop(self.output_key)
+
+    def forgotten(self) -> None:
+        self.write(l.Forgotten(self.key))
+        self._keeping.link.drop(self.output_key)
+        self.let_go_of_input()
+
+    def close_input(self) -> None:
+        self.write(l.InputClosed(self.key))
+
+    def let_go_of_input(self) -> None:
+        """Before we close our end: the keeper's copy would keep the end of input from the process."""
+        self._keeping.link.drop(self.input_key)
+
+    def signalled(self, signal_id: str) -> None:
+        self.write(l.Signalled(self.key, signal_id))
+
+    def resized(self, size: TerminalSize) -> None:
+        self.write(l.Resized(self.key, size.rows, size.cols))
+
+    def input(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> InputQueue:
+        return KeptInput(fd, name=name, limit=limit, owns_fd=owns_fd, notes=self)
+
+
+class NotedJournal(Journal):
+    """A journal whose output and close are written down before anybody hears of them; the exit is by `reap`."""
+
+    __slots__ = ("_notes",)
+
+    def __init__(self, max_records: int, notes: Notes) -> None:
+        super().__init__(max_records)
+        self._notes = notes
+
+    def add_output(self, kind: int, length: int) -> None:
+        sealed = self._sealed
+        super().add_output(kind, length)
+        notes = self._notes
+        notes.write(l.Printed(notes.key, kind, sealed, self.offset_at(self.last_seq, kind)))
+
+    def add_event(self, kind: int) -> None:
+        if kind == CLOSE:
+            self._notes.closed()
+        super().add_event(kind)
+
+    def replay_output(self, kind: int, end: int, sealed: int) -> None:
+        """What `add_output` had done, from what it wrote."""
+        self.seal(sealed)
+        super().add_output(kind, end - self.offset_at(self.last_seq, kind))
+
+    def replay_event(self, kind: int) -> None:
+        super().add_event(kind)
+
+
+class KeptLog(OutputLog):
+    """A log whose file is found by its name, and whose bytes are never in our memory alone."""
+
+    __slots__ = ("_kind", "_notes")
+
+    def __init__(self, spool: Spool, retained_bytes: int, notes: Notes, kind: int) -> None:
+        super().__init__(spool, retained_bytes)
+        self._notes = notes
+        self._kind = kind
+        self._path = f"{spool.path}/{notes.key}.{kind}"
+
+    def move_from(self, pipe: int, limit: int = MOVE_BYTES) -> int:
+        if self.fd < 0:
+            # Bytes that were read and not written yet would die with us: look, and splice from the first one on.
+            poll = select.poll()
+            poll.register(pipe, select.POLLIN)
+            found = poll.poll(0)
+            if not found:
+                raise BlockingIOError
+            if found[0][1] & select.POLLIN:
+                # Else nobody can write any more: there is nothing to open a file for.
+                with contextlib.suppress(OSError):  # then it is read, and counted as lost
+                    self._open()
+        return super().move_from(pipe, limit)
+
+    def reopen(self, printed: int, lost: tuple[int, int]) -> None:
+        """Take up the file of an earlier server. Bytes behind `printed` are there, and nobody was told of them."""
+        try:
+            self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            size = os.fstat(self.fd).st_size
+        except FileNotFoundError:
+            size = 0
+            lost = (0, printed)
+        self.lost_start, self.lost_end = lost
+        self.end = max(printed, self.lost_end, size)
+        self._spool.used += self.kept_bytes
+        if self.fd >= 0 and self.truncated:
+            # The server may have died between noting the loss and giving the pages back.
+            self._punch(self.lost_start, self.lost_end)
+
+    def _open(self) -> None:
+        self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def _losing(self, start: int, end: int) -> None:
+        self._notes.write(l.Lost(self._notes.key, self._kind, start, end))
+
+    def _replace(self, fd: int, path: str) -> None:
+        os.rename(path, self._path)
+        os.close(self.fd)
+        self.fd = fd
+
+
+class KeptInput(InputQueue):
+    """Input whose end is written down."""
+
+    __slots__ = ("_notes",)
+
+    def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool, notes: Notes) -> None:
+        super().__init__(fd, name=name, limit=limit, owns_fd=owns_fd)
+        self._notes = notes
+
+    def close(self) -> None:
+        if self._owns_fd and not self._closing:
+            self._notes.close_input()
+        super().close()
+
+    def _release(self) -> None:
+        if self._fd >= 0 and self._owns_fd:
+            self._notes.let_go_of_input()
+        super()._release()
+
+
+def _peek(pid: int) -> tuple[int, int] | None:
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else (ended.si_code, ended.si_status)
