@@ -157,7 +157,7 @@ def test_the_delays_grow_and_begin_anew_after_a_long_life(monkeypatch: pytest.Mo
         assert one._start_due is not None
         waits.append(round(one._start_due - now, 1))
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+    for number in (*keeper.STOPPING, signal.SIGCHLD, keeper.BELL):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     assert waits == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.0, 0.1]
 

@@ -4,7 +4,8 @@ Run as `python -I -S keeper.py READY_FD ORPHANED_JOBS COMMAND...`; standard libr
 nothing to do. It starts COMMAND, the server, and starts it again when it dies. As child subreaper it inherits every
 process that a dead server had started, ended ones with their status included; nothing of them is lost.
 
-What the server says (a tuple in a packet, descriptors beside it), and what it is answered:
+What the server says waits in the socket, descriptors too, until we are rung (SIGUSR1) or the server is dead: most
+packets cost the server one system call and wake nobody. A packet is a tuple, with descriptors beside it:
 
     KEEP key path     hold the descriptors of this packet; `path` is removed should we give up
     DROP key          close them
@@ -15,8 +16,7 @@ What the server says (a tuple in a packet, descriptors beside it), and what it i
     UP                the server serves
     STOP              the server ends on purpose: do not start it again
 
-States: RUNNING (a server lives), WAITING (for the time of the next start), OVER. SIGTERM, SIGINT and SIGHUP are the
-server's to obey; afterwards it is not started again.
+SIGTERM, SIGINT and SIGHUP are the server's to obey; afterwards it is not started again.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ KILL_SECONDS = 10.0
 PACKET_BYTES = 65_536
 PACKET_DESCRIPTORS = 16
 PR_SET_CHILD_SUBREAPER = 36
+#: Packets wait.
+BELL = signal.SIGUSR1
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Keeper:
@@ -80,7 +83,6 @@ class Keeper:
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
         self._wake = _wake_on_signals()
-        self._signals: set[int] = set()
 
     def run(self) -> int:
         """Until the server has ended for good; returns our exit code."""
@@ -100,7 +102,7 @@ class Keeper:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if self._link is not None:
-            poll.register(self._link, select.POLLIN | (select.POLLOUT if self._answers else 0))
+            poll.register(self._link, select.POLLOUT if self._answers else 0)  # and its hang-up
         if self._pidfd >= 0:
             poll.register(self._pidfd, select.POLLIN)
         due = [time for time in (self._start_due, self._reap_due) if time is not None]
@@ -190,7 +192,9 @@ class Keeper:
     def _take_signals(self, numbers: bytes) -> None:
         if signal.SIGCHLD in numbers and self._is_up and self._reap_due is None:
             self._reap_due = time.monotonic()
-        told = [number for number in numbers if number != signal.SIGCHLD]
+        if BELL in numbers:
+            self._talk()
+        told = [number for number in numbers if number in STOPPING]
         if not told:
             return
         self._stopping = True
@@ -312,7 +316,7 @@ def _wake_on_signals() -> int:
     """A descriptor from which the numbers of signals can be read, as they come."""
     wake, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+    for number in (*STOPPING, signal.SIGCHLD, BELL):
         signal.signal(number, lambda *_: None)
     return wake
 

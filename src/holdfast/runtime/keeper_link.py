@@ -1,7 +1,8 @@
 """The server's end of the line to its keeper: hands descriptors over, takes them back, asks how a process ended.
 
-Handing over is one system call without an answer; only what a new server asks at its start, and the status of a
-process that an earlier server had started, wait for the keeper. Touches one socket.
+Handing over is one system call without an answer: what we say waits in the socket, and the keeper reads it when it
+is rung, or when we are dead. Only what a new server asks at its start, and the status of a process that an earlier
+server had started, wait for the keeper. Touches one socket, and signals the keeper.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import array
 import marshal
 import os
 import select
+import signal
 import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import SandboxError
-from holdfast.runtime.keeper import PACKET_BYTES, PACKET_DESCRIPTORS
+from holdfast.runtime.keeper import BELL, PACKET_BYTES, PACKET_DESCRIPTORS
 
 #: The keeper answers in microseconds. One that does not is stopped or dead, and there is no going on without it.
 ANSWER_SECONDS: Final = 10.0
 #: Pids in one packet: a fraction of what a packet may hold.
 _PIDS_A_PACKET: Final = 1_000
+#: So many may wait before the keeper is rung: a socket holds some 160 of them.
+_PACKETS_A_RING: Final = 64
 _SPACE: Final = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -42,6 +46,8 @@ class KeeperLink:
         self.started_at = 0.0
         self.restarts = 0
         self.lost = False
+        self._pidfd = os.pidfd_open(self.pid)
+        self._waiting = 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -51,12 +57,24 @@ class KeeperLink:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
         self._send(("KEEP", key, path), [rights])
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: str, *, at_once: bool = False) -> None:
+        """Let go of what is held; `at_once` if somebody waits for the other end to close."""
         self._send(("DROP", key))
+        if at_once:
+            self.ring()
+
+    def ring(self) -> None:
+        """Have the keeper read what we said."""
+        self._waiting = 0
+        try:
+            signal.pidfd_send_signal(self._pidfd, BELL)
+        except ProcessLookupError:
+            self.lost = True
 
     def take(self) -> dict[str, Held]:
         """Everything that is held, once, at the start."""
         self._send(("TAKE",))
+        self.ring()
         held: dict[str, Held] = {}
         while True:
             key, *rest = self._receive(fds := array.array("i"))
@@ -75,6 +93,7 @@ class KeeperLink:
     def status(self, pid: int) -> tuple[int, int] | None:
         """How such a process ended: `si_code` and `si_status`; None if the keeper cannot tell, or is gone."""
         self._send(("STATUS", pid))
+        self.ring()
         if self.lost:
             return None
         try:
@@ -89,13 +108,16 @@ class KeeperLink:
 
     def up(self) -> None:
         self._send(("UP",))
+        self.ring()
 
     def stop(self) -> None:
         """We end on purpose."""
         self._send(("STOP",))
+        self.ring()
 
     def close(self) -> None:
         self._socket.close()
+        os.close(self._pidfd)
 
     def check(self) -> bool:
         """Whether the keeper is still there; for when the line can be read and nothing was asked."""
@@ -112,6 +134,10 @@ class KeeperLink:
         except OSError:
             # The processes go on as long as we do; `check` finds out and the server is told.
             self.lost = True
+            return
+        self._waiting += 1
+        if self._waiting >= _PACKETS_A_RING:
+            self.ring()
 
     def _receive(self, fds: array.array[int]) -> Any:
         try:

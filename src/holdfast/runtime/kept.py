@@ -111,10 +111,15 @@ class Notes:
 
     def let_go(self) -> None:
         """Nothing of its streams is needed any more."""
-        self._keeping.link.drop(self.output_key)
+        if not self.begun.internal:
+            self._keeping.link.drop(self.output_key)
 
     def forgotten(self) -> None:
         self.write(l.Forgotten(self.key))
+
+    def undo(self) -> None:
+        """It was not started in the end."""
+        self.forgotten()
         self._keeping.link.drop(self.output_key)
         self.let_go_of_input()
 
@@ -123,7 +128,7 @@ class Notes:
 
     def let_go_of_input(self) -> None:
         """Before we close our end: the keeper's copy would keep the end of input from the process."""
-        self._keeping.link.drop(self.input_key)
+        self._keeping.link.drop(self.input_key, at_once=True)
 
     def signalled(self, signal_id: str) -> None:
         self.write(l.Signalled(self.key, signal_id))

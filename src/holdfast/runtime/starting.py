@@ -52,7 +52,7 @@ class Started(NamedTuple):
         for fd in {self.stdin, *self.outputs.values()} - {-1}:
             os.close(fd)
         if self.notes is not None:
-            self.notes.forgotten()
+            self.notes.undo()
         os.waitpid(self.pid, 0)
 
 
@@ -135,7 +135,7 @@ class Starter:
         except BaseException:
             streams.close()
             if notes is not None:
-                notes.forgotten()
+                notes.undo()
             raise
         streams.close_theirs()
         return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
@@ -155,7 +155,7 @@ class Starter:
         except BaseException:
             streams.close()
             if notes is not None:
-                notes.forgotten()
+                notes.undo()
             raise
         streams.close_theirs()
         return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
