@@ -17,7 +17,7 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, UnknownProcess
-from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec
+from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec, TerminalSize
 from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server
 
 #: Prints numbered lines, each when it is told to go on: a line of input.
@@ -303,3 +303,34 @@ async def test_a_blocking_process_waits_for_its_reader_across_servers() -> None:
             if isinstance(event, OutputChunk):
                 data += event.data
         assert data.split() == [b"%d" % n for n in range(1, 200_001)]
+
+
+async def test_a_process_on_a_terminal() -> None:
+    async with kept() as (_, box, kill):
+        process = await box.start(["sh", "-c", f"stty -echo; {ON_DEMAND}"], tty=TerminalSize(10, 20))
+        await process.wait_for_output("ready")
+        await process.resize(30, 90)
+        await kill()
+        assert (await process.describe()).size == TerminalSize(30, 90)
+        await process.write(b"1\n")
+        await process.wait_for_output("got 1")
+        await kill()
+        await process.write(b"2\n")
+        await process.close_stdin()
+        assert (await process.wait()).exit_code == 5
+        assert (await process.snapshot()).terminal == b"ready\r\ngot 1\r\ngot 2\r\nend\r\n"
+
+
+async def test_a_terminal_that_floods() -> None:
+    last = 400_000
+    async with kept() as (_, box, kill):
+        process = await box.start(["seq", str(last)], tty=TerminalSize(), overflow="block")
+        digests: dict[str, str] = {}
+        reading = asyncio.create_task(read_all(process, digests))
+        for _ in range(4):
+            await kill()
+        events = await reading
+        assert isinstance(events[0], Exited)
+        assert events[0].status.success
+        expected = b"".join(b"%d\r\n" % n for n in range(1, last + 1))
+        assert digests["pty"] == hashlib.sha256(expected).hexdigest()

@@ -20,6 +20,7 @@ from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.journal import CLOSE, Journal
 from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
 from holdfast.runtime.signals import exit_status
+from holdfast.runtime.terminal_reads import ReadBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
     from holdfast.runtime.keeper_link import KeeperLink
 
+#: Files of the spool that are no output.
+LEDGER_NAME: Final = "ledger"
+READS_NAME: Final = "terminal-reads"
 #: What `Notes.input_key` adds to a process's key: stdin is let go of before the rest.
 _INPUT: Final = ".in"
 
@@ -41,6 +45,7 @@ class Keeping:
         self.config = config
         #: The last key that was given.
         self.last_key = 0
+        self.reads = ReadBuffer(f"{spool.path}/{READS_NAME}")
 
     def begin(
         self, spec: ProcessSpec, mark: int, cwd: str, outputs: Mapping[int, int], stdin: int, *, internal: bool
@@ -61,7 +66,7 @@ class Keeping:
 class Notes:
     """What is written down of one process."""
 
-    __slots__ = ("_keeping", "adopted", "begun", "journal", "key", "logs")
+    __slots__ = ("_events", "_gathering", "_keeping", "adopted", "begun", "journal", "key", "logs")
 
     def __init__(self, keeping: Keeping, begun: l.Begun, *, adopted: bool = False) -> None:
         self._keeping = keeping
@@ -69,6 +74,9 @@ class Notes:
         self.key = begun.key
         #: Started by an earlier server: the keeper is its parent.
         self.adopted = adopted
+        #: Of a terminal that is being read: what was found in the output, noted with the output.
+        self._events: list[l.AnyRecord] = []
+        self._gathering = 0
         config = keeping.config
         kinds = (2,) if begun.spec.tty else (0, 1)
         retained = config.retained_output_bytes_per_process // len(kinds)
@@ -88,8 +96,8 @@ class Notes:
     def input_key(self) -> str:
         return f"{self.key}{_INPUT}"
 
-    def write(self, record: l.AnyRecord) -> None:
-        self._keeping.ledger.write(record)
+    def write(self, *records: l.AnyRecord) -> None:
+        self._keeping.ledger.write(*records)
 
     def started(self, pid: int, started_at: float) -> None:
         self.write(l.Started(self.key, pid, started_at))
@@ -135,6 +143,18 @@ class Notes:
 
     def resized(self, size: TerminalSize) -> None:
         self.write(l.Resized(self.key, size.rows, size.cols))
+
+    def gather(self, fd: int, limit: int, offset: int) -> bytes:
+        """Read a terminal; what is found in the output is noted with it, by `taken`."""
+        data, self._gathering = self._keeping.reads.gather(fd, limit, self.key, offset)
+        return data
+
+    def taken(self, offset: int) -> None:
+        """What was gathered is in the log, from this offset on."""
+        if self._gathering:
+            self.write(*self._events, l.Taken(self.key, self._gathering, offset, time.time()))
+            self._events.clear()
+            self._gathering = 0
 
     def input(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> InputQueue:
         return KeptInput(fd, name=name, limit=limit, owns_fd=owns_fd, notes=self)
@@ -194,10 +214,15 @@ class KeptLog(OutputLog):
                     self._open()
         return super().move_from(pipe, limit)
 
-    def reopen(self, printed: int, lost: tuple[int, int]) -> None:
-        """Take up the file of an earlier server. Bytes behind `printed` are there, and nobody was told of them."""
+    def reopen(self, printed: int, lost: tuple[int, int], end: int | None = None) -> None:
+        """Take up the file of an earlier server. Bytes behind `printed` are there, and nobody was told of them.
+
+        Those behind `end` will be written again.
+        """
         try:
             self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            if end is not None:
+                os.ftruncate(self.fd, end)
             size = os.fstat(self.fd).st_size
         except FileNotFoundError:
             size = 0

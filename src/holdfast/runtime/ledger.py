@@ -103,6 +103,15 @@ class Resized(Record, frozen=True, tag=10):
     cols: int
 
 
+class Taken(Record, frozen=True, tag=15):
+    """What was read from a terminal at this time is in its log from this offset on, and its marks are noted."""
+
+    key: int
+    number: int
+    offset: int
+    at: float
+
+
 class Journalled(Record, frozen=True, tag=11):
     """A whole journal, in place of the records that made it."""
 
@@ -129,7 +138,7 @@ class SessionEnded(Record, frozen=True, tag=14):
 
 #: What happened to a process after it had begun.
 ProcessRecord = (
-    Started | Printed | Lost | Ended | Closed | Forgotten | InputClosed | Signalled | Resized | Journalled
+    Started | Printed | Lost | Ended | Closed | Forgotten | InputClosed | Signalled | Resized | Taken | Journalled
 )
 SessionRecord = SessionOpened | SessionStarted | SessionEnded
 AnyRecord = Begun | ProcessRecord | SessionRecord
@@ -147,9 +156,9 @@ class Ledger:
         self._compact_at = max(COMPACT_BYTES, 2 * self._size)
         self._failed = False
 
-    def write(self, record: AnyRecord) -> None:
-        """Add a record. When it returns, a new server will know."""
-        data = self._framed(record)
+    def write(self, *records: AnyRecord) -> None:
+        """Add records, all or none of them. When it returns, a new server will know."""
+        data = b"".join(map(self._framed, records))
         try:
             written = os.write(self._fd, data)
         except OSError as error:

@@ -248,33 +248,30 @@ class ManagedProcess(Recorded):
     def _move(self, output: Output, limit: int) -> int:
         if not self.spec.tty:
             return output.log.move_from(output.fd, limit)
-        pieces: list[bytes] = []
-        size = 0
-        while size < min(limit, _TTY_GATHER):
-            try:
-                piece = os.read(output.fd, _TTY_READ)
-            except BlockingIOError:
-                if not pieces:
-                    raise
-                break
-            except OSError as error:
-                # Linux answers EIO once nobody holds the terminal: that is its end of file.
-                if error.errno != errno.EIO:
-                    raise
-                piece = b""
-            if not piece:
-                break
-            pieces.append(piece)
-            size += len(piece)
-        if self.watcher is None:
-            data = b"".join(pieces)
+        if self.notes is None:
+            read = _gather(output.fd, limit)
         else:
-            data = self.watcher.printed(b"".join(pieces)) if pieces else self.watcher.printing_ended()
-            if pieces and not data:
-                raise BlockingIOError  # it has said something, and not to readers
+            read = self.notes.gather(output.fd, limit, output.log.end)
+        return self._print(output, read)
+
+    def _print(self, output: Output, read: bytes) -> int:
+        """Into the log with what was read from the terminal, or with what was held back at its end."""
+        data, offset = read, output.log.end
+        if self.watcher is not None:
+            data = self.watcher.printed(read) if read else self.watcher.printing_ended()
         if data:
             output.log.append(data)
+        if self.notes is not None:
+            self.notes.taken(offset)
+        if read and not data:
+            raise BlockingIOError  # it has said something, and not to readers
         return len(data)
+
+    def print_again(self, read: bytes) -> None:
+        """What an earlier server had read, and not come to print."""
+        for output in self._outputs:
+            with contextlib.suppress(BlockingIOError):
+                self._took(output, self._print(output, read))
 
     def print_late(self, data: bytes) -> None:
         """Into the log with what was held back."""
@@ -323,6 +320,29 @@ def reap(pid: int) -> ExitStatus:
         return ExitStatus(255)
     assert result is not None
     return exit_status(result.si_code, result.si_status)
+
+
+def _gather(fd: int, limit: int) -> bytes:
+    """What a terminal has to give; empty at its end, `BlockingIOError` if it has nothing for now."""
+    pieces: list[bytes] = []
+    size = 0
+    while size < min(limit, _TTY_GATHER):
+        try:
+            piece = os.read(fd, _TTY_READ)
+        except BlockingIOError:
+            if not pieces:
+                raise
+            break
+        except OSError as error:
+            # Linux answers EIO once nobody holds the terminal: that is its end of file.
+            if error.errno != errno.EIO:
+                raise
+            piece = b""
+        if not piece:
+            break
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)
 
 
 def set_terminal_size(fd: int, size: TerminalSize) -> None:

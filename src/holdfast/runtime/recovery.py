@@ -19,11 +19,12 @@ from holdfast.model import ExitStatus, TerminalSize
 from holdfast.runtime import ledger as l
 from holdfast.runtime.journal import CLOSE, EXIT
 from holdfast.runtime.keeper_link import Held, KeeperLink
-from holdfast.runtime.kept import Keeping, KeptLog, NotedJournal, Notes
+from holdfast.runtime.kept import LEDGER_NAME, READS_NAME, Keeping, KeptLog, NotedJournal, Notes
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process_table import ProcessTable, read_entry, read_mark
 from holdfast.runtime.recorded import Past
 from holdfast.runtime.starting import Started
+from holdfast.runtime.terminal_reads import Unused
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SPOOL_KEY: Final = "spool"
-LEDGER_NAME: Final = "ledger"
 
 
 class RememberedProcess:
@@ -51,6 +51,8 @@ class RememberedProcess:
         self.input_closed = False
         self.signals: list[str] = []
         self.size: TerminalSize | None = None
+        #: The last gathering from its terminal whose bytes are in the log.
+        self.taken = 0
 
     @property
     def past(self) -> Past:
@@ -117,6 +119,8 @@ class Memory:
                 process.signals.append(record.signal_id)
             case l.Resized():
                 process.size = TerminalSize(record.rows, record.cols)
+            case l.Taken():
+                process.taken = record.number
             case l.Journalled():
                 journal.restore(record.state)
 
@@ -172,10 +176,13 @@ class Recovery:
         notes, begun = remembered.notes, remembered.begun
         kept = self.held(notes.output_key)
         stdin = self.held(notes.input_key)
+        unused = self._unused(remembered)
         outputs = {} if kept is None else dict(zip(notes.logs, kept.fds, strict=False))
         for kind, each in notes.logs.items():
             assert isinstance(each, KeptLog)
-            each.reopen(notes.journal.offset_at(notes.journal.last_seq, kind), remembered.lost.get(kind, (0, 0)))
+            end = unused.offset if unused is not None else None
+            noted = notes.journal.offset_at(notes.journal.last_seq, kind)
+            each.reopen(noted, remembered.lost.get(kind, (0, 0)), end)
         if remembered.status is None and not self._is_ours(remembered.pid):
             log.error("process %r: how it ended is lost", begun.spec.process_id)
             remembered.status, remembered.exited_at = ExitStatus(255), time.time()
@@ -192,7 +199,16 @@ class Recovery:
             process.size = remembered.size
         if remembered.input_closed:
             process.input.close()
+        if unused is not None:
+            process.print_again(unused.data)
         return process
+
+    def _unused(self, remembered: RememberedProcess) -> Unused | None:
+        """What was read from its terminal and may be in the log already, but was not noted: it is printed again."""
+        unused = self.keeping.reads.unused
+        if unused is None or unused.key != remembered.begun.key or unused.number <= remembered.taken:
+            return None
+        return unused
 
     def _is_ours(self, pid: int) -> bool:
         """Whether this is still the process that was started: its pid is free for others only once it was reaped,
@@ -221,7 +237,7 @@ class Recovery:
     def _remove_stale_files(self) -> None:
         """Files of what is not recovered: output of shells, logs of processes that were being forgotten."""
         spool = self.keeping.spool.path
-        known = {LEDGER_NAME}
+        known = {LEDGER_NAME, READS_NAME}
         for each in self.memory.processes.values():
             known |= {f"{each.begun.key}.{kind}" for kind in each.notes.logs}
         for name in os.listdir(spool):
