@@ -20,13 +20,14 @@ from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.journal import CLOSE, Journal
 from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
 from holdfast.runtime.signals import exit_status
-from holdfast.runtime.terminal_reads import ReadBuffer
+from holdfast.runtime.terminal_reads import ReadBuffer, Unused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.config import ExecServerConfig
     from holdfast.runtime.keeper_link import KeeperLink
+    from holdfast.runtime.timeline import Event
 
 #: Files of the spool that are no output.
 LEDGER_NAME: Final = "ledger"
@@ -66,7 +67,7 @@ class Keeping:
 class Notes:
     """What is written down of one process."""
 
-    __slots__ = ("_events", "_gathering", "_keeping", "adopted", "begun", "journal", "key", "logs")
+    __slots__ = ("_events", "_gathering", "_keeping", "adopted", "begun", "journal", "key", "logs", "printed_at")
 
     def __init__(self, keeping: Keeping, begun: l.Begun, *, adopted: bool = False) -> None:
         self._keeping = keeping
@@ -77,6 +78,7 @@ class Notes:
         #: Of a terminal that is being read: what was found in the output, noted with the output.
         self._events: list[l.AnyRecord] = []
         self._gathering = 0
+        self.printed_at = 0.0
         config = keeping.config
         kinds = (2,) if begun.spec.tty else (0, 1)
         retained = config.retained_output_bytes_per_process // len(kinds)
@@ -149,12 +151,51 @@ class Notes:
         data, self._gathering = self._keeping.reads.gather(fd, limit, self.key, offset)
         return data
 
-    def taken(self, offset: int) -> None:
-        """What was gathered is in the log, from this offset on."""
+    def gather_again(self, unused: Unused) -> bytes:
+        """The same for what an earlier server had read."""
+        self._gathering = unused.number
+        return unused.data
+
+    def taken(self, offset: int, end: int) -> None:
+        """What was gathered is in the log, between these offsets."""
         if self._gathering:
-            self.write(*self._events, l.Taken(self.key, self._gathering, offset, time.time()))
+            self.write(*self._events, l.Taken(self.key, self._gathering, offset, end, self.printed_at))
             self._events.clear()
             self._gathering = 0
+
+    def happened(self, event: Event) -> None:
+        """In a terminal; together with the output that tells it, if there is some."""
+        self._note_terminal(
+            l.Happened(
+                self.key,
+                event.offset,
+                event.timestamp,
+                event.type,
+                event.state,
+                event.payload,
+                event.exit_code,
+                event.prompt,
+                event.size,
+                event.reason,
+            )
+        )
+
+    def remember_terminal(self, memory: l.TerminalMemory) -> None:
+        self._note_terminal(memory)
+
+    def hold_back(self, memory: l.TerminalMemory) -> None:
+        """The same, together with output that is about to be noted."""
+        self._events.append(memory)
+
+    def _note_terminal(self, record: l.AnyRecord) -> None:
+        if self._gathering:
+            self._events.append(record)
+        else:
+            self.write(record)
+
+    def printed(self, kind: int, sealed: int, end: int) -> None:
+        self.write(*self._events, l.Printed(self.key, kind, sealed, end))
+        self._events.clear()
 
     def input(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> InputQueue:
         return KeptInput(fd, name=name, limit=limit, owns_fd=owns_fd, notes=self)
@@ -172,8 +213,7 @@ class NotedJournal(Journal):
     def add_output(self, kind: int, length: int) -> None:
         sealed = self._sealed
         super().add_output(kind, length)
-        notes = self._notes
-        notes.write(l.Printed(notes.key, kind, sealed, self.offset_at(self.last_seq, kind)))
+        self._notes.printed(kind, sealed, self.offset_at(self.last_seq, kind))
 
     def add_event(self, kind: int) -> None:
         if kind == CLOSE:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.model import ProcessSpec
+from holdfast.model import ProcessSpec, TerminalEventType, TerminalSize, TerminalSpec, TerminalState
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ COMPACT_BYTES: Final = 4 * 1024 * 1024
 _PREFIX_BYTES: Final = 4
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="record"):
     """Base of all records. `key` names a process, for as long as the spool lives."""
 
 
@@ -104,12 +104,68 @@ class Resized(Record, frozen=True, tag=10):
 
 
 class Taken(Record, frozen=True, tag=15):
-    """What was read from a terminal at this time is in its log from this offset on, and its marks are noted."""
+    """What was read from a terminal at this time is in its log, between these offsets; its marks are noted."""
 
     key: int
     number: int
     offset: int
+    end: int
     at: float
+
+
+class TerminalOpening(Record, frozen=True, tag=16):
+    """The next process with this id runs in a terminal. `directory` has the files that its shell reads first."""
+
+    spec: TerminalSpec
+    argv: tuple[str, ...]
+    integration: str
+    nonce: str
+    directory: str
+
+
+class Happened(Record, frozen=True, tag=17):
+    """An event between the bytes of a terminal's output; the state is the one after it."""
+
+    key: int
+    offset: int
+    at: float
+    type: TerminalEventType
+    state: TerminalState
+    payload: bytes
+    exit_code: int | None
+    prompt: str | None
+    size: TerminalSize | None
+    reason: str
+
+
+class TerminalMemory(Record, frozen=True, tag=18):
+    """What a terminal knows beside its events."""
+
+    key: int
+    changes: int
+    reason: str
+    last_exit_code: int | None
+    prompt: str | None
+    prompts: int
+    continued: bool
+    typed: bool
+    entered: bool
+    prompt_due: bool
+    prompt_start: int | None
+    command_runs: bool
+    closing: bool
+    #: Output that may be the beginning of a mark, and of a mode.
+    held: bytes
+    mode_tail: bytes
+    alternate_screen: bool
+    application_cursor: bool
+    bracketed_paste: bool
+
+
+class RunTyped(Record, frozen=True, tag=19):
+    """A command was typed in a terminal, by this name."""
+
+    run_id: str
 
 
 class Journalled(Record, frozen=True, tag=11):
@@ -138,10 +194,22 @@ class SessionEnded(Record, frozen=True, tag=14):
 
 #: What happened to a process after it had begun.
 ProcessRecord = (
-    Started | Printed | Lost | Ended | Closed | Forgotten | InputClosed | Signalled | Resized | Taken | Journalled
+    Started
+    | Printed
+    | Lost
+    | Ended
+    | Closed
+    | Forgotten
+    | InputClosed
+    | Signalled
+    | Resized
+    | Journalled
+    | Taken
+    | Happened
+    | TerminalMemory
 )
 SessionRecord = SessionOpened | SessionStarted | SessionEnded
-AnyRecord = Begun | ProcessRecord | SessionRecord
+AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped
 
 
 class Ledger:

@@ -134,6 +134,7 @@ class LocalExec:
             start_process=self._start_on,
             end_process=self._end,
             existing=self._processes.get,
+            ledger=None if keeping is None else keeping.ledger,
         )
 
     # --- starting --------------------------------------------------------------------------------------------
@@ -217,9 +218,15 @@ class LocalExec:
             self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
         return process
 
-    def take_over(self, spec: ProcessSpec, started: Started, past: Past) -> ManagedProcess:
+    def take_over(
+        self,
+        spec: ProcessSpec,
+        started: Started,
+        past: Past,
+        on_exit: Callable[[ManagedProcess], None] | None = None,
+    ) -> ManagedProcess:
         """Go on with a process that an earlier server has started."""
-        process = self._managed(spec, started, None)
+        process = self._managed(spec, started, on_exit)
         process.restore(past)
         self._processes[spec.process_id] = process
         process.tree.leader_lives = process.running

@@ -73,22 +73,23 @@ class MarkFilter:
 class Modes:
     """Which of the terminal's modes programs have switched on."""
 
-    __slots__ = ("_tail", "alternate_screen", "application_cursor", "bracketed_paste")
+    __slots__ = ("alternate_screen", "application_cursor", "bracketed_paste", "tail")
 
     def __init__(self) -> None:
-        self._tail = b""
+        #: The end of what was fed, if a mode may begin there.
+        self.tail = b""
         self.alternate_screen = False
         self.application_cursor = False
         self.bracketed_paste = False
 
     def feed(self, data: bytes) -> None:
-        if self._tail:
-            data = self._tail + data
-        self._tail = b""
+        if self.tail:
+            data = self.tail + data
+        self.tail = b""
         if _ESCAPE in data[-_MODE_BYTES:]:
             unfinished = _UNFINISHED_MODE.search(data, max(0, len(data) - _MODE_BYTES))
             if unfinished is not None:
-                self._tail = unfinished[0]
+                self.tail = unfinished[0]
         if b"\x1b[?" not in data:
             return
         for found in _MODES.finditer(data):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
     from holdfast.runtime.kept import Notes
     from holdfast.runtime.process_tree import Tree
+    from holdfast.runtime.terminal_reads import Unused
 
 #: A client repeats only what it had unanswered when its connection broke.
 REMEMBERED_SIGNALS: Final = 16
@@ -262,16 +263,17 @@ class ManagedProcess(Recorded):
         if data:
             output.log.append(data)
         if self.notes is not None:
-            self.notes.taken(offset)
+            self.notes.taken(offset, output.log.end)
         if read and not data:
             raise BlockingIOError  # it has said something, and not to readers
         return len(data)
 
-    def print_again(self, read: bytes) -> None:
+    def print_again(self, unused: Unused) -> None:
         """What an earlier server had read, and not come to print."""
+        assert self.notes is not None
         for output in self._outputs:
             with contextlib.suppress(BlockingIOError):
-                self._took(output, self._print(output, read))
+                self._took(output, self._print(output, self.notes.gather_again(unused)))
 
     def print_late(self, data: bytes) -> None:
         """Into the log with what was held back."""

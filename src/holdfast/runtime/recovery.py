@@ -51,8 +51,14 @@ class RememberedProcess:
         self.input_closed = False
         self.signals: list[str] = []
         self.size: TerminalSize | None = None
-        #: The last gathering from its terminal whose bytes are in the log.
+        #: Of one on a terminal: the last gathering whose bytes are in the log, and where the log ended with it.
         self.taken = 0
+        self.taken_end = 0
+        #: Of a terminal that somebody drives.
+        self.opening: l.TerminalOpening | None = None
+        self.events: list[l.Happened] = []
+        self.times: list[tuple[int, float]] = []
+        self.terminal: l.TerminalMemory | None = None
 
     @property
     def past(self) -> Past:
@@ -75,18 +81,26 @@ class Memory:
         self._keeping = keeping
         self.processes: dict[int, RememberedProcess] = {}
         self.sessions: dict[str, RememberedSession] = {}
+        #: Commands that were typed in terminals.
+        self.runs: list[str] = []
+        self._openings: dict[str, l.TerminalOpening] = {}
 
     def replay(self, records: Iterable[l.AnyRecord]) -> None:
         for record in records:
             if isinstance(record, l.Begun):
                 self._keeping.last_key = max(self._keeping.last_key, record.key)
-                self.processes[record.key] = RememberedProcess(self._keeping, record)
+                process = self.processes[record.key] = RememberedProcess(self._keeping, record)
+                process.opening = self._openings.pop(record.spec.process_id, None)
+            elif isinstance(record, l.TerminalOpening):
+                self._openings[record.spec.terminal_id] = record
+            elif isinstance(record, l.RunTyped):
+                self.runs.append(record.run_id)
             elif isinstance(record, l.SessionOpened):
                 self.sessions[record.id] = RememberedSession(record.id, record.client_name)
             elif isinstance(record, l.SessionStarted | l.SessionEnded):
                 self._replay_session(record)
-            elif (process := self.processes.get(record.key)) is not None:
-                self._replay_process(process, record)
+            elif record.key in self.processes:
+                self._replay_process(self.processes[record.key], record)
 
     def _replay_session(self, record: l.SessionStarted | l.SessionEnded) -> None:
         if isinstance(record, l.SessionEnded):
@@ -120,7 +134,13 @@ class Memory:
             case l.Resized():
                 process.size = TerminalSize(record.rows, record.cols)
             case l.Taken():
-                process.taken = record.number
+                process.taken, process.taken_end = record.number, record.end
+                if record.end > record.offset:
+                    process.times.append((record.offset, record.at))
+            case l.Happened():
+                process.events.append(record)
+            case l.TerminalMemory():
+                process.terminal = record
             case l.Journalled():
                 journal.restore(record.state)
 
@@ -159,6 +179,7 @@ class Recovery:
         processes = self.memory.processes
         self._find_unnamed([each for each in processes.values() if not each.pid])
         self._remove_stale_files()
+        exec_.terminals.remember_runs(self.memory.runs)
         closed: list[ManagedProcess] = []
         for remembered in processes.values():
             if remembered.begun.internal:
@@ -180,8 +201,11 @@ class Recovery:
         outputs = {} if kept is None else dict(zip(notes.logs, kept.fds, strict=False))
         for kind, each in notes.logs.items():
             assert isinstance(each, KeptLog)
-            end = unused.offset if unused is not None else None
             noted = notes.journal.offset_at(notes.journal.last_seq, kind)
+            end = None
+            if kind == 2:
+                # What is behind this was read and is printed again, or was held back and still is.
+                end = max(noted, remembered.taken_end) if unused is None else unused.offset
             each.reopen(noted, remembered.lost.get(kind, (0, 0)), end)
         if remembered.status is None and not self._is_ours(remembered.pid):
             log.error("process %r: how it ended is lost", begun.spec.process_id)
@@ -192,7 +216,7 @@ class Recovery:
             log.error("process %r: its streams are lost", begun.spec.process_id)
         stdin_fd = outputs.get(2, -1) if begun.spec.tty else (-1 if stdin is None else stdin.fds[0])
         started = Started(remembered.pid, begun.mark, os.fsdecode(begun.cwd), outputs, stdin_fd, notes)
-        process = exec_.take_over(begun.spec, started, remembered.past)
+        process = self._go_on(exec_, remembered, started)
         for signal_id in remembered.signals:
             process.remember_signal(signal_id)
         if remembered.size is not None:
@@ -200,7 +224,20 @@ class Recovery:
         if remembered.input_closed:
             process.input.close()
         if unused is not None:
-            process.print_again(unused.data)
+            process.print_again(unused)
+        return process
+
+    def _go_on(self, exec_: LocalExec, remembered: RememberedProcess, started: Started) -> ManagedProcess:
+        spec = remembered.begun.spec
+        if remembered.opening is None:
+            return exec_.take_over(spec, started, remembered.past)
+        terminal = exec_.terminals.recover(remembered.opening)
+        for offset, at in remembered.times:
+            terminal.timeline.note_output(offset, at)
+        for event in remembered.events:
+            terminal.timeline.replay(event)
+        process = exec_.take_over(spec, started, remembered.past, terminal.ended)
+        terminal.attach_again(process, remembered.terminal)
         return process
 
     def _unused(self, remembered: RememberedProcess) -> Unused | None:
@@ -240,6 +277,8 @@ class Recovery:
         known = {LEDGER_NAME, READS_NAME}
         for each in self.memory.processes.values():
             known |= {f"{each.begun.key}.{kind}" for kind in each.notes.logs}
+            if each.opening is not None and (each.terminal is None or not each.terminal.prompts):
+                known.add(os.path.basename(each.opening.directory))  # its shell may still read them
         for name in os.listdir(spool):
             if name not in known:
                 _remove(f"{spool}/{name}")

@@ -32,6 +32,7 @@ from holdfast.model import (
 )
 from holdfast.runtime.awaiting import InputState, input_state
 from holdfast.runtime.keys import encode_keys
+from holdfast.runtime.ledger import TerminalMemory
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.timeline import Timeline
 from holdfast.runtime.typing_in import CLEAR_LINE, ENTER
@@ -104,6 +105,8 @@ class LiveTerminal:
         self._awaiting: bool | None = False
         self._closing = False
         self._prints = 0
+        #: What was written down last.
+        self._remembered: TerminalMemory | None = None
         self._waiters: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
         self._end_process = end_process
@@ -111,10 +114,25 @@ class LiveTerminal:
 
     def attach(self, process: ManagedProcess) -> None:
         """This is what runs in it. Nothing was read from it yet."""
+        self._belong_to(process)
+        self.timeline.add("resize", 0, time.time(), size=process.size)
+
+    def _belong_to(self, process: ManagedProcess) -> None:
         self.process = process
         process.watcher = self
         process.input.on_put = self._on_typed
-        self.timeline.add("resize", 0, time.time(), size=process.size)
+        if process.notes is not None:
+            self.timeline.on_add = process.notes.happened
+
+    def attach_again(self, process: ManagedProcess, memory: TerminalMemory | None) -> None:
+        """This ran in it under an earlier server; the timeline has what had happened."""
+        self._belong_to(process)
+        if memory is not None:
+            self._restore(memory)
+        if process.status is not None and not self.is_over:
+            self.ended(process)
+        elif self._filter is not None and self._filter.held:
+            self._hold()
 
     # --- what it is ------------------------------------------------------------------------------------------
 
@@ -182,16 +200,22 @@ class LiveTerminal:
         offset = self.process.logs[2].end
         for mark in marks:
             self._marked(mark, offset, data)
+        self._remember()
         return data
 
     def printing_ended(self) -> bytes:
         held = self._filter.release() if self._filter is not None else b""
         if held:
             self._note_output(held)
+            if self.process.notes is not None:
+                self.process.notes.hold_back(self._memory(self.process.notes.key))
         return held
 
     def _note_output(self, data: bytes) -> None:
-        self.timeline.note_output(self.process.logs[2].end, time.time())
+        now = time.time()
+        self.timeline.note_output(self.process.logs[2].end, now)
+        if self.process.notes is not None:
+            self.process.notes.printed_at = now
         self.modes.feed(data)
         self._prints += 1
 
@@ -315,6 +339,7 @@ class LiveTerminal:
 
     def _tell(self) -> None:
         """Something other than output has happened. Who waits looks once this turn of the loop is over."""
+        self._remember()
         for event in self._waiters:
             event.set()
         self.process.wake_waiters()
@@ -405,6 +430,7 @@ class LiveTerminal:
     def _on_typed(self, data: bytes) -> None:
         self.typed = True
         self.entered = self.entered or any(byte < 0x20 for byte in data)
+        self._remember()
         if self.spec.record_input and not self._is_secret():
             self.timeline.add("input", self.process.logs[2].end, time.time(), payload=data)
             self.process.wake_waiters()
@@ -470,6 +496,52 @@ class LiveTerminal:
                     os.killpg(group, signal.SIGHUP)
                     os.killpg(group, signal.SIGCONT)
         await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
+
+    # --- across servers --------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        """Write down what changed, if there is a keeper to go on for."""
+        if self.process.notes is not None:
+            memory = self._memory(self.process.notes.key)
+            if memory != self._remembered:
+                self._remembered = memory
+                self.process.notes.remember_terminal(memory)
+
+    def _memory(self, key: int) -> TerminalMemory:
+        return TerminalMemory(
+            key=key,
+            changes=self.changes,
+            reason=self.reason,
+            last_exit_code=self.last_exit_code,
+            prompt=self.prompt,
+            prompts=self.prompts,
+            continued=self.continued,
+            typed=self.typed,
+            entered=self.entered,
+            prompt_due=self._prompt_due,
+            prompt_start=self._prompt_start,
+            command_runs=self._command_runs,
+            closing=self._closing,
+            held=b"" if self._filter is None else self._filter.held,
+            mode_tail=self.modes.tail,
+            alternate_screen=self.modes.alternate_screen,
+            application_cursor=self.modes.application_cursor,
+            bracketed_paste=self.modes.bracketed_paste,
+        )
+
+    def _restore(self, memory: TerminalMemory) -> None:
+        self._remembered = memory
+        self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
+        self.prompt, self.prompts, self.continued = memory.prompt, memory.prompts, memory.continued
+        self.typed, self.entered, self._closing = memory.typed, memory.entered, memory.closing
+        self._prompt_due, self._prompt_start = memory.prompt_due, memory.prompt_start
+        self._command_runs = memory.command_runs
+        if self._filter is not None:
+            self._filter.held = memory.held
+        self.modes.tail = memory.mode_tail
+        self.modes.alternate_screen = memory.alternate_screen
+        self.modes.application_cursor = memory.application_cursor
+        self.modes.bracketed_paste = memory.bracketed_paste
 
 
 def _name(pid: int) -> str | None:

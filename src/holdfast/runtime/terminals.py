@@ -9,15 +9,26 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from holdfast.config import ExecServerConfig
-from holdfast.errors import CommandNotFound, DuplicateProcess, InvalidParams, LimitReached, UnknownTerminal
+from holdfast.errors import (
+    CommandNotFound,
+    DuplicateProcess,
+    InvalidParams,
+    LimitReached,
+    SandboxError,
+    UnknownTerminal,
+)
 from holdfast.model import EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
 from holdfast.runtime.checks import check_spec
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.ledger import Ledger, RunTyped, TerminalOpening
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process import ManagedProcess, check_size
 from holdfast.runtime.prompt_marks import Integrated, integrate
@@ -48,8 +59,12 @@ class Terminals:
         start_process: StartProcess,
         end_process: EndProcess,
         existing: Callable[[str], ManagedProcess | None],
+        ledger: Ledger | None = None,
     ) -> None:
         self._config = config
+        self._ledger = ledger
+        #: Commands that were typed under an earlier server: they are not typed again.
+        self._typed_before: set[str] = set()
         self._spool = spool
         self._environ = environ
         self._start_process = start_process
@@ -58,7 +73,6 @@ class Terminals:
         self._terminals: dict[str, LiveTerminal] = {}
         self._opening: dict[str, asyncio.Task[LiveTerminal]] = {}
         self._runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
-        self._made = 0
 
     # --- opening ---------------------------------------------------------------------------------------------
 
@@ -87,8 +101,7 @@ class Terminals:
         cwd = resolve_cwd(spec.cwd)
         argv = spec.argv or (_default_shell(environment, cwd),)
         path = find_program(argv[0], environment, cwd)
-        self._made += 1
-        directory = f"{self._spool.path}/t{self._made}"
+        directory = f"{self._spool.path}/t{secrets.token_hex(6)}"
         nonce = secrets.token_hex(16)
         integrated = None
         if spec.integration:
@@ -123,6 +136,9 @@ class Terminals:
             if files is not None and integrated is not None:
                 for name, content in integrated.files.items():
                     files.write(name, content.encode("utf-8", "surrogateescape"))
+            if self._ledger is not None:
+                needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
+                self._ledger.write(TerminalOpening(needed, argv, terminal.integration, nonce, directory))
             process = await self._start_process(process_spec, None, ended)
         except BaseException:
             if files is not None:
@@ -131,6 +147,24 @@ class Terminals:
         terminal.attach(process)
         self._terminals[spec.terminal_id] = terminal
         return terminal
+
+    def recover(self, opening: TerminalOpening) -> LiveTerminal:
+        """A terminal that an earlier server had opened; what had happened in it, and its process, are to come."""
+        terminal = LiveTerminal(
+            opening.spec,
+            opening.argv,
+            integration=opening.integration,
+            nonce=opening.nonce,
+            config=self._config,
+            end_process=self._end_process,
+            on_first_prompt=lambda: shutil.rmtree(opening.directory, ignore_errors=True),
+        )
+        self._terminals[terminal.id] = terminal
+        return terminal
+
+    def remember_runs(self, run_ids: Iterable[str]) -> None:
+        """These commands were typed under an earlier server."""
+        self._typed_before.update(run_ids)
 
     def _environment(self, spec: TerminalSpec) -> dict[str, str]:
         exact = spec.env is not None and spec.env_policy is None
@@ -188,6 +222,12 @@ class Terminals:
         key = run_id or secrets.token_hex(8)
         task = self._runs.get(key)
         if task is None:
+            if key in self._typed_before:
+                raise SandboxError(
+                    f"the server was restarted after {command!r} was typed: read what it printed in the terminal"
+                )
+            if self._ledger is not None:
+                self._ledger.write(RunTyped(key))
             task = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
             self._runs[key] = task
             task.add_done_callback(_retrieve)

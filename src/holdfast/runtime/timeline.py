@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from holdfast.errors import InvalidParams
 from holdfast.model import TerminalEvent, TerminalEventType, TerminalRead, TerminalSize, TerminalState
+
+if TYPE_CHECKING:
+    from holdfast.runtime.ledger import Happened
 
 #: Times of output that are kept; of more, the older half gets coarser. 16 bytes each.
 MAX_TIMES: Final = 32_768
@@ -55,7 +59,7 @@ class Event(NamedTuple):
 class Timeline:
     """The events of one terminal, the latest of them, by position."""
 
-    __slots__ = ("_dropped", "_events", "_horizon", "_limit", "_offsets", "_times", "state")
+    __slots__ = ("_dropped", "_events", "_horizon", "_limit", "_offsets", "_times", "on_add", "state")
 
     def __init__(self, max_events: int) -> None:
         self._limit = max_events
@@ -66,6 +70,8 @@ class Timeline:
         self._offsets = array("Q")
         self._times = array("d")
         self.state: TerminalState = "RUNNING"
+        #: Told of each event, before anybody reads it.
+        self.on_add: Callable[[Event], None] | None = None
 
     @property
     def count(self) -> int:
@@ -86,15 +92,30 @@ class Timeline:
     ) -> int:
         """Note an event at this offset of the output; returns the position after it."""
         position = offset + self.count
-        self._events.append(
-            Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason)
-        )
+        event = Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason)
+        self._events.append(event)
+        if self.on_add is not None:
+            self.on_add(event)
         if len(self._events) > self._limit + self._limit // 8:
             surplus = len(self._events) - self._limit
             self._horizon = self._events[surplus - 1].position + 1
             del self._events[:surplus]
             self._dropped += surplus
         return position + 1
+
+    def replay(self, event: Happened) -> None:
+        """Note an event that was noted before, by another server."""
+        self.state = event.state
+        self.add(
+            event.type,
+            event.offset,
+            event.at,
+            payload=event.payload,
+            exit_code=event.exit_code,
+            prompt=event.prompt,
+            size=event.size,
+            reason=event.reason,
+        )
 
     def note_output(self, offset: int, timestamp: float) -> None:
         """What is printed from this offset on was printed at this time."""

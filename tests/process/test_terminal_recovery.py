@@ -1,0 +1,83 @@
+"""Terminals across servers: the prompt is still known, positions stay where they were, nothing is typed twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+import holdfast
+from holdfast.errors import HoldfastError
+from holdfast.testing.servers import RunningServer, running_server
+
+
+def kill(server: RunningServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+
+
+async def test_a_terminal_goes_on_with_its_prompt_and_its_positions() -> None:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            terminal = await box.terminal(["bash"], env={"PS1": "$ ", "HISTFILE": ""}, login=False)
+            assert (await terminal.run("echo one; cd /tmp; name=value")).output == "one\n"
+            before = await terminal.describe()
+            events = await terminal.read()
+            kill(server)
+            after = await terminal.describe()
+            assert (after.state, after.prompt, after.token) == (before.state, before.prompt, before.token)
+            assert (after.last_exit_code, after.integration, after.cwd) == (0, "bash", "/tmp")
+            assert await terminal.read() == events
+            server.pid = (await box.status()).pid
+            ended = await terminal.run("echo $name; false")
+            assert (ended.output, ended.exit_code) == ("value\n", 1)
+            more = await terminal.read(since=events.token)
+            assert next(event.type for event in more.events if event.type != "output") == "command"
+
+
+async def test_a_command_that_runs_while_the_server_is_killed() -> None:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            terminal = await box.terminal(["bash"], env={"PS1": "$ ", "HISTFILE": ""}, login=False)
+            await terminal.wait_until_idle()
+            running = asyncio.create_task(terminal.run("echo begun; read x; echo got $x; (exit 3)"))
+            process = await box.process(terminal.id)
+            await process.wait_for_output("begun\r\n")
+            kill(server)
+            with pytest.raises(HoldfastError, match="was restarted after"):
+                await running
+            status = await terminal.describe()
+            assert status.state == "BUSY"
+            await terminal.send("word\n")
+            status = await terminal.wait_until_idle()
+            assert status.last_exit_code == 3
+            printed = b"".join(
+                [event.payload for event in (await terminal.read()).events if event.type == "output"]
+            )
+            assert printed.count(b"begun\r\n") == 1
+            assert printed.count(b"got word\r\n") == 1
+
+
+async def test_a_terminal_that_ends_while_no_server_is_there() -> None:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            terminal = await box.terminal(["bash"], env={"PS1": "$ ", "HISTFILE": ""}, login=False)
+            await terminal.wait_until_idle()
+            server.process.send_signal(signal.SIGSTOP)
+            kill(server)
+            os.kill(terminal.pid, signal.SIGKILL)
+            server.process.send_signal(signal.SIGCONT)
+            assert (await terminal.wait()).signal == "SIGKILL"
+            status = await terminal.describe()
+            assert (status.state, status.reason) == ("ERROR", "bash was killed by SIGKILL")
+
+
+async def test_a_terminal_is_closed_by_a_server_that_did_not_open_it() -> None:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            terminal = await box.terminal(["bash"], env={"PS1": "$ ", "HISTFILE": ""}, login=False)
+            await terminal.wait_until_idle()
+            kill(server)
+            await terminal.close()
+            assert (await terminal.describe()).state == "CLOSED"
