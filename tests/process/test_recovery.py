@@ -334,3 +334,40 @@ async def test_a_terminal_that_floods() -> None:
         assert events[0].status.success
         expected = b"".join(b"%d\r\n" % n for n in range(1, last + 1))
         assert digests["pty"] == hashlib.sha256(expected).hexdigest()
+
+
+@pytest.mark.parametrize("tty", [None, TerminalSize()])
+async def test_input_around_a_kill_arrives_once(tty: TerminalSize | None) -> None:
+    """Lines are written one after the other while servers die; the process gets each, once and in order."""
+    lines = [b"line %d\n" % n for n in range(600)]
+    async with kept() as (_, box, kill):
+        script = "stty -echo -opost 2>/dev/null; echo ready; exec cat"
+        process = await box.start(["sh", "-c", script], stdin="open", tty=tty)
+        await process.wait_for_output("ready\n")
+
+        async def write() -> None:
+            for line in lines:
+                await process.write(line)
+
+        writing = asyncio.create_task(write())
+        for _ in range(4):
+            await kill()
+        await writing
+        await process.close_stdin()
+        assert (await process.wait()).success
+        snapshot = await process.snapshot()
+        assert (snapshot.terminal or snapshot.stdout) == b"ready\n" + b"".join(lines)
+
+
+async def test_input_that_waits_for_a_process_that_does_not_read() -> None:
+    data = bytes(range(256)) * 8192
+    async with kept() as (_, box, kill):
+        process = await box.start(["sh", "-c", "echo ready; read go; exec sha256sum"], stdin="open")
+        await process.wait_for_output("ready")
+        writing = asyncio.create_task(process.write(b"go\n" + data))
+        await kill()
+        await writing
+        await kill()
+        await process.close_stdin()
+        assert (await process.wait()).success
+        assert (await process.snapshot()).stdout.split()[1].decode() == hashlib.sha256(data).hexdigest()

@@ -64,11 +64,14 @@ class InputQueue:
             return
         if self._closing:
             raise StdinClosed(f"stdin of process {self._name!r} is closed")
-        self._put(data)
+        self._accept(data, write_id)
         if write_id is not None:
-            self._writes[write_id] = None
-            if len(self._writes) > REMEMBERED_WRITES:
-                self._writes.popitem(last=False)
+            self._remember(write_id)
+
+    def _remember(self, write_id: str) -> None:
+        self._writes[write_id] = None
+        if len(self._writes) > REMEMBERED_WRITES:
+            self._writes.popitem(last=False)
 
     @property
     def has_room(self) -> bool:
@@ -85,11 +88,15 @@ class InputQueue:
         if self._closing:
             return
         if not self._owns_fd:
-            self._put(END_OF_TRANSMISSION)
+            self._accept(END_OF_TRANSMISSION, None)
             return
         self._closing = True
-        if not self._queue:
+        if self._is_empty:
             self._release()
+
+    @property
+    def _is_empty(self) -> bool:
+        return not self._queue
 
     def abandon(self) -> None:
         """The process is gone: drop what is queued and wake whoever waits."""
@@ -98,7 +105,7 @@ class InputQueue:
         self._queued = 0
         self._release()
 
-    def _put(self, data: bytes) -> None:
+    def _accept(self, data: bytes, write_id: str | None) -> None:
         if self.on_put is not None:
             self.on_put(data)
         view = memoryview(data)

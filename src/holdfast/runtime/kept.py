@@ -16,8 +16,8 @@ import msgspec
 
 from holdfast.model import ExitStatus, ProcessSpec, TerminalSize
 from holdfast.runtime import ledger as l
-from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.journal import CLOSE, Journal
+from holdfast.runtime.kept_input import KeptInput
 from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
 from holdfast.runtime.signals import exit_status
 from holdfast.runtime.terminal_reads import ReadBuffer, Unused
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 #: Files of the spool that are no output.
 LEDGER_NAME: Final = "ledger"
 READS_NAME: Final = "terminal-reads"
-#: What `Notes.input_key` adds to a process's key: stdin is let go of before the rest.
-_INPUT: Final = ".in"
 
 
 class Keeping:
@@ -96,7 +94,15 @@ class Notes:
 
     @property
     def input_key(self) -> str:
-        return f"{self.key}{_INPUT}"
+        return f"{self.key}.stdin"
+
+    @property
+    def input_file_key(self) -> str:
+        return f"{self.key}.input"
+
+    @property
+    def input_file_name(self) -> str:
+        return f"{self.key}.input"
 
     def write(self, *records: l.AnyRecord) -> None:
         self._keeping.ledger.write(*records)
@@ -131,14 +137,31 @@ class Notes:
         """It was not started in the end."""
         self.forgotten()
         self._keeping.link.drop(self.output_key)
-        self.let_go_of_input()
+        self._keeping.link.drop(self.input_key, at_once=True)
 
     def close_input(self) -> None:
         self.write(l.InputClosed(self.key))
 
-    def let_go_of_input(self) -> None:
-        """Before we close our end: the keeper's copy would keep the end of input from the process."""
-        self._keeping.link.drop(self.input_key, at_once=True)
+    def open_input(self) -> int:
+        """The file that input is delivered from; its position is the keeper's, too."""
+        path = f"{self._keeping.spool.path}/{self.input_file_name}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._keeping.link.keep(self.input_file_key, [fd])
+        return fd
+
+    def let_go_of_input(self, pipe: bool, file: int) -> None:
+        """Before we close our end: the keeper's copy of the pipe would keep the end of input from the process."""
+        if pipe:
+            self._keeping.link.drop(self.input_key, at_once=True)
+        if file >= 0:
+            self._keeping.link.drop(self.input_file_key)
+            os.close(file)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._keeping.spool.path}/{self.input_file_name}")
+
+    @property
+    def lends_pages(self) -> bool:
+        return self._keeping.spool.lends_pages
 
     def signalled(self, signal_id: str) -> None:
         self.write(l.Signalled(self.key, signal_id))
@@ -197,7 +220,7 @@ class Notes:
         self.write(*self._events, l.Printed(self.key, kind, sealed, end))
         self._events.clear()
 
-    def input(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> InputQueue:
+    def input(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> KeptInput:
         return KeptInput(fd, name=name, limit=limit, owns_fd=owns_fd, notes=self)
 
 
@@ -284,26 +307,6 @@ class KeptLog(OutputLog):
         os.rename(path, self._path)
         os.close(self.fd)
         self.fd = fd
-
-
-class KeptInput(InputQueue):
-    """Input whose end is written down."""
-
-    __slots__ = ("_notes",)
-
-    def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool, notes: Notes) -> None:
-        super().__init__(fd, name=name, limit=limit, owns_fd=owns_fd)
-        self._notes = notes
-
-    def close(self) -> None:
-        if self._owns_fd and not self._closing:
-            self._notes.close_input()
-        super().close()
-
-    def _release(self) -> None:
-        if self._fd >= 0 and self._owns_fd:
-            self._notes.let_go_of_input()
-        super()._release()
 
 
 def _peek(pid: int) -> tuple[int, int] | None:

@@ -92,6 +92,14 @@ class InputClosed(Record, frozen=True, tag=8):
     key: int
 
 
+class Written(Record, frozen=True, tag=20):
+    """Input was accepted, once under this name: up to `end` it will be delivered."""
+
+    key: int
+    write_id: str | None
+    end: int
+
+
 class Signalled(Record, frozen=True, tag=9):
     key: int
     signal_id: str
@@ -201,6 +209,7 @@ ProcessRecord = (
     | Closed
     | Forgotten
     | InputClosed
+    | Written
     | Signalled
     | Resized
     | Journalled

@@ -12,14 +12,17 @@ import logging
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast.model import ExitStatus, TerminalSize
 from holdfast.runtime import ledger as l
+from holdfast.runtime.input_queue import REMEMBERED_WRITES
 from holdfast.runtime.journal import CLOSE, EXIT
 from holdfast.runtime.keeper_link import Held, KeeperLink
 from holdfast.runtime.kept import LEDGER_NAME, READS_NAME, Keeping, KeptLog, NotedJournal, Notes
+from holdfast.runtime.kept_input import KeptInput
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process_table import ProcessTable, read_entry, read_mark
 from holdfast.runtime.recorded import Past
@@ -49,6 +52,8 @@ class RememberedProcess:
         self.exited_at: float | None = None
         self.closed_at: float | None = None
         self.input_closed = False
+        self.input_end = 0
+        self.writes: deque[str] = deque(maxlen=REMEMBERED_WRITES)
         self.signals: list[str] = []
         self.size: TerminalSize | None = None
         #: Of one on a terminal: the last gathering whose bytes are in the log, and where the log ended with it.
@@ -129,6 +134,10 @@ class Memory:
                 del self.processes[record.key]
             case l.InputClosed():
                 process.input_closed = True
+            case l.Written():
+                process.input_end = record.end
+                if record.write_id is not None:
+                    process.writes.append(record.write_id)
             case l.Signalled():
                 process.signals.append(record.signal_id)
             case l.Resized():
@@ -221,7 +230,12 @@ class Recovery:
             process.remember_signal(signal_id)
         if remembered.size is not None:
             process.size = remembered.size
-        if remembered.input_closed:
+        file = self.held(notes.input_file_key)
+        if file is not None and isinstance(process.input, KeptInput):
+            process.input.resume(file.fds[0], remembered.input_end, list(remembered.writes))
+        if remembered.status is not None:
+            process.input.abandon()
+        elif remembered.input_closed:
             process.input.close()
         if unused is not None:
             process.print_again(unused)
@@ -276,7 +290,7 @@ class Recovery:
         spool = self.keeping.spool.path
         known = {LEDGER_NAME, READS_NAME}
         for each in self.memory.processes.values():
-            known |= {f"{each.begun.key}.{kind}" for kind in each.notes.logs}
+            known |= {f"{each.begun.key}.{kind}" for kind in each.notes.logs} | {each.notes.input_file_name}
             if each.opening is not None and (each.terminal is None or not each.terminal.prompts):
                 known.add(os.path.basename(each.opening.directory))  # its shell may still read them
         for name in os.listdir(spool):
