@@ -243,14 +243,6 @@ class NotedJournal(Journal):
             self._notes.closed()
         super().add_event(kind)
 
-    def replay_output(self, kind: int, end: int, sealed: int) -> None:
-        """What `add_output` had done, from what it wrote."""
-        self.seal(sealed)
-        super().add_output(kind, end - self.offset_at(self.last_seq, kind))
-
-    def replay_event(self, kind: int) -> None:
-        super().add_event(kind)
-
 
 class KeptLog(OutputLog):
     """A log whose file is found by its name, and whose bytes are never in our memory alone."""

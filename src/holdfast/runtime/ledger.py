@@ -7,10 +7,11 @@ one file; knows nothing of processes.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -170,6 +171,14 @@ class TerminalMemory(Record, frozen=True, tag=18):
     bracketed_paste: bool
 
 
+class EventsDropped(Record, frozen=True, tag=21):
+    """So many events of a terminal are no longer told, and positions before `horizon` with them."""
+
+    key: int
+    count: int
+    horizon: int
+
+
 class RunTyped(Record, frozen=True, tag=19):
     """A command was typed in a terminal, by this name."""
 
@@ -216,26 +225,36 @@ ProcessRecord = (
     | Taken
     | Happened
     | TerminalMemory
+    | EventsDropped
 )
 SessionRecord = SessionOpened | SessionStarted | SessionEnded
 AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped
 
 
-class Ledger:
-    """The file, open for appending. `snapshot` gives the records that say all that is true now."""
+#: Gives the fewest records that tell the same as others.
+Compaction = Callable[[Iterable[AnyRecord]], Iterable[AnyRecord]]
 
-    def __init__(self, path: str) -> None:
+
+class Ledger:
+    """The file, open for appending. What no longer matters is taken out by `compaction`, now and then."""
+
+    def __init__(self, path: str, compaction: Compaction | None = None) -> None:
         self.path = path
-        self.snapshot: Callable[[], Iterable[AnyRecord]] | None = None
+        self._compaction = compaction
         self._encoder = msgspec.msgpack.Encoder()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size
-        self._compact_at = max(COMPACT_BYTES, 2 * self._size)
+        self._compact_at = max(COMPACT_BYTES, self._size)
+        self._thread: threading.Thread | None = None
+        #: What the thread has made: the new file, its size, and up to where it tells the same as the old one.
+        self._compacted: tuple[int, int, int] | None = None
         self._failed = False
 
     def write(self, *records: AnyRecord) -> None:
         """Add records, all or none of them. When it returns, a new server will know."""
-        data = b"".join(map(self._framed, records))
+        if self._compacted is not None:
+            self._change_over(*self._compacted)
+        data = b"".join([_framed(self._encoder, record) for record in records])
         try:
             written = os.write(self._fd, data)
         except OSError as error:
@@ -247,43 +266,57 @@ class Ledger:
             self._tell_failure("no room")
             return
         self._size += written
-        if self._size > self._compact_at and self.snapshot is not None:
-            self.compact()
-
-    def compact(self) -> None:
-        """Write what is true now into a new file, which then takes the place of the old one in one step."""
-        assert self.snapshot is not None
-        aside = f"{self.path}.new"
-        try:
-            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                size = 0
-                for record in self.snapshot():
-                    data = self._framed(record)
-                    if os.write(fd, data) < len(data):
-                        raise OSError("no room")
-                    size += len(data)
-                os.rename(aside, self.path)
-            except OSError:
-                os.close(fd)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(aside)
-                raise
-        except OSError as error:
-            self._compact_at = 2 * self._size
-            log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
-            return
-        os.close(self._fd)
-        self._fd, self._size = fd, size
-        # Half of it will be garbage by then.
-        self._compact_at = max(COMPACT_BYTES, 2 * size)
+        if self._size > self._compact_at and self._thread is None and self._compaction is not None:
+            self._compact_at = 2 * self._size  # not again if it fails
+            self._thread = threading.Thread(target=self._compact, args=(self._size,), name="holdfast-ledger")
+            self._thread.start()
 
     def close(self) -> None:
+        self.settle()
         os.close(self._fd)
 
-    def _framed(self, record: AnyRecord) -> bytes:
-        data = self._encoder.encode(record)
-        return len(data).to_bytes(_PREFIX_BYTES, "little") + data
+    def settle(self) -> None:
+        """Let a compaction that is under way come to its end."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._compacted is not None:
+            self._change_over(*self._compacted)
+
+    def _compact(self, upto: int) -> None:
+        """On a thread: what the first `upto` bytes tell, into a new file."""
+        assert self._compaction is not None
+        aside = f"{self.path}.new"
+        try:
+            records = self._compaction(_decode(os.pread(self._fd, upto, 0)))
+            encoder = msgspec.msgpack.Encoder()
+            data = b"".join(_framed(encoder, record) for record in records)
+            fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            if os.write(fd, data) < len(data):
+                os.close(fd)
+                os.unlink(aside)
+                raise OSError(errno.ENOSPC, "no room")
+        except OSError as error:
+            log.warning("%s cannot be compacted: %s; it grows on", self.path, error.strerror)
+            self._thread = None
+            return
+        self._compacted = (fd, len(data), upto)
+
+    def _change_over(self, fd: int, size: int, upto: int) -> None:
+        """The new file, with what was written since, takes the place of the old one in one step."""
+        self._compacted = self._thread = None
+        rest = os.pread(self._fd, self._size - upto, upto)
+        try:
+            if os.write(fd, rest) < len(rest):
+                raise OSError(errno.ENOSPC, "no room")
+            os.rename(f"{self.path}.new", self.path)
+        except OSError as error:
+            os.close(fd)
+            log.warning("%s cannot be compacted: %s; it grows on", self.path, error.strerror)
+            return
+        os.close(self._fd)
+        self._fd, self._size = fd, size + len(rest)
+        # Half of it will be garbage by then.
+        self._compact_at = max(COMPACT_BYTES, 2 * self._size)
 
     def _tell_failure(self, why: str) -> None:
         if not self._failed:
@@ -293,17 +326,29 @@ class Ledger:
 
 def read_ledger(path: str) -> list[AnyRecord]:
     """Every whole record of a ledger, in order. What a dying server had written halfway is cut off."""
-    decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
-    records: list[AnyRecord] = []
     with open(path, "r+b") as file:
         data = file.read()
-        position = 0
-        while position + _PREFIX_BYTES <= len(data):
-            start = position + _PREFIX_BYTES
-            end = start + int.from_bytes(data[position:start], "little")
-            if end > len(data):
-                break
-            records.append(decoder.decode(memoryview(data)[start:end]))
-            position = end
-        file.truncate(position)
-    return records
+        file.truncate(max((end for _, end in _frames(data)), default=0))
+    return list(_decode(data))
+
+
+def _framed(encoder: msgspec.msgpack.Encoder, record: AnyRecord) -> bytes:
+    data = encoder.encode(record)
+    return len(data).to_bytes(_PREFIX_BYTES, "little") + data
+
+
+def _decode(data: bytes) -> Iterator[AnyRecord]:
+    decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+    view = memoryview(data)
+    for start, end in _frames(data):
+        yield decoder.decode(view[start:end])
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, int]]:
+    position = 0
+    while position + _PREFIX_BYTES <= len(data):
+        start = position + _PREFIX_BYTES
+        position = start + int.from_bytes(data[start - _PREFIX_BYTES : start], "little")
+        if position > len(data):
+            return
+        yield start, position

@@ -103,6 +103,10 @@ class Timeline:
             self._dropped += surplus
         return position + 1
 
+    def skip(self, count: int, horizon: int) -> None:
+        """So many events had happened that are no longer known, up to this position."""
+        self._dropped, self._horizon = count, horizon
+
     def replay(self, event: Happened) -> None:
         """Note an event that was noted before, by another server."""
         self.state = event.state

@@ -16,10 +16,10 @@ from holdfast.errors import UnknownProcess, UnknownShell
 from holdfast.runtime.ledger import Ledger, SessionEnded, SessionOpened, SessionRecord, SessionStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from holdfast.runtime.local import LocalExec
-    from holdfast.runtime.recovery import RememberedSession
+    from holdfast.runtime.memory import RememberedSession
 
 Takeover = Callable[[], dict[str, int]]
 
@@ -105,7 +105,7 @@ class Sessions:
         """Have the sessions of an earlier server; their clients come back, as after a broken connection."""
         claimed: set[str] = set()
         for each in remembered:
-            session = self._sessions[each.id] = Session(each.client_name, each.id)
+            session = self._sessions[each.opened.id] = Session(each.opened.client_name, each.opened.id)
             session.processes = {id for id in each.processes if self._exec.is_running(id)}
             session.bound = {id for id in session.processes if each.processes[id]}
             claimed |= session.bound
@@ -113,13 +113,6 @@ class Sessions:
         self._unclaimed.bound = set(self._exec.bound_processes()) - claimed
         if self._unclaimed.bound:
             self._await_return(self._unclaimed)
-
-    def records(self) -> Iterator[SessionRecord]:
-        """What the ledger has to say of all of them."""
-        for session in self._sessions.values():
-            yield SessionOpened(session.id, session.client_name)
-            for process_id in session.processes:
-                yield SessionStarted(session.id, process_id, process_id in session.bound)
 
     def _note(self, record: SessionRecord) -> None:
         if self._ledger is not None:

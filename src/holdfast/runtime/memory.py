@@ -1,0 +1,209 @@
+"""What a ledger tells, record by record, and the fewest records that tell the same. Pure memory.
+
+A new server replays the ledger of the one before it into this; compaction does, too, and writes it out again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from holdfast.model import ExitStatus
+from holdfast.runtime import ledger as l
+from holdfast.runtime.input_queue import REMEMBERED_WRITES
+from holdfast.runtime.journal import CLOSE, EXIT, Journal
+from holdfast.runtime.recorded import Past
+
+#: A client repeats only what it had unanswered when its connection broke.
+REMEMBERED_SIGNALS: Final = 16
+REMEMBERED_RUNS: Final = 16
+#: Times of a terminal's output that are kept.
+_MAX_TIMES: Final = 4_096
+
+
+class RememberedTerminal:
+    """What is known of a terminal beside its process."""
+
+    def __init__(self, opening: l.TerminalOpening) -> None:
+        self.opening = opening
+        self.dropped = l.EventsDropped(0, 0, 0)
+        self.events: deque[l.Happened] = deque()
+        self.memory: l.TerminalMemory | None = None
+
+    def happened(self, event: l.Happened, limit: int) -> None:
+        self.events.append(event)
+        if len(self.events) > limit:
+            oldest = self.events.popleft()
+            # Its position is how many bytes and events came before it.
+            position = oldest.offset + self.dropped.count
+            self.dropped = l.EventsDropped(oldest.key, self.dropped.count + 1, position + 1)
+
+
+class RememberedProcess:
+    """A process as the ledger tells it."""
+
+    def __init__(self, begun: l.Begun, max_chunks: int) -> None:
+        self.begun = begun
+        self.journal = Journal(max_chunks)
+        self.started: l.Started | None = None
+        self.lost: dict[int, l.Lost] = {}
+        self.ended: l.Ended | None = None
+        self.closed: l.Closed | None = None
+        self.input_closed = False
+        self.input_end = 0
+        self.writes: deque[str] = deque(maxlen=REMEMBERED_WRITES)
+        self.signals: deque[str] = deque(maxlen=REMEMBERED_SIGNALS)
+        self.resized: l.Resized | None = None
+        #: Of one on a terminal: the last gathering whose bytes are in the log, and the times of its output.
+        self.taken: l.Taken | None = None
+        self.times: deque[l.Taken] = deque(maxlen=_MAX_TIMES)
+        self.terminal: RememberedTerminal | None = None
+
+    @property
+    def pid(self) -> int:
+        return 0 if self.started is None else self.started.pid
+
+    @property
+    def past(self) -> Past:
+        started_at = time.time() if self.started is None else self.started.started_at
+        status = None if self.ended is None else ExitStatus(self.ended.exit_code, self.ended.signal)
+        return Past(
+            started_at,
+            status,
+            None if self.ended is None else self.ended.at,
+            None if self.closed is None else self.closed.at,
+        )
+
+    def printed_end(self, kind: int) -> int:
+        """How far a stream had come, as far as anybody was told."""
+        return self.journal.offset_at(self.journal.last_seq, kind)
+
+    def replay(self, record: l.ProcessRecord, max_events: int) -> None:
+        match record:
+            case l.Printed():
+                self.journal.seal(record.sealed)
+                self.journal.add_output(record.kind, record.end - self.printed_end(record.kind))
+            case l.Taken():
+                self.taken = record
+                if record.end > record.offset:
+                    self.times.append(record)
+            case l.Written():
+                self.input_end = record.end
+                if record.write_id is not None:
+                    self.writes.append(record.write_id)
+            case l.Started():
+                self.started = record
+            case l.Lost():
+                self.lost[record.kind] = record
+            case l.Ended():
+                self.ended = record
+                self.journal.add_event(EXIT)
+            case l.Closed():
+                self.closed = record
+                self.journal.add_event(CLOSE)
+            case l.InputClosed():
+                self.input_closed = True
+            case l.Signalled():
+                self.signals.append(record.signal_id)
+            case l.Resized():
+                self.resized = record
+            case l.Journalled():
+                self.journal.restore(record.state)
+            case l.Happened() if self.terminal is not None:
+                self.terminal.happened(record, max_events)
+            case l.TerminalMemory() if self.terminal is not None:
+                self.terminal.memory = record
+            case l.EventsDropped() if self.terminal is not None:
+                self.terminal.dropped = record
+
+    def records(self) -> Iterator[l.AnyRecord]:
+        """The fewest that tell the same. The journal comes after the exit and the close, which are in it."""
+        key = self.begun.key
+        if self.terminal is not None:
+            yield self.terminal.opening
+        yield self.begun
+        told = (self.started, *self.lost.values(), self.ended, self.closed, self.resized, *self.times)
+        yield from (record for record in told if record is not None)
+        if self.taken is not None and self.taken not in list(self.times)[-1:]:
+            yield self.taken
+        yield l.Journalled(key, self.journal.state())
+        yield from (l.Written(key, write_id, self.input_end) for write_id in self.writes)
+        if self.input_end:
+            yield l.Written(key, None, self.input_end)
+        if self.input_closed:
+            yield l.InputClosed(key)
+        yield from (l.Signalled(key, signal_id) for signal_id in self.signals)
+        if self.terminal is not None:
+            if self.terminal.dropped.count:
+                yield self.terminal.dropped
+            yield from self.terminal.events
+            if self.terminal.memory is not None:
+                yield self.terminal.memory
+
+
+class RememberedSession:
+    """A client's session as the ledger tells it: its processes, and whether each ends with it."""
+
+    def __init__(self, opened: l.SessionOpened) -> None:
+        self.opened = opened
+        self.processes: dict[str, bool] = {}
+
+
+class Memory:
+    """All that a ledger tells."""
+
+    def __init__(self, *, max_chunks: int, max_events: int) -> None:
+        self._max_chunks = max_chunks
+        self._max_events = max_events
+        self.processes: dict[int, RememberedProcess] = {}
+        self.sessions: dict[str, RememberedSession] = {}
+        #: Commands that were typed in terminals.
+        self.runs: deque[str] = deque(maxlen=REMEMBERED_RUNS)
+        self.last_key = 0
+        self._openings: dict[str, l.TerminalOpening] = {}
+
+    def replay(self, records: Iterable[l.AnyRecord]) -> None:
+        for record in records:
+            match record:
+                case l.Begun():
+                    self._begin(record)
+                case l.Forgotten():
+                    self.last_key = max(self.last_key, record.key)
+                    self.processes.pop(record.key, None)
+                case l.TerminalOpening():
+                    self._openings[record.spec.terminal_id] = record
+                case l.RunTyped():
+                    self.runs.append(record.run_id)
+                case l.SessionOpened():
+                    self.sessions[record.id] = RememberedSession(record)
+                case l.SessionStarted():
+                    if record.id in self.sessions:
+                        self.sessions[record.id].processes[record.process_id] = record.bound
+                case l.SessionEnded():
+                    self.sessions.pop(record.id, None)
+                case _:
+                    if record.key in self.processes:
+                        self.processes[record.key].replay(record, self._max_events)
+
+    def _begin(self, begun: l.Begun) -> None:
+        self.last_key = max(self.last_key, begun.key)
+        process = self.processes[begun.key] = RememberedProcess(begun, self._max_chunks)
+        opening = self._openings.pop(begun.spec.process_id, None)
+        if opening is not None:
+            process.terminal = RememberedTerminal(opening)
+
+    def records(self) -> Iterator[l.AnyRecord]:
+        """The fewest that tell the same. The last key is told even if its process is forgotten."""
+        yield l.Forgotten(self.last_key)
+        for process in self.processes.values():
+            yield from process.records()
+        yield from self._openings.values()
+        yield from map(l.RunTyped, self.runs)
+        running = {each.begun.spec.process_id for each in self.processes.values() if each.ended is None}
+        for session in self.sessions.values():
+            yield session.opened
+            for process_id, bound in session.processes.items():
+                if process_id in running:
+                    yield l.SessionStarted(session.opened.id, process_id, bound)

@@ -1,0 +1,124 @@
+"""What a ledger tells: the same, however often it is compacted, and whatever is forgotten leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from holdfast.model import ProcessSpec, TerminalSpec
+from holdfast.runtime import ledger as l
+from holdfast.runtime.journal import Journal
+from holdfast.runtime.memory import Memory
+
+CHUNKS, EVENTS = 100, 10
+
+
+def replayed(records: Iterable[l.AnyRecord]) -> Memory:
+    memory = Memory(max_chunks=CHUNKS, max_events=EVENTS)
+    memory.replay(records)
+    return memory
+
+
+def begun(key: int, id: str = "p") -> l.Begun:
+    return l.Begun(key, ProcessSpec(id, ("true",)), key, b"/", False)
+
+
+def told(memory: Memory) -> list[object]:
+    """All that it knows, so that two can be compared."""
+    return [
+        (
+            *(process.begun, process.started, process.lost, process.ended, process.closed, process.resized),
+            *(process.journal.state(), process.input_closed, process.input_end, list(process.writes)),
+            *(list(process.signals), process.taken, list(process.times)),
+            process.terminal
+            and (
+                process.terminal.opening,
+                process.terminal.dropped.count,
+                process.terminal.dropped.horizon,
+                list(process.terminal.events),
+                process.terminal.memory,
+            ),
+        )
+        for process in memory.processes.values()
+    ]
+
+
+def happened(number: int) -> l.Happened:
+    return l.Happened(1, 3 * number, float(number), "prompt", "IDLE", b"", None, "$ ", None, "")
+
+
+def history() -> list[l.AnyRecord]:
+    """Everything that can happen to a process in a terminal."""
+    return [
+        l.TerminalOpening(TerminalSpec("p"), ("bash",), "bash", "nonce", "/spool/t"),
+        begun(1),
+        l.Started(1, 42, 1.5),
+        l.Taken(1, 1, 0, 5, 2.5),
+        l.Printed(1, 2, 0, 5),
+        *(happened(number) for number in range(3 * EVENTS)),
+        l.Written(1, "w1", 3),
+        l.Written(1, None, 9),
+        l.Lost(1, 2, 1, 3),
+        l.Signalled(1, "s"),
+        l.Resized(1, 5, 6),
+        l.Taken(1, 2, 5, 5, 3.5),
+        l.InputClosed(1),
+        l.Ended(1, 1, None, 4.5),
+        l.Printed(1, 2, 2, 70_000),
+        l.Closed(1, 5.5),
+    ]
+
+
+def test_a_compacted_ledger_tells_the_same_at_every_moment() -> None:
+    records = history()
+    for end in range(len(records) + 1):
+        before = replayed(records[:end])
+        compacted = list(before.records())
+        again = replayed(compacted)
+        assert told(again) == told(before)
+        # And what comes after it is understood in the same way.
+        again.replay(records[end:])
+        assert told(again) == told(replayed(records))
+
+
+def test_replayed_numbers_are_those_that_readers_were_told() -> None:
+    """A journal with readers that come and go, and one that is made from what it wrote."""
+    chance = random.Random(7)
+    journal, records, ends = Journal(CHUNKS), [begun(1)], [0, 0]
+    log: list[l.AnyRecord] = list(records)
+    seq = 0
+    for _ in range(2_000):
+        kind, length = chance.randrange(2), chance.choice((1, 100, 70_000, 200_000))
+        sealed = journal.state()[-1]
+        journal.add_output(kind, length)
+        ends[kind] += length
+        log.append(l.Printed(1, kind, sealed, ends[kind]))
+        if chance.random() < 0.3 and (record := journal.next(seq, chance.choice((1, 1_000_000)))) is not None:
+            seq = record.seq
+    copy = replayed(log).processes[1].journal
+    assert copy.last_seq == journal.last_seq
+    assert copy.state()[:-1] == journal.state()[:-1]
+
+
+def test_what_is_forgotten_leaves_only_its_key() -> None:
+    memory = replayed([*history(), l.Forgotten(1)])
+    assert list(memory.records()) == [l.Forgotten(1)]
+    assert replayed(memory.records()).last_key == 1
+
+
+def test_sessions_with_what_runs_in_them() -> None:
+    memory = replayed(
+        [
+            l.SessionOpened("a", "one"),
+            l.SessionOpened("b", "two"),
+            *(begun(key, f"p{key}") for key in (1, 2)),
+            l.SessionStarted("a", "p1", True),
+            l.SessionStarted("a", "p2", False),
+            l.Ended(2, 0, None, 1.0),
+            l.SessionEnded("b"),
+            l.RunTyped("r"),
+        ]
+    )
+    again = replayed(memory.records())
+    assert {id: session.processes for id, session in again.sessions.items()} == {"a": {"p1": True}}
+    assert list(again.runs) == ["r"]
