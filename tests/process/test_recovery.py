@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import DuplicateProcess, UnknownProcess
+from holdfast.errors import DuplicateProcess, ShellClosed, UnknownProcess
 from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec, TerminalSize
 from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server
 
@@ -371,3 +372,24 @@ async def test_input_that_waits_for_a_process_that_does_not_read() -> None:
         await process.close_stdin()
         assert (await process.wait()).success
         assert (await process.snapshot()).stdout.split()[1].decode() == hashlib.sha256(data).hexdigest()
+
+
+async def test_a_shell_is_closed_by_the_end_of_its_server_and_says_so() -> None:
+    async with kept() as (_, box, kill):
+        shell = await box.shell()
+        job = int((await shell.run("sleep 1000 & echo $!")).stdout)
+        running = asyncio.create_task(shell.run("sleep 1000"))
+        background = await shell.start("echo started; sleep 1000")
+        await background.wait_for_output("started")
+        await kill()
+        with pytest.raises(ShellClosed, match="the server was restarted"):
+            await running
+        status = await shell.describe()
+        assert (status.state, status.reason) == ("closed", "the server was restarted")
+        assert [each.id for each in await box.shells()] == [shell.id]
+        assert (await background.describe()).running, "a process of its own goes on"
+        with contextlib.suppress(ProcessLookupError):  # it may be reaped already
+            await gone(job)
+        await shell.close()
+        again = await box.shell(id=shell.id)
+        assert (await again.run("echo hello")).stdout == "hello\n"

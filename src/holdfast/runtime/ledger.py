@@ -16,7 +16,14 @@ from typing import Final
 
 import msgspec
 
-from holdfast.model import ProcessSpec, TerminalEventType, TerminalSize, TerminalSpec, TerminalState
+from holdfast.model import (
+    ProcessSpec,
+    ShellStatus,
+    TerminalEventType,
+    TerminalSize,
+    TerminalSpec,
+    TerminalState,
+)
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +216,16 @@ class SessionEnded(Record, frozen=True, tag=14):
     id: str
 
 
+class ShellNoted(Record, frozen=True, tag=22):
+    """A shell was opened, or closed."""
+
+    status: ShellStatus
+
+
+class ShellForgotten(Record, frozen=True, tag=23):
+    shell_id: str
+
+
 #: What happened to a process after it had begun.
 ProcessRecord = (
     Started
@@ -228,7 +245,7 @@ ProcessRecord = (
     | EventsDropped
 )
 SessionRecord = SessionOpened | SessionStarted | SessionEnded
-AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped
+AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | ShellNoted | ShellForgotten
 
 
 #: Gives the fewest records that tell the same as others.

@@ -27,6 +27,7 @@ from holdfast.errors import (
     InvalidRequest,
     LimitReached,
     ResourceExhausted,
+    ShellClosed,
     ShuttingDown,
     TimeoutError,
     UnknownProcess,
@@ -126,6 +127,7 @@ class LocalExec:
             start_process=self._start_on,
             end_process=self._end,
             on_growth=self._spool_grew,
+            ledger=None if keeping is None else keeping.ledger,
         )
         self.terminals = Terminals(
             config=self.config,
@@ -401,15 +403,16 @@ class LocalExec:
         return await self.shells.shell(shell_id).interrupt(interrupt_id)
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
-        shell = await self.shells.opened(shell_id)
-        await shell.close(keep=keep, grace=grace)
+        with contextlib.suppress(ShellClosed):  # by the end of an earlier server
+            shell = await self.shells.opened(shell_id)
+            await shell.close(keep=keep, grace=grace)
         self._reap_orphans()
 
     async def describe_shell(self, shell_id: str) -> ShellStatus:
-        return self.shells.shell(shell_id).info()
+        return self.shells.describe(shell_id)
 
     async def list_shells(self) -> tuple[ShellStatus, ...]:
-        return tuple(shell.info() for shell in self.shells.all())
+        return self.shells.statuses()
 
     # --- terminals -------------------------------------------------------------------------------------------
 

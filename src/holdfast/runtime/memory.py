@@ -161,6 +161,7 @@ class Memory:
         self.sessions: dict[str, RememberedSession] = {}
         #: Commands that were typed in terminals.
         self.runs: deque[str] = deque(maxlen=REMEMBERED_RUNS)
+        self.shells: dict[str, l.ShellNoted] = {}
         self.last_key = 0
         self._openings: dict[str, l.TerminalOpening] = {}
 
@@ -176,6 +177,10 @@ class Memory:
                     self._openings[record.spec.terminal_id] = record
                 case l.RunTyped():
                     self.runs.append(record.run_id)
+                case l.ShellNoted():
+                    self.shells[record.status.shell_id] = record
+                case l.ShellForgotten():
+                    self.shells.pop(record.shell_id, None)
                 case l.SessionOpened():
                     self.sessions[record.id] = RememberedSession(record)
                 case l.SessionStarted():
@@ -201,6 +206,7 @@ class Memory:
             yield from process.records()
         yield from self._openings.values()
         yield from map(l.RunTyped, self.runs)
+        yield from self.shells.values()
         running = {each.begun.spec.process_id for each in self.processes.values() if each.ended is None}
         for session in self.sessions.values():
             yield session.opened

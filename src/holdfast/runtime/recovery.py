@@ -82,6 +82,7 @@ class Recovery:
         self._find_unnamed([each for each in remembered.values() if not each.pid])
         self._remove_stale_files()
         exec_.terminals.remember_runs(self.memory.runs)
+        exec_.shells.remember(noted.status for noted in self.memory.shells.values())
         link = self.keeping.link
         link.lead(each.pid for each in remembered.values() if each.ended is None)
         closed: list[ManagedProcess] = []

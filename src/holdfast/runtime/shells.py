@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from holdfast.config import ExecServerConfig
-from holdfast.errors import CommandNotFound, DuplicateProcess, LimitReached, UnknownShell
-from holdfast.model import CommandSpec, ProcessSpec, ShellSpec
+from holdfast.errors import CommandNotFound, DuplicateProcess, LimitReached, ShellClosed, UnknownShell
+from holdfast.model import CommandSpec, ProcessSpec, ShellSpec, ShellStatus
 from holdfast.runtime.checks import check_command
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.ledger import Ledger, ShellForgotten, ShellNoted
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.process_table import TableReader
@@ -26,6 +29,8 @@ from holdfast.runtime.shell_dialect import dialect_for
 from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.spawn import find_program
 
+#: Why a shell is closed that an earlier server had opened.
+RESTARTED: Final = "the server was restarted"
 #: Closed shells that can still be asked why.
 KEPT_SHELLS: Final = 100
 
@@ -44,8 +49,12 @@ class Shells:
         start_process: StartProcess,
         end_process: EndProcess,
         on_growth: Callable[[], None],
+        ledger: Ledger | None = None,
     ) -> None:
         self._config = config
+        self._ledger = ledger
+        #: Shells of an earlier server: they can still be asked why they are closed.
+        self._former: dict[str, ShellStatus] = {}
         self._spool = spool
         self._poller = poller
         self._tables = tables
@@ -62,6 +71,7 @@ class Shells:
 
     async def open(self, spec: ShellSpec) -> LiveShell:
         """Start a shell, or find the one that an earlier attempt with the same `start_id` has started."""
+        self._forget_former(spec.shell_id)
         existing = self._shells.get(spec.shell_id)
         if existing is not None:
             if spec.start_id is not None and existing.spec.start_id == spec.start_id:
@@ -108,6 +118,7 @@ class Shells:
             shell.discard()
             raise
         self._shells[spec.shell_id] = shell
+        self._note(shell)
         return shell
 
     def _find(self, spec: ShellSpec) -> tuple[str, str]:
@@ -134,7 +145,34 @@ class Shells:
         try:
             return self._shells[shell_id]
         except KeyError:
+            if (former := self._former.get(shell_id)) is not None:
+                raise ShellClosed(f"shell {shell_id!r} is closed: {former.reason}") from None
             raise UnknownShell(f"no shell has the id {shell_id!r}") from None
+
+    def describe(self, shell_id: str) -> ShellStatus:
+        former = self._former.get(shell_id)
+        return self.shell(shell_id).info() if former is None else former
+
+    def statuses(self) -> tuple[ShellStatus, ...]:
+        return (*self._former.values(), *(shell.info() for shell in self._shells.values()))
+
+    def remember(self, statuses: Iterable[ShellStatus]) -> None:
+        """These were the shells of an earlier server. Those that were open are closed: their pipes went with it."""
+        for status in statuses:
+            if status.state != "closed":
+                status = msgspec.structs.replace(status, state="closed", reason=RESTARTED)
+            self._former[status.shell_id] = status
+
+    def _forget_former(self, shell_id: str) -> None:
+        if self._former.pop(shell_id, None) is not None and self._ledger is not None:
+            self._ledger.write(ShellForgotten(shell_id))
+
+    def _note(self, shell: LiveShell) -> None:
+        if self._ledger is not None:
+            status = shell.info()
+            # A directory's name need not be UTF-8.
+            cwd = status.cwd.encode(errors="replace").decode()
+            self._ledger.write(ShellNoted(msgspec.structs.replace(status, cwd=cwd, command=None)))
 
     def all(self) -> tuple[LiveShell, ...]:
         return tuple(self._shells.values())
@@ -198,12 +236,15 @@ class Shells:
         command.discard()
 
     def _closed(self, shell: LiveShell) -> None:
+        self._note(shell)
         closed = [each for each in self._shells.values() if each.state == "closed"]
         for each in closed[: max(0, len(closed) - KEPT_SHELLS)]:
             self.forget(each.id)
 
     def forget(self, shell_id: str) -> None:
         shell = self._shells.pop(shell_id)
+        if self._ledger is not None:
+            self._ledger.write(ShellForgotten(shell_id))
         for id in [id for id, (of, _) in self._commands.items() if of is shell]:
             self._commands.pop(id)
         shell.discard()

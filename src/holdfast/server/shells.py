@@ -148,7 +148,7 @@ class ShellMethods:
         return m.Empty()
 
     def describe(self, connection: ServerConnection, params: m.ShellParams) -> ShellStatus:
-        return self._exec.shells.shell(params.shell_id).info()
+        return self._exec.shells.describe(params.shell_id)
 
     async def list(self, connection: ServerConnection, params: m.Empty) -> m.ShellListResult:
         return m.ShellListResult(await self._exec.list_shells())
