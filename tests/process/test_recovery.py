@@ -378,9 +378,9 @@ async def test_a_shell_is_closed_by_the_end_of_its_server_and_says_so() -> None:
     async with kept() as (_, box, kill):
         shell = await box.shell()
         job = int((await shell.run("sleep 1000 & echo $!")).stdout)
-        running = asyncio.create_task(shell.run("sleep 1000"))
         background = await shell.start("echo started; sleep 1000")
         await background.wait_for_output("started")
+        running = asyncio.create_task(shell.run("sleep 1000"))
         await kill()
         with pytest.raises(ShellClosed, match="the server was restarted"):
             await running

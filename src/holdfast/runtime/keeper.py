@@ -317,7 +317,8 @@ def _wake_on_signals() -> int:
     wake, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     for number in (*STOPPING, signal.SIGCHLD, BELL):
-        signal.signal(number, lambda *_: None)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, lambda *_: None)
     return wake
 
 

@@ -271,7 +271,10 @@ class Ledger:
         """Add records, all or none of them. When it returns, a new server will know."""
         if self._compacted is not None:
             self._change_over(*self._compacted)
-        data = b"".join([_framed(self._encoder, record) for record in records])
+        if len(records) == 1:  # nearly always
+            data = _framed(self._encoder, records[0])
+        else:
+            data = b"".join([_framed(self._encoder, record) for record in records])
         try:
             written = os.write(self._fd, data)
         except OSError as error:

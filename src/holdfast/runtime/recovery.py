@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from holdfast.errors import ResourceExhausted
 from holdfast.model import TerminalSize
 from holdfast.runtime import ledger as l
 from holdfast.runtime.keeper_link import Held, KeeperLink
@@ -50,9 +51,12 @@ class Recovery:
         path = f"{spool.path}/{LEDGER_NAME}"
         self._config = config
         self.memory = self._new_memory()
-        if not self.is_first:
-            self.memory.replay(l.read_ledger(path))
-        self.keeping = Keeping(link, l.Ledger(path, self._compacted), spool, config)
+        try:
+            if os.path.exists(path):
+                self.memory.replay(l.read_ledger(path))
+            self.keeping = Keeping(link, l.Ledger(path, self._compacted), spool, config)
+        except OSError as error:
+            raise ResourceExhausted(f"the spool {spool.path} cannot be used: {error.strerror}") from None
         self.keeping.last_key = self.memory.last_key
 
     def _new_memory(self) -> Memory:
