@@ -107,21 +107,29 @@ link.stop()
     assert said == f"{[(os.CLD_EXITED, 7), (os.CLD_KILLED, 9)]}\n[None, None]\n", log
 
 
+@pytest.mark.parametrize("orphaned_jobs", ["kill", "keep"])
 def test_it_gives_up_on_a_server_that_does_not_come_up(
-    play: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    play: Callable[..., subprocess.Popen[str]], orphaned_jobs: str, tmp_path: Path
 ) -> None:
+    spool = tmp_path / "spool"
+    (spool / "below").mkdir(parents=True)
     process = play(
-        """
+        f"""
 if turn == 0:
-    say(str(os.posix_spawn("/bin/sh", ["sh", "-c", "setsid sleep 1000 & sleep 1000"], os.environ)))
+    say(str(os.posix_spawn("/bin/sh", ["sh", "-c", "exec >&- 2>&-; sleep 1000"], os.environ)))
+    link.keep("spool", [0], {str(spool)!r})
     link.up()
 os.kill(os.getpid(), 9)
-"""
+""",
+        orphaned_jobs,
     )
     said, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"given up: it did not come up {keeper.MAX_FAILURES} times in a row" in log
-    assert not is_alive(int(said))
+    assert is_alive(int(said)) == (orphaned_jobs == "keep")
+    assert not spool.exists()
+    if orphaned_jobs == "keep":
+        os.kill(int(said), signal.SIGKILL)
 
 
 def test_a_server_that_ends_before_it_ever_served_is_not_started_again(
@@ -234,6 +242,22 @@ async def test_without_its_keeper_a_server_ends_and_takes_everything_with_it() -
             server.process.kill()
             exited = await talk.notice("process/exited")
             assert exited["signal"] == "SIGTERM"
+            watch = os.pidfd_open(server.pid)
+            await asyncio.to_thread(select.select, [watch], [], [])
+            os.close(watch)
+        assert server.leftovers() == []
+
+
+async def test_a_server_may_go_on_without_its_keeper() -> None:
+    with running_server(settings={"orphaned_jobs": "keep"}, exit_code=None) as server:
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            await talk.result("process/start", processId="p", argv=["cat"], pipeStdin=True)
+            server.process.kill()
+            await asyncio.to_thread(server.process.wait)
+            await talk.result("process/closeStdin", processId="p")
+            assert (await talk.result("process/wait", processId="p"))["exitCode"] == 0
+            await talk.result("server/shutdown")
             watch = os.pidfd_open(server.pid)
             await asyncio.to_thread(select.select, [watch], [], [])
             os.close(watch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
 from holdfast.errors import HoldfastError, InvalidParams
 
@@ -68,11 +68,12 @@ def parser() -> argparse.ArgumentParser:
     defaults = ExecServerConfig()
     for name in ExecServerConfig.__struct_fields__:
         kind = hints[name]
+        words = get_args(kind)  # of a setting that is one of a few words; `load_config` refuses others
         settings.add_argument(
             "--" + name.replace("_", "-"),
             dest=name,
-            type=_yes_or_no if kind is bool else kind,
-            metavar={bool: "yes|no", int: "N", float: "N"}.get(kind, "TEXT"),
+            type=str if words else _yes_or_no if kind is bool else kind,
+            metavar="|".join(words) or {bool: "yes|no", int: "N", float: "N"}.get(kind, "TEXT"),
             help=f"default: {_shown(getattr(defaults, name))}",
         )
     return made

@@ -362,7 +362,9 @@ def _remove(path: str) -> None:
 
 
 def _log(text: str) -> None:
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 WARNING holdfast.keeper {text}\n"
+    now = time.time()
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    line = f"{moment},{int(now * 1000) % 1000:03} WARNING holdfast.keeper {text}\n"
     try:
         os.write(2, line.encode())
     except OSError:
