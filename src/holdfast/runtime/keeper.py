@@ -339,17 +339,16 @@ def _end_children() -> None:
 
 def _children() -> list[int]:
     """Our children, the ended ones too."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == os.getpid():
-                found.append(int(name))
-    return found
+    parents = {int(name): _parent_of(name) for name in os.listdir("/proc") if name.isdecimal()}
+    return [pid for pid, parent in parents.items() if parent == os.getpid()]
+
+
+def _parent_of(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0  # gone
 
 
 def _remove(path: str) -> None:
