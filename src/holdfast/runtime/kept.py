@@ -97,11 +97,8 @@ class Notes:
         return f"{self.key}.stdin"
 
     @property
-    def input_file_key(self) -> str:
-        return f"{self.key}.input"
-
-    @property
-    def input_file_name(self) -> str:
+    def input_file(self) -> str:
+        """The name of the file that input is delivered from, and the key under which the keeper has it."""
         return f"{self.key}.input"
 
     def write(self, *records: l.AnyRecord) -> None:
@@ -143,10 +140,10 @@ class Notes:
         self.write(l.InputClosed(self.key))
 
     def open_input(self) -> int:
-        """The file that input is delivered from; its position is the keeper's, too."""
-        path = f"{self._keeping.spool.path}/{self.input_file_name}"
+        """Open that file; its position is the keeper's, too."""
+        path = f"{self._keeping.spool.path}/{self.input_file}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._keeping.link.keep(self.input_file_key, [fd])
+        self._keeping.link.keep(self.input_file, [fd])
         return fd
 
     def let_go_of_input(self, pipe: bool, file: int) -> None:
@@ -154,10 +151,10 @@ class Notes:
         if pipe:
             self._keeping.link.drop(self.input_key, at_once=True)
         if file >= 0:
-            self._keeping.link.drop(self.input_file_key)
+            self._keeping.link.drop(self.input_file)
             os.close(file)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._keeping.spool.path}/{self.input_file_name}")
+                os.unlink(f"{self._keeping.spool.path}/{self.input_file}")
 
     @property
     def lends_pages(self) -> bool:

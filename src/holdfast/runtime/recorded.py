@@ -411,6 +411,10 @@ class Recorded:
             self._tell_readers()
             self._closed()
 
+    def streams_are_over(self) -> None:
+        """There are none to read: if it has ended, that is all."""
+        self._tell_close()
+
     def _closed(self) -> None:
         """The close was told."""
 

@@ -88,7 +88,8 @@ class Recovery:
         exec_.terminals.remember_runs(self.memory.runs)
         exec_.shells.remember(noted.status for noted in self.memory.shells.values())
         link = self.keeping.link
-        link.lead(each.pid for each in remembered.values() if each.ended is None)
+        # The programs of shells are not among them: nobody will ask how they ended.
+        link.lead(each.pid for each in remembered.values() if each.ended is None and not each.begun.internal)
         closed: list[ManagedProcess] = []
         for each in remembered.values():
             notes = Notes(self.keeping, each.begun, adopted=True)
@@ -122,9 +123,11 @@ class Recovery:
             process.remember_signal(signal_id)
         if remembered.resized is not None:
             process.size = TerminalSize(remembered.resized.rows, remembered.resized.cols)
-        self._restore_input(remembered, process, self.held(notes.input_file_key))
+        self._restore_input(remembered, process, self.held(notes.input_file) if stdin_fd >= 0 else None)
         if unused is not None:
             process.print_again(unused)
+        if not outputs:
+            process.streams_are_over()
         return process
 
     def _reopen(self, remembered: RememberedProcess, notes: Notes, unused: Unused | None) -> None:
