@@ -118,7 +118,11 @@ _hold_t=(
 )
 _hold_first() {
   local _hold_s=$?
-  [[ $- != *[xT]* ]] || _hold_quiet
+  if [[ $- == *[xT]* ]]; then
+    _hold_quiet
+    _hold_first
+    return
+  fi
   _hold_ended
   # What follows in the same text sees the status; under errexit it would end the shell.
   [[ $- == *e* ]] || return "$_hold_s"
@@ -127,7 +131,7 @@ _hold_last() {
   local _hold_s=$?
   _hold_prompt
 }
-# Under xtrace, and for a DEBUG trap under functrace or extdebug, the hooks hide what they do, from the second prompt on.
+# From the first prompt under xtrace or functrace (extdebug) on, the hooks hide what they do.
 _hold_quiet() {
   _hold_first() {
     { local - _hold_s=$?; set +xT; } 2>/dev/null
@@ -138,13 +142,15 @@ _hold_quiet() {
     { local - _hold_s=$?; set +xT; } 2>/dev/null
     _hold_prompt
   }
+  return "$_hold_s"
 }
 _hold_ended() {
   _hold_m[9]=
   builtin printf '%s' "${_hold_m[5]}$_hold_s${_hold_m[6]}" >&2
 }
 _hold_prompt() {
-  [[ "${_hold_m[9]}${PS1-}${PS0-}${PS2-}${PROMPT_COMMAND-}${PROMPT_COMMAND[@]: -1}${__bp_imported-}$BASHOPTS" == "${_hold_m[8]}" ]] ||
+  # Not [[ ]]: it would make a pattern of the right side, which takes longer than all the rest.
+  [ "${_hold_m[9]}${PS1-}${PS0-}${PS2-}${PROMPT_COMMAND-}${PROMPT_COMMAND[@]: -1}${__bp_imported-}$BASHOPTS" = "${_hold_m[8]}" ] ||
     _hold_restore
 }
 _hold_restore() {
@@ -235,25 +241,37 @@ _BASH_START = "_hold_start\n"
 # In zsh a function named precmd runs before those of precmd_functions, and the list is read after it has run: so
 # `_hold_first`, at the head of both, puts the hooks back if one of the two was replaced. zsh marks a line without an end
 # (PROMPT_SP) before any hook; to have D come first, PROMPT_CR, without which it does not, is off while a command runs.
+# What must outlast a hook (an option) or run at each prompt stands in functions that keep the user's options; the others
+# begin with `emulate -L zsh`.
 _ZSH_ENV = r"""
 @ZDOTDIR@
 setopt no_bang_hist
 typeset -g _hold_a=$'%{\e]133;A;@NONCE@\a%}' _hold_b=$'%{\e]133;B;@NONCE@\a%}' _hold_p=$'%{\e]133;P;@NONCE@\a%}'
 typeset -g _hold_c=$'\e]133;C;@NONCE@\a' _hold_d=$'\e]133;D;' _hold_e=$';@NONCE@\a' _hold_ps1= _hold_ps2=
-typeset -gi _hold_due=1 _hold_cr=0
+typeset -gi _hold_due=1 _hold_cr=0 _hold_fd=2
 _hold_first() {
-  local _hold_s=$? _hold_sp=0
-  [[ -o xtrace && $_hold_fd == 3 || ! -o xtrace && $_hold_fd == 2 ]] || _hold_swap
-  if (( _hold_cr )); then
-    [[ -o prompt_cr || ! -o prompt_sp ]] || _hold_sp=1
-    _hold_cr=0
-    setopt prompt_cr
+  local _hold_s=$?
+  if [[ -o xtrace && $_hold_fd == 2 ]]; then
+    _hold_quiet
+    _hold_first "$@"
+    return $_hold_s
   fi
-  _hold_ended $_hold_s $_hold_sp
+  if (( _hold_due )); then
+    _hold_due=0
+    builtin print -rnu $_hold_fd -- "$_hold_d$_hold_s$_hold_e"
+    if (( _hold_cr )); then
+      _hold_cr=0
+      [[ -o prompt_cr || ! -o prompt_sp ]] || _hold_eol
+      setopt prompt_cr
+    fi
+    [[ ${1-} == precmd && "${precmd_functions[*]-}" == _hold_first*_hold_last &&
+      "${preexec_functions[*]-}" == *_hold_exec ]] || _hold_place
+  fi
   return $_hold_s
 }
 _hold_last() {
-  [[ -o prompt_percent && $_hold_due$PS1$PS2 == "1$_hold_ps1$_hold_ps2" ]] || _hold_prompt
+  _hold_due=1
+  [[ -o prompt_percent && "${PS1-}${PS2-}" == "$_hold_ps1$_hold_ps2" ]] || _hold_prompt
 }
 _hold_exec() {
   _hold_due=1
@@ -263,60 +281,67 @@ _hold_exec() {
   fi
   builtin print -rnu $_hold_fd -- "$_hold_c"
 }
-_hold_ended() {
+# As zsh does it: the mark, then blanks to the right margin, so that the cursor wraps unless it was in column 0.
+_hold_eol() {
   emulate -L zsh
-  setopt no_aliases extended_glob
-  if (( _hold_due )); then
-    _hold_due=0
-    builtin print -rnu3 -- "$_hold_d$1$_hold_e"
-    if (( $2 )); then
-      # As zsh does it: the mark, blanks to the right margin, so that the cursor wraps unless it was in column 0.
-      local mark=${PROMPT_EOL_MARK-%B%S%#%s%b} bare
-      bare=${mark//(%[BbSsUufk]|%[FK]\{[^\}]#\}|%\{*%\})/}
-      local -i width=${(m)#${(%)bare}} margin=1
-      [[ ${terminfo[xenl]-} != yes ]] || margin=0
-      builtin print -rnu3 -- "${(%)mark}${(l:COLUMNS - width - margin:)}"$'\r'"${(l:width:)}"$'\r'
-    fi
-  fi
-  _hold_place
+  setopt extended_glob
+  local mark=${PROMPT_EOL_MARK-%B%S%#%s%b} bare
+  bare=${mark//(%[BbSsUufk]|%[FK]\{[^\}]#\}|%\{*%\})/}
+  local -i width=${(m)#${(%)bare}} margin=1
+  [[ ${terminfo[xenl]-} != yes ]] || margin=0
+  builtin print -rnu $_hold_fd -- "${(%)mark}${(l:COLUMNS - width - margin:)}"$'\r'"${(l:width:)}"$'\r'
+}
+# From the first prompt under xtrace on, the hooks have nowhere to trace to, and print to another descriptor.
+_hold_quiet() {
+  emulate -L zsh
+  setopt no_xtrace no_aliases
+  _hold_fd=3
+  local each
+  for each in _hold_first _hold_last _hold_exec; do
+    functions[$each]="{ $functions[$each] } 3>&2 2>/dev/null"
+  done
+  return $_hold_s
 }
 _hold_place() {
+  emulate -L zsh
+  setopt no_aliases
   if (( ! $+functions[precmd] )); then
-    functions[precmd]=_hold_first
+    functions[precmd]='_hold_first precmd'
   elif [[ $functions[precmd] != *(_hold_first|autoload\ -X)* ]]; then
-    functions[precmd]=_hold_first$'\n'$functions[precmd]
+    functions[precmd]='_hold_first precmd'$'\n'$functions[precmd]
   fi
-  if [[ ${precmd_functions[1]-} != _hold_first || $precmd_functions[-1] != _hold_last &&
-    ${(t)precmd_functions-} != *readonly* ]]; then
+  if [[ ${(t)precmd_functions-} != *readonly* ]]; then
     typeset -ga precmd_functions
     precmd_functions=(_hold_first ${precmd_functions:#_hold_(first|last)} _hold_last)
   fi
-  if [[ ${preexec_functions[-1]-} != _hold_exec && ${(t)preexec_functions-} != *readonly* ]]; then
+  if [[ ${(t)preexec_functions-} != *readonly* ]]; then
     typeset -ga preexec_functions
     preexec_functions=(${preexec_functions:#_hold_exec} _hold_exec)
   fi
 }
 _hold_prompt() {
+  local percent=0
+  [[ ! -o prompt_percent ]] || percent=1
   emulate -L zsh
-  _hold_due=1
-  (( ! $+functions[zsh-newuser-install] )) || [[ $functions[zsh-newuser-install] != *_hold_due* ]] ||
-    unfunction zsh-newuser-install
-  if [[ $1 == 0 || ${(t)PS1} == *readonly* && $PS1 != $_hold_ps1 ]]; then
-    builtin print -rnu3 -- "${${_hold_a#%\{}%\%\}}${${_hold_b#%\{}%\%\}}"
-    [[ ${(t)PS1} == *readonly* ]] || PS1=${${PS1//$_hold_a}//$_hold_b}
+  [[ ${functions[zsh-newuser-install]-} != *_hold_due* ]] || unfunction zsh-newuser-install
+  local bare=${${PS1//$_hold_a}//$_hold_b}
+  if [[ $percent == 1 && ( ${(t)PS1} != *readonly* || $PS1 == $_hold_ps1 ) ]]; then
+    if [[ ${(t)PS1} != *readonly* ]]; then
+      # The nonce stands in it: it does not go into the environment of programs.
+      [[ ${(t)PS1} != *export* ]] || typeset -g +x PS1
+      PS1=$_hold_a$bare$_hold_b
+    fi
+    if [[ ${(t)PS2} != *readonly* ]]; then
+      [[ ${(t)PS2} != *export* ]] || typeset -g +x PS2
+      PS2=${PS2//$_hold_p}$_hold_p
+    fi
+    _hold_ps1=$PS1 _hold_ps2=$PS2
+  else
+    # Nothing can be put around it: the marks come before it.
+    [[ ${(t)PS1} == *readonly* ]] || PS1=$bare
     [[ ${(t)PS2} == *readonly* ]] || PS2=${PS2//$_hold_p}
-    return
-  fi
-  if [[ $PS1 != $_hold_ps1 ]]; then
-    # The nonce stands in it: it does not go into the environment of programs.
-    [[ ${(t)PS1} != *export* ]] || typeset -g +x PS1
-    PS1=$_hold_a${${PS1//$_hold_a}//$_hold_b}$_hold_b
-    _hold_ps1=$PS1
-  fi
-  if [[ $PS2 != $_hold_ps2 && ${(t)PS2} != *readonly* ]]; then
-    [[ ${(t)PS2} != *export* ]] || typeset -g +x PS2
-    PS2=${PS2//$_hold_p}$_hold_p
-    _hold_ps2=$PS2
+    _hold_ps1=
+    builtin print -rnu $_hold_fd -- "${${_hold_a#%\{}%\%\}}${${_hold_b#%\{}%\%\}}"
   fi
 }
 # What zsh runs of itself right before the first prompt, whatever .zshrc did to the hooks.
@@ -325,10 +350,11 @@ _hold_late() {
     _hold_first
     _hold_last
   fi
+  unfunction _hold_late
 }
 # zsh asks a user without any file whether to make some; a terminal that nobody watches would wait for an answer.
 zsh-newuser-install() { : _hold_due }
 [[ ! -r ${ZDOTDIR-$HOME}/.zshenv ]] || . "${ZDOTDIR-$HOME}/.zshenv"
-() { emulate -L zsh; setopt no_aliases extended_glob; _hold_place }
+_hold_place
 ! zmodload zsh/sched 2>/dev/null || sched +0 _hold_late
 """
