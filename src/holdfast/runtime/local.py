@@ -290,9 +290,12 @@ class LocalExec:
         self.process(process_id).send_signal(number, signal_id)
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
-        process = self.process(process_id)
+        process, terminal = self.process(process_id), self.terminals.get(process_id)
         was_running = process.running
-        await self._end(process, 0.0 if force else grace)
+        if terminal is not None:
+            await terminal.close("force" if force else "graceful", "kill", grace)
+        else:
+            await self._end(process, 0.0 if force else grace)
         self._reap_orphans()
         return was_running
 

@@ -33,6 +33,7 @@ REMEMBERED_SIGNALS: Final = 16
 #: A terminal gives at most 4 KiB a read; so much is gathered before it goes into the log.
 _TTY_GATHER: Final = 64 * 1024
 _TTY_READ: Final = 16 * 1024
+_TTY_SHORT: Final = 1024
 #: ioctl(2) on our side of a terminal: a descriptor of the other side. The termios module does not name it.
 _TIOCGPTPEER: Final = 0x5441
 
@@ -239,12 +240,14 @@ class ManagedProcess(Recorded):
                 break
             pieces.append(piece)
             size += len(piece)
+            if len(piece) < _TTY_SHORT:
+                break  # that was all: most of the time it is one keystroke's echo
         if self.watcher is None:
             data = b"".join(pieces)
         else:
             data = self.watcher.printed(b"".join(pieces)) if pieces else self.watcher.printing_ended()
             if pieces and not data:
-                raise BlockingIOError  # it has said something, and not to readers
+                return self._move(output, limit)  # it has said something, and not to readers
         if data:
             output.log.append(data)
         return len(data)

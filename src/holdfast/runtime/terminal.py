@@ -55,6 +55,8 @@ _NOT_TEXT: Final = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x09\x0b-\x1f\x7f]"
 )
 
+#: Ctrl-C, Ctrl-Z, Ctrl-\\.
+_SIGNAL_KEYS: Final = b"\x03\x1a\x1c"
 _NOBODY: Final = InputState(False, None, True, True)
 _OVER: Final = ("CLOSED", "ERROR")
 
@@ -86,9 +88,8 @@ class LiveTerminal:
         self.prompts = 0
         #: A continuation prompt was shown since the last prompt.
         self.continued = False
-        #: Keys, and keys that do something, were sent since the last prompt.
+        #: Something was typed since the last prompt, and stands on its line.
         self.typed = False
-        self.entered = False
         self.modes = Modes()
         #: The command that `run` has typed.
         self.in_flight: CommandInFlight | None = None
@@ -101,6 +102,10 @@ class LiveTerminal:
         self._prompt_due = False
         self._prompt_start: int | None = None
         self._command_runs = False
+        #: How many keys were sent that may start something, and whose effect has not been seen.
+        self._unsettled = 0
+        #: How many prompts there had been when something was typed last.
+        self._typed_at = 0
         self._awaiting: bool | None = False
         self._closing = False
         self._prints = 0
@@ -177,21 +182,23 @@ class LiveTerminal:
             data, marks = self._filter.feed(data)
             if self._filter.held:
                 self._hold()
+        # One time for all that came together: marks are never older than the bytes behind them.
+        now = time.time()
         if data:
-            self._note_output(data)
+            self._note_output(data, now)
         offset = self.process.logs[2].end
         for mark in marks:
-            self._marked(mark, offset, data)
+            self._marked(mark, offset, data, now)
         return data
 
     def printing_ended(self) -> bytes:
         held = self._filter.release() if self._filter is not None else b""
         if held:
-            self._note_output(held)
+            self._note_output(held, time.time())
         return held
 
-    def _note_output(self, data: bytes) -> None:
-        self.timeline.note_output(self.process.logs[2].end, time.time())
+    def _note_output(self, data: bytes, now: float) -> None:
+        self.timeline.note_output(self.process.logs[2].end, now)
         self.modes.feed(data)
         self._prints += 1
 
@@ -223,9 +230,9 @@ class LiveTerminal:
 
     # --- the shell's marks -----------------------------------------------------------------------------------
 
-    def _marked(self, mark: Mark, offset: int, data: bytes) -> None:
+    def _marked(self, mark: Mark, offset: int, data: bytes, now: float) -> None:
         """A mark at a place in `data`, which is not in the log yet and begins at `offset` there."""
-        now, place = time.time(), offset + mark.position
+        place = offset + mark.position
         if self._closing and mark.letter != "D":
             # What is typed to close it is no command of anybody's, and the prompt that comes back is noticed.
             self.prompts += mark.letter == "B"
@@ -241,7 +248,7 @@ class LiveTerminal:
             if self.in_flight is not None:
                 self.in_flight.began(place)
             self.timeline.add("command", place, now)
-            self._become("BUSY", place)
+            self._become("BUSY", place, now)
         elif mark.letter == "D":
             self._command_ended(place, mark.argument, now)
         elif mark.letter == "P":
@@ -250,14 +257,16 @@ class LiveTerminal:
         self._tell()
 
     def _prompt_shown(self, place: int, text: str, now: float) -> None:
-        self.typed = self.entered = self.continued = self._command_runs = self._prompt_due = False
+        self.continued = self._command_runs = self._prompt_due = False
+        if self._unsettled <= 1:
+            self._settle()
         self.prompts += 1
         if self.prompts == 1:
             self._on_first_prompt()
         if text != self.prompt:
             self.prompt = text
             self.changes += 1
-        self._become("IDLE", place)
+        self._become("IDLE", place, now)
         self.timeline.add("prompt", place, now, prompt=text)
 
     def _command_ended(self, place: int, argument: str, now: float) -> None:
@@ -283,7 +292,13 @@ class LiveTerminal:
     # --- state -----------------------------------------------------------------------------------------------
 
     def _become(
-        self, state: TerminalState, place: int | None = None, *, reason: str = "", exit_code: int | None = None
+        self,
+        state: TerminalState,
+        place: int | None = None,
+        now: float | None = None,
+        *,
+        reason: str = "",
+        exit_code: int | None = None,
     ) -> None:
         if state == self.state:
             return
@@ -291,7 +306,7 @@ class LiveTerminal:
         self.changes += 1
         self.reason = reason
         place = self.process.logs[2].end if place is None else place
-        self.timeline.add("state", place, time.time(), exit_code=exit_code, reason=reason)
+        self.timeline.add("state", place, now or time.time(), exit_code=exit_code, reason=reason)
 
     def ended(self, process: ManagedProcess) -> None:
         """Its program ended; all that it printed is in the log."""
@@ -339,10 +354,12 @@ class LiveTerminal:
         The shell's mark of a command that was just typed may not have come yet. So the kernel is asked whether the
         shell waits again; and only then what it has printed by then is looked at.
         """
-        if self.entered:
+        if self._unsettled and self.state != "BUSY":
             awaiting = self._look().awaiting
             self._catch_up()
-            return self.state == "IDLE" and (not self.entered or awaiting is True)
+            if self.state == "IDLE" and (awaiting or (awaiting is None and self.prompts > self._typed_at)):
+                self._settle()
+            return self.state == "IDLE" and not self._unsettled
         return self.state == "IDLE"
 
     def wants_more(self) -> bool:
@@ -352,7 +369,7 @@ class LiveTerminal:
     async def wait(self, until: TerminalWait, timeout: float | None, changes: int) -> bool:
         """Wait for a condition; False if the time was over first, `TerminalClosed` if it cannot come any more."""
         if until == "idle":
-            return await self.until(self.is_idle, timeout, look=lambda: self.entered)
+            return await self.until(self.is_idle, timeout, look=lambda: self._unsettled > 0)
         if until == "awaitingInput":
             return await self.until(self.wants_more, timeout, look=lambda: True)
         if until == "change":
@@ -404,7 +421,10 @@ class LiveTerminal:
 
     def _on_typed(self, data: bytes) -> None:
         self.typed = True
-        self.entered = self.entered or any(byte < 0x20 for byte in data)
+        self._typed_at = self.prompts
+        if not data.isalnum():
+            # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
+            self._unsettled += sum(2 if byte in _SIGNAL_KEYS else 1 for byte in data if byte < 0x20)
         if self.spec.record_input and not self._is_secret():
             self.timeline.add("input", self.process.logs[2].end, time.time(), payload=data)
             self.process.wake_waiters()
@@ -413,6 +433,16 @@ class LiveTerminal:
         """Whether a line is typed that the terminal does not show: a password, most likely."""
         look = input_state(self.process.terminal) if self.process.terminal >= 0 else _NOBODY
         return look.canonical and not look.echo
+
+    def type_line(self, line: bytes) -> None:
+        """Type at the prompt what is one command, whatever it holds."""
+        self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER)
+        self._unsettled = 1
+
+    def _settle(self) -> None:
+        """The shell has read all that was typed, and shows its prompt."""
+        self.typed = False
+        self._unsettled = 0
 
     def press(self, keys: Sequence[str], write_id: str | None = None) -> None:
         """Keys by their names, as the program in the foreground wants them encoded."""
@@ -460,7 +490,7 @@ class LiveTerminal:
             idle = await self.until(lambda: self.prompts > before or self.is_over, grace / 2, over_is_fine=True)
         if idle and not self.is_over:
             before = self.prompts
-            self.process.input.put((CLEAR_LINE if self.typed else b"") + b"exit" + ENTER)
+            self.type_line(b"exit")
             await self.until(
                 lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
             )

@@ -7,13 +7,14 @@ What it printed is what the terminal showed between the mark of its start and th
 from __future__ import annotations
 
 import asyncio
+import builtins
 import signal
 import time
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import InvalidRequest, TimeoutError
 from holdfast.model import TerminalCommandEnded
-from holdfast.runtime.typing_in import CLEAR_LINE, ENTER, INTERRUPT, keystrokes
+from holdfast.runtime.typing_in import INTERRUPT, keystrokes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,10 +66,15 @@ async def run_typed(
     keystrokes(command, paste=True)  # an error before anything is waited for
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
-    async with terminal.turn:
+    try:
+        async with asyncio.timeout_at(deadline):
+            await terminal.turn.acquire()
+    except builtins.TimeoutError:
+        raise TimeoutError(f"terminal {terminal.id!r} is busy: other commands came before") from None
+    try:
         left = None if deadline is None else max(0.0, deadline - loop.time())
         if not await terminal.wait("idle", left, 0):
-            raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout:g} s")
+            raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout or 0.0:g} s")
         flight = terminal.in_flight = CommandInFlight(terminal.process.logs[2].end)
         try:
             return await _run(terminal, flight, command, deadline, max_bytes)
@@ -78,6 +84,8 @@ async def run_typed(
             raise
         finally:
             terminal.in_flight = None
+    finally:
+        terminal.turn.release()
 
 
 async def _run(
@@ -88,7 +96,7 @@ async def _run(
     before = terminal.prompts
     flight.was_typed = True
     flight.began_at = time.monotonic()
-    terminal.process.input.put((CLEAR_LINE if terminal.typed else b"") + typed + ENTER)
+    terminal.type_line(typed)
 
     def is_over() -> bool:
         return (flight.exit_code is not None and terminal.prompts > flight.prompts) or terminal.is_over
@@ -103,7 +111,7 @@ async def _run(
     )
     if in_time and not is_over():
         terminal.process.input.put(INTERRUPT)
-        await terminal.until(lambda: terminal.prompts > before, terminal.grace, over_is_fine=True)
+        await terminal.until(lambda: terminal.prompts > before and terminal.is_idle(), terminal.grace)
         raise InvalidRequest(f"the command is not complete, the shell asks for more of it: {_short(command)}")
     if not in_time:
         await _stop(terminal, is_over)
@@ -143,6 +151,8 @@ def _result(
         truncated=truncated,
         state=terminal.state,
         reason=terminal.reason,
+        prompt=terminal.prompt,
+        changes=terminal.changes,
     )
 
 

@@ -77,9 +77,10 @@ class Terminals:
 
     async def _open(self, spec: TerminalSpec) -> LiveTerminal:
         check_size(spec.size)
-        others = sum(not terminal.is_over for terminal in self._terminals.values()) + len(self._opening) - 1
-        if others >= self._config.max_terminals:
-            raise LimitReached(f"{others} terminals are open: that is max_terminals")
+        others = {id for id, terminal in self._terminals.items() if not terminal.is_over} | set(self._opening)
+        others.discard(spec.terminal_id)
+        if len(others) >= self._config.max_terminals:
+            raise LimitReached(f"{len(others)} terminals are open: that is max_terminals")
         if spec.argv is not None and not spec.argv:
             raise InvalidParams("argv is empty: there is nothing to run")
         account = None if spec.user is None else resolve_user(spec.user)
@@ -165,6 +166,9 @@ class Terminals:
             what = "is a process and no terminal" if self._existing(terminal_id) else "is no terminal's id"
             raise UnknownTerminal(f"{terminal_id!r} {what}") from None
 
+    def get(self, terminal_id: str) -> LiveTerminal | None:
+        return self._terminals.get(terminal_id)
+
     async def opened(self, terminal_id: str) -> LiveTerminal:
         """The same, after a start that is under way."""
         if (attempt := self._opening.get(terminal_id)) is not None:
@@ -181,15 +185,14 @@ class Terminals:
     # --- commands --------------------------------------------------------------------------------------------
 
     async def run(
-        self, terminal_id: str, command: str, *, timeout: float | None, max_bytes: int, run_id: str | None = None
+        self, terminal_id: str, command: str, *, timeout: float | None, max_bytes: int, run_id: str
     ) -> TerminalCommandEnded:
         """Type a command and wait for its end; the same `run_id` again is the same command."""
         terminal = self.terminal(terminal_id)
-        key = run_id or secrets.token_hex(8)
-        task = self._runs.get(key)
+        task = self._runs.get(run_id)
         if task is None:
             task = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
-            self._runs[key] = task
+            self._runs[run_id] = task
             task.add_done_callback(_retrieve)
             for old in list(self._runs):
                 if len(self._runs) <= REMEMBERED_RUNS:
