@@ -24,7 +24,7 @@ from contract.terminal_ways import (
     until_status,
 )
 from contract.ways import WAYS
-from holdfast import Sandbox, TerminalSize
+from holdfast import OutputChunk, Sandbox, TerminalSize
 from holdfast.client.terminal import Terminal
 from holdfast.errors import (
     CommandNotFound,
@@ -354,8 +354,8 @@ async def test_several_readers_take_nothing_from_each_other(opened: Opener) -> N
 async def process_output(box: Sandbox, id: str) -> bytes:
     parts = []
     async for chunk in (await box.process(id)).output():
-        assert not hasattr(chunk, "length"), chunk
-        parts.append(chunk.data)  # type: ignore[union-attr]
+        assert isinstance(chunk, OutputChunk), chunk
+        parts.append(chunk.data)
     return b"".join(parts)
 
 
@@ -414,7 +414,7 @@ async def test_where_the_cursor_is(terminal: Terminal) -> None:
 
 async def test_what_was_looked_at_is_kept_up_to_date(opened: Opener) -> None:
     terminal = await opened()
-    assert terminal.state == "IDLE"
+    assert terminal.status.state == "IDLE"
     person = await opened.box.open_terminal(terminal.id)
     await person.send("cat\n")
     await follow(lambda: terminal.state == "BUSY")

@@ -157,8 +157,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def command(home: Path) -> Iterator[Holdfast]:
-    # Interactive shells ignore TERM; what a test left open need not be waited for.
-    with running_server(settings={"shutdown_grace_period_ms": 0}) as server:
+    with running_server() as server:
         yield Holdfast(server, home)
 
 

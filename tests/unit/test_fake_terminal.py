@@ -244,13 +244,13 @@ def test_who_waits_for_input() -> None:
 
 def test_live_properties_follow() -> None:
     async def test(stub: FakeTerminal, terminal: Terminal) -> None:
-        assert terminal.state == "RUNNING"
+        assert terminal.status.state == "RUNNING"
         stub.shows_prompt("here> ")
         await asyncio.sleep(0.2)
         assert (terminal.state, terminal.prompt, terminal.awaiting_input) == ("IDLE", "here> ", True)
         stub.crashes("SEGV")
         await asyncio.sleep(0.2)
-        assert terminal.state == "ERROR"
+        assert terminal.status.reason == "/bin/bash was killed by SIGSEGV"
 
     driven(test)
 

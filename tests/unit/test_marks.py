@@ -121,7 +121,7 @@ def test_an_unfinished_mark_is_held_no_further_than_any_is_long() -> None:
 def test_a_flood_with_a_mark_at_its_end() -> None:
     flood = b"0123456789\r\n" * 100_000
     filter = MarkFilter(NONCE)
-    total, marks = 0, []
+    total = 0
     for at in range(0, len(flood), 65_536):
         data, found = filter.feed(flood[at : at + 65_536])
         total += len(data)

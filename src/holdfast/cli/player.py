@@ -141,6 +141,7 @@ class Player:
             self._next = next(self._events, None)
         else:
             return
+        await self._draw_until(self._now)
         await self._out.tell(
             f"{'paused' if self._paused else 'playing'} at {self._now:.1f} s, speed {self._speed:g}"
         )

@@ -502,7 +502,7 @@ class LocalExec:
         asked_before, self._closing = self._closing, True
         if self._starting:
             await asyncio.wait(self._starting.values())
-        await self.shells.close_all(grace)
+        await asyncio.gather(self.shells.close_all(grace), self.terminals.close_all(grace))
         processes = list(self._processes.values())
         await asyncio.gather(*(self._end(process, grace) for process in processes))
         if self._orphans is not None:

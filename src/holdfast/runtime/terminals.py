@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, DuplicateProcess, InvalidParams, LimitReached, UnknownTerminal
-from holdfast.model import EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
+from holdfast.model import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
 from holdfast.runtime.checks import check_spec
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.output_log import Spool
@@ -206,6 +206,14 @@ class Terminals:
         task = self._runs.pop(run_id, None)
         if task is not None:
             task.cancel()
+
+    # --- ending ----------------------------------------------------------------------------------------------
+
+    async def close_all(self, grace: float) -> None:
+        """An interactive shell ignores TERM: each is left by `exit` or hung up."""
+        mode: CloseMode = "graceful" if grace > 0 else "force"
+        ending = [terminal for terminal in self._terminals.values() if not terminal.is_over]
+        await asyncio.gather(*(terminal.close(mode, "kill", grace) for terminal in ending))
 
 
 def _real_path(cwd: str, path: str) -> str:

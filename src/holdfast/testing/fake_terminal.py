@@ -501,4 +501,7 @@ class _Scripted(LiveTerminal):
             await self.until(lambda: self.is_over, min(grace, 1.0), over_is_fine=True)
         if not self.is_over:
             self._stub.signalled("HUP")
+        # The shell is hung up, too, and not only what it runs.
+        if not self.is_over and "HUP" not in self._stub.ignores:
+            self._stub.kill("HUP")
         await self.until(lambda: self.is_over, grace, over_is_fine=True)
