@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminal_ways import PATIENCE, Opener, make_home, until_event, until_shown
+from contract.terminal_ways import PATIENCE, Opener, make_home, until_event, until_shown, until_status
 from contract.ways import open_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
@@ -102,8 +102,8 @@ async def test_input(terminal: Terminal) -> None:
 async def test_what_does_not_end(terminal: Terminal) -> None:
     result = await terminal.run("sleep 1000", 0.1)
     assert (result.exit_code, result.timed_out, result.state) == (124, True, "IDLE")
-    running = asyncio.create_task(terminal.run("sleep 1000"))
     token = (await terminal.describe()).token
+    running = asyncio.create_task(terminal.run("sleep 1000"))
     await until_event(terminal, lambda event: event.type == "command", token)
     with pytest.raises(TimeoutError, match="busy"):
         await terminal.run("echo late", 0.02)
@@ -111,8 +111,8 @@ async def test_what_does_not_end(terminal: Terminal) -> None:
     await asyncio.wait([running])
     assert (await terminal.run("echo on", PATIENCE)).output == "on\n"
     await terminal.send("sleep 1000\n")
-    token = (await terminal.describe()).token
-    await until_event(terminal, lambda event: event.type == "command" and event.token > token, token)
+    # Before that a signal would go to the shell, which ignores it.
+    await until_status(terminal, lambda status: status.state == "BUSY" and status.foreground == "sleep")
     await terminal.control("SIGTERM")
     assert (await terminal.wait_until_idle(PATIENCE)).last_exit_code == 143
 

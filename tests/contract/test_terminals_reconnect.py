@@ -194,3 +194,31 @@ async def test_a_run_that_is_asked_for_again_is_the_same(terminal_server: Runnin
         status = await talk.result("terminal/close", terminalId="by-hand", mode="force")
         assert status["state"] == "CLOSED"
         await talk.result("process/forget", processId="by-hand")
+
+
+async def test_results_that_nobody_heard_are_told_when_asked_again(
+    terminal_server: RunningServer, tmp_path: Path
+) -> None:
+    """More commands under way than a server remembers of those that nobody waits for."""
+    count = 40
+    runs = {f"unheard-{n}": f"echo {n} >> {tmp_path}/log; (exit {n})" for n in range(count)}
+    home = make_home(tmp_path)
+    async with conversation(terminal_server.address("unix")) as talk:
+        await talk.initialize()
+        env = {"HOME": str(home), "PATH": os.environ["PATH"]}
+        await talk.result("terminal/open", terminalId="unheard", env=env)
+        for id, command in runs.items():
+            await talk.ask("terminal/run", terminalId="unheard", runId=id, command=command)
+        session = talk.session_id
+        log = tmp_path / "log"
+        async with asyncio.timeout(PATIENCE):
+            while not log.exists() or len(log.read_text().split()) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    async with conversation(terminal_server.address("unix")) as talk:
+        await talk.initialize(resumeSessionId=session)
+        for id, command in runs.items():
+            result = await talk.result("terminal/run", terminalId="unheard", runId=id, command=command)
+            assert result["exitCode"] == int(id.rpartition("-")[2]), result
+        assert log.read_text().split() == [str(n) for n in range(count)]
+        await talk.result("terminal/close", terminalId="unheard", mode="force")
+        await talk.result("process/forget", processId="unheard")

@@ -34,7 +34,7 @@ from holdfast.testing import (
     prints,
     run_in_virtual_time,
 )
-from holdfast.testing.fake_terminal import NONCE, MemoryLog
+from holdfast.testing.fake_pty import NONCE, MemoryLog
 
 Test = Callable[[FakeTerminal, Terminal], Coroutine[Any, Any, None]]
 

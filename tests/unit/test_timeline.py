@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from holdfast.errors import InvalidParams
 from holdfast.model import TerminalEvent, TerminalEventType, TerminalSize
 from holdfast.runtime.timeline import MAX_TIMES, Timeline
-from holdfast.testing.fake_terminal import MemoryLog
+from holdfast.testing.fake_pty import MemoryLog
 
 EVERYTHING = 1 << 62
 KINDS: list[TerminalEventType] = ["state", "promptStart", "prompt", "command", "ended", "resize", "input"]

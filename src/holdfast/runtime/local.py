@@ -54,7 +54,7 @@ from holdfast.model import (
     TerminalWait,
 )
 from holdfast.runtime.cgroup import Cgroups
-from holdfast.runtime.checks import check_spec
+from holdfast.runtime.checks import check_bytes, check_spec
 from holdfast.runtime.environment import resolve_user
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.orphans import OrphanReaper
@@ -381,6 +381,7 @@ class LocalExec:
         marks: bool = False,
     ) -> TerminalRead:
         terminal = self.terminals.terminal(terminal_id)
+        check_bytes(max_bytes or 0)
         if wait > 0:
             try:
                 async with asyncio.timeout(wait):
@@ -406,7 +407,7 @@ class LocalExec:
                 terminal_id, command, timeout=timeout, max_bytes=max_bytes, run_id=run_id
             )
         except asyncio.CancelledError:
-            self.terminals.withdraw(run_id)
+            self.terminals.withdraw(terminal_id, run_id)
             raise
 
     async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:

@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ from holdfast.errors import TerminalClosed
 from holdfast.model import (
     CloseMode,
     JobsAtClose,
+    TerminalCommandEnded,
     TerminalRead,
     TerminalSize,
     TerminalSpec,
@@ -34,7 +36,7 @@ from holdfast.runtime.awaiting import InputState, input_state
 from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.timeline import Timeline
-from holdfast.runtime.typing_in import CLEAR_LINE, ENTER
+from holdfast.runtime.typing_in import CLEAR_LINE, ENTER, INTERRUPT
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -49,12 +51,15 @@ HOLD_SECONDS: Final = 0.02
 LOOK_AGAIN_SECONDS: Final = (0.001, 0.1)
 #: How long a shell has to leave by `exit` before it is hung up: it may ask back, about stopped jobs.
 EXIT_SECONDS: Final = 1.0
+#: How long what was hung up has until it is hung up again, and twice as long each time.
+HANG_UP_SECONDS: Final = 0.05
 #: A prompt is no longer than this.
 _PROMPT_BYTES: Final = 4096
 _NOT_TEXT: Final = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x09\x0b-\x1f\x7f]"
 )
 
+_LINE_ENDS: Final = (b"\r", b"\n", b"\x03", b"\x1c")
 #: Ctrl-C, Ctrl-Z, Ctrl-\\.
 _SIGNAL_KEYS: Final = b"\x03\x1a\x1c"
 _NOBODY: Final = InputState(False, None, True, True)
@@ -78,6 +83,8 @@ class LiveTerminal:
         self.spec = spec
         self.argv = argv
         self.integration = integration
+        #: Commands that `run` was asked for, by their ids, and the last ones that ended.
+        self.runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
         self.timeline = Timeline(config.retained_terminal_events)
         self.process: ManagedProcess
         self.changes = 0
@@ -88,7 +95,7 @@ class LiveTerminal:
         self.prompts = 0
         #: A continuation prompt was shown since the last prompt.
         self.continued = False
-        #: Something was typed since the last prompt, and stands on its line.
+        #: Something was typed since the last line was sent off: it stands on the line, or has its editor wait.
         self.typed = False
         self.modes = Modes()
         #: The command that `run` has typed.
@@ -259,7 +266,7 @@ class LiveTerminal:
     def _prompt_shown(self, place: int, text: str, now: float) -> None:
         self.continued = self._command_runs = self._prompt_due = False
         if self._unsettled <= 1:
-            self._settle()
+            self._unsettled = 0
         self.prompts += 1
         if self.prompts == 1:
             self._on_first_prompt()
@@ -358,7 +365,7 @@ class LiveTerminal:
             awaiting = self._look().awaiting
             self._catch_up()
             if self.state == "IDLE" and (awaiting or (awaiting is None and self.prompts > self._typed_at)):
-                self._settle()
+                self._unsettled = 0
             return self.state == "IDLE" and not self._unsettled
         return self.state == "IDLE"
 
@@ -420,7 +427,7 @@ class LiveTerminal:
     # --- input -----------------------------------------------------------------------------------------------
 
     def _on_typed(self, data: bytes) -> None:
-        self.typed = True
+        self.typed = data[-1:] not in _LINE_ENDS
         self._typed_at = self.prompts
         if not data.isalnum():
             # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
@@ -439,10 +446,9 @@ class LiveTerminal:
         self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER)
         self._unsettled = 1
 
-    def _settle(self) -> None:
-        """The shell has read all that was typed, and shows its prompt."""
-        self.typed = False
-        self._unsettled = 0
+    def interrupt(self) -> None:
+        """Ctrl-C, as a person would."""
+        self.process.input.put(INTERRUPT)
 
     def press(self, keys: Sequence[str], write_id: str | None = None) -> None:
         """Keys by their names, as the program in the foreground wants them encoded."""
@@ -494,11 +500,15 @@ class LiveTerminal:
             await self.until(
                 lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
             )
-        if not self.is_over and jobs == "kill":
+        pause = HANG_UP_SECONDS
+        while jobs == "kill" and not self.is_over and self._loop.time() < deadline:
+            # A shell that has just shown its prompt notes a signal, and then waits for a key to act on it.
             for group in {self.process.pid, self.process.foreground_group()} - {0}:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGHUP)
                     os.killpg(group, signal.SIGCONT)
+            await self.until(lambda: self.is_over, pause, over_is_fine=True)
+            pause *= 2
         await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
 
 

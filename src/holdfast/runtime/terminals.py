@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, DuplicateProcess, InvalidParams, LimitReached, UnknownTerminal
 from holdfast.model import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
-from holdfast.runtime.checks import check_spec
+from holdfast.runtime.checks import check_run, check_spec
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process import ManagedProcess, check_size
@@ -27,7 +26,7 @@ from holdfast.runtime.spawn import find_program
 from holdfast.runtime.terminal import LiveTerminal
 from holdfast.runtime.terminal_run import run_typed
 
-#: A client repeats only what it had unanswered when its connection broke.
+#: Of each terminal: a client repeats only what it had unanswered when its connection broke.
 REMEMBERED_RUNS: Final = 16
 #: What the whole environment is to a terminal that is given neither variables nor a policy.
 _EVERYTHING: Final = EnvPolicy(ignore_default_excludes=True)
@@ -57,7 +56,6 @@ class Terminals:
         self._existing = existing
         self._terminals: dict[str, LiveTerminal] = {}
         self._opening: dict[str, asyncio.Task[LiveTerminal]] = {}
-        self._runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
         self._made = 0
 
     # --- opening ---------------------------------------------------------------------------------------------
@@ -189,21 +187,19 @@ class Terminals:
     ) -> TerminalCommandEnded:
         """Type a command and wait for its end; the same `run_id` again is the same command."""
         terminal = self.terminal(terminal_id)
-        task = self._runs.get(run_id)
-        if task is None:
-            task = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
-            self._runs[run_id] = task
-            task.add_done_callback(_retrieve)
-            for old in list(self._runs):
-                if len(self._runs) <= REMEMBERED_RUNS:
-                    break
-                if self._runs[old].done():
-                    del self._runs[old]
-        return await asyncio.shield(task)
+        runs = terminal.runs
+        if run_id not in runs:
+            check_run(timeout, max_bytes)
+            runs[run_id] = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
+            runs[run_id].add_done_callback(_retrieve)
+            ended = [id for id, task in runs.items() if task.done()]
+            for id in ended[: max(0, len(runs) - REMEMBERED_RUNS)]:
+                del runs[id]
+        return await asyncio.shield(runs[run_id])
 
-    def withdraw(self, run_id: str) -> None:
+    def withdraw(self, terminal_id: str, run_id: str) -> None:
         """Its caller gave up: the command is interrupted."""
-        task = self._runs.pop(run_id, None)
+        task = self.terminal(terminal_id).runs.pop(run_id, None)
         if task is not None:
             task.cancel()
 

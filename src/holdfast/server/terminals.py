@@ -54,11 +54,11 @@ class TerminalMethods:
         except asyncio.CancelledError as cancelled:
             # A connection that broke comes back and asks again: the command goes on.
             if CANCELLED_BY_CALLER in cancelled.args:
-                self._exec.terminals.withdraw(run_id)
+                self._exec.terminals.withdraw(params.terminal_id, run_id)
             raise
 
     def withdraw(self, connection: ServerConnection, params: m.TerminalWithdrawParams) -> m.Empty:
-        self._exec.terminals.withdraw(params.run_id)
+        self._exec.terminals.withdraw(params.terminal_id, params.run_id)
         return m.Empty()
 
     async def keys(self, connection: ServerConnection, params: m.TerminalKeysParams) -> m.Empty:

@@ -98,6 +98,7 @@ from holdfast.model import (
 )
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
+from holdfast.testing.fake_pty import MARKING_SHELLS
 from holdfast.testing.fake_shell import (
     FakeCommand,
     FakeCommandStream,
@@ -107,7 +108,7 @@ from holdfast.testing.fake_shell import (
     not_found,
     words,
 )
-from holdfast.testing.fake_terminal import MARKING_SHELLS, FakeTerminal, TerminalProgram
+from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
 
 _ENDING_SIGNALS: Final = ("HUP", "INT", "QUIT", "KILL", "TERM")
 _EVERYTHING: Final = 1 << 62

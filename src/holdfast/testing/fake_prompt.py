@@ -116,6 +116,7 @@ class Prompt:
         command = TypedCommand(terminal, text)
         program = self._find(text)
         terminal.on_signal = command.get_signal
+        shell, terminal.foreground = terminal.foreground, "".join(command.spec.argv[:1])
         command.run(lambda _: program(command))
         command.take(self._unread)
         self._unread = b""
@@ -124,6 +125,7 @@ class Prompt:
             if command.status is None:
                 command.take(terminal.take())
         terminal.stops_reading()
+        terminal.foreground = shell
         return command
 
     async def _read_command(self) -> bytes | None:
