@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
-from bench import command_line, flood, live_shells, memory, report, starts, streams
+from bench import command_line, flood, live_shells, memory, report, starts, streams, terminals
 from bench.measure import FULL, QUICK, Row, Scale
 from bench.servers import BenchmarkError
 from holdfast.errors import HoldfastError
@@ -36,6 +36,11 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "shell-lines": live_shells.lines_of_a_shell,
     "shell-32": live_shells.shells_at_once,
     "shell-rss": live_shells.memory_of_a_shell,
+    "terminal-true": terminals.true_in_a_terminal,
+    "terminal-key": terminals.key_echo,
+    "terminal-flood": terminals.flood_of_a_terminal,
+    "terminal-screen": terminals.screen_after_a_flood,
+    "terminal-rss": terminals.memory_of_a_terminal,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

@@ -15,7 +15,9 @@
     │   ├── Forbidden              -32007  switched off by the server's settings
     │   ├── Unauthorized           -32008  no token, a wrong one, or another user
     │   ├── UnknownShell           -32009
-    │   └── ShellClosed            -32010  the shell has ended; the message says why
+    │   ├── ShellClosed            -32010  the shell has ended; the message says why
+    │   ├── UnknownTerminal        -32011
+    │   └── TerminalClosed         -32012  what ran in it has ended; the message says how
     ├── SandboxError               the place where commands run could not do it
     │   ├── InternalError          -32603  a bug of ours
     │   ├── CwdNotFound            -32020

@@ -438,3 +438,6 @@ class TerminalCommandEnded(Struct, frozen=True):
     #: The terminal's state after it; BUSY if it could not be stopped, CLOSED if it ended the shell.
     state: TerminalState = "IDLE"
     reason: str = ""
+    #: The prompt after it, and how much of the status had changed by then.
+    prompt: str | None = None
+    changes: int = 0

@@ -21,11 +21,20 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 
 import msgspec
 
-from holdfast.client import exec_remote, process, sandbox, shell
+from holdfast.client import exec_remote, process, sandbox, shell, terminal
 from holdfast.client.collect import StreamTails
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InternalError, InvalidRequest
-from holdfast.model import CommandEnded, OutputChunk, OutputGap, ProcessInfo, ShellState
+from holdfast.model import (
+    CommandEnded,
+    OutputChunk,
+    OutputGap,
+    ProcessInfo,
+    ShellState,
+    TerminalSize,
+    TerminalState,
+    TerminalStatus,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -329,6 +338,76 @@ class Shell(_Facade[shell.Shell]):
         self._loop.run(self._inner.__aexit__(kind, error, trace))
 
 
+class Terminal(_Facade[terminal.Terminal]):
+    """`holdfast.Terminal`, blocking. Leaving its `with` block closes the terminal."""
+
+    @property
+    def id(self) -> str:
+        """The key that the caller chose."""
+        return self._inner.id
+
+    @property
+    def pid(self) -> int:
+        """The OS pid of its shell or program."""
+        return self._inner.pid
+
+    @property
+    def size(self) -> TerminalSize:
+        return self._inner.size
+
+    @property
+    def status(self) -> TerminalStatus:
+        """Everything that was last heard; from the first look on it follows what happens, a moment behind."""
+
+        async def look() -> TerminalStatus:
+            return self._inner.status
+
+        return self._loop.run(look())
+
+    @property
+    def state(self) -> TerminalState:
+        """`RUNNING`, `BUSY`, `IDLE`, `CLOSING`, `CLOSED` or `ERROR`."""
+        return self.status.state
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt that is shown or was shown last, as text."""
+        return self.status.prompt
+
+    @property
+    def awaiting_input(self) -> bool | None:
+        """Whether a program in the foreground, the shell included, is blocked on reading the terminal."""
+        return self.status.awaiting_input
+
+    describe = _Blocking(terminal.Terminal.describe)
+    send = _Blocking(terminal.Terminal.send)
+    send_keys = _Blocking(terminal.Terminal.send_keys)
+    paste = _Blocking(terminal.Terminal.paste)
+    control = _Blocking(terminal.Terminal.control)
+    signal = _Blocking(terminal.Terminal.signal)
+    resize = _Blocking(terminal.Terminal.resize)
+    run = _Blocking(terminal.Terminal.run)
+    wait_until_idle = _Blocking(terminal.Terminal.wait_until_idle)
+    wait_until_awaiting_input = _Blocking(terminal.Terminal.wait_until_awaiting_input)
+    wait = _Blocking(terminal.Terminal.wait)
+    read = _Blocking(terminal.Terminal.read)
+    events = _Streaming(terminal.Terminal.events)
+    output = _Streaming(terminal.Terminal.output)
+    screen = _Blocking(terminal.Terminal.screen)
+    redraw = _Blocking(terminal.Terminal.redraw)
+    recording = _Blocking(terminal.Terminal.recording)
+    close = _Blocking(terminal.Terminal.close)
+    release = _Blocking(terminal.Terminal.release)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._inner.__aexit__(kind, error, trace))
+
+
 class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_remote.ExecRemoteEvent]):
     """`holdfast.ExecRemoteProcess`, blocking: iterate over it once."""
 
@@ -357,6 +436,8 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     process = _Giving(sandbox.Sandbox.process, Process)
     shell = _Giving(sandbox.Sandbox.shell, Shell)
     open_shell = _Giving(sandbox.Sandbox.open_shell, Shell)
+    terminal = _Giving(sandbox.Sandbox.terminal, Terminal)
+    open_terminal = _Giving(sandbox.Sandbox.open_terminal, Terminal)
     exec = _Blocking(sandbox.Sandbox.exec)
     wait_for_port = _Blocking(sandbox.Sandbox.wait_for_port)
     info = _Blocking(sandbox.Sandbox.info)
@@ -369,6 +450,10 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     def shells(self) -> list[Shell]:
         """Handles on all shells: those that are open, and the last ones that closed."""
         return [Shell(self._loop, one) for one in self._loop.run(self._inner.shells())]
+
+    def terminals(self) -> list[Terminal]:
+        """Handles on all terminals: those that are open, and those that closed and are still kept."""
+        return [Terminal(self._loop, one) for one in self._loop.run(self._inner.terminals())]
 
     @overload
     def exec_remote(

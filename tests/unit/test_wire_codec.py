@@ -52,6 +52,8 @@ def values_of(kind: mi.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(values)
         case mi.UnionType(types):
             return st.one_of([values_of(each) for each in types])
+        case mi.TupleType(items):
+            return st.tuples(*[values_of(each) for each in items])
         case mi.VarTupleType(item):
             return st.lists(values_of(item), max_size=3).map(tuple)
         case mi.DictType(key, value):

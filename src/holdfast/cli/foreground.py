@@ -1,7 +1,7 @@
 """One process in the foreground of our terminal: its output on ours, our input to it, our signals to it.
 
-`run` and `attach` differ only in who started the process. The output decides when it is over; input, signals, size
-and time limit run beside it and end with it.
+`run` and `attach` differ only in who started the process; `terminal_view` has what differs with a terminal. The
+output decides when it is over; input, signals, size and time limit run beside it and end with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from holdfast.cli.byte_streams import ByteSink, ByteSource
 from holdfast.cli.exit_codes import BROKEN_PIPE, KILLED, TIMED_OUT
-from holdfast.cli.own_terminal import DetachKey, raw_mode, terminal_size
+from holdfast.cli.own_terminal import INTERRUPT, DetachKey, raw_mode, terminal_size
 from holdfast.cli.typed_verb import complain
 from holdfast.errors import CallerError, StdinClosed
 from holdfast.exec_api import ExecApi
@@ -66,13 +66,19 @@ class OutputCopy:
 
 
 class Foreground:
-    """Follows one process until its leader ends. `process_id` must have been started."""
+    """Follows one process until its leader ends. `process_id` must have been started.
 
-    def __init__(self, api: ExecApi, process_id: str, *, tty: bool, signals: SignalQueue) -> None:
+    With `read_only` it gets no keys and no size of ours.
+    """
+
+    def __init__(
+        self, api: ExecApi, process_id: str, *, tty: bool, signals: SignalQueue, read_only: bool = False
+    ) -> None:
         self._api = api
         self._id = process_id
         self._tty = tty
         self._signals = signals
+        self._read_only = read_only
         self._timed_out = False
 
     async def follow(
@@ -86,11 +92,14 @@ class Foreground:
     ) -> int:
         """Until the process ends; returns its exit code, 124 after `timeout` seconds. Raises `Detached`."""
         beside: list[Coroutine[Any, Any, None]] = [self._pass_on_signals()]
+        watches = self._tty and self._read_only and os.isatty(STDIN)
         if forward_input:
             beside.append(self._pass_on_input(close_at_end))
+        elif watches:
+            beside.append(self._watch_keys())
         if timeout is not None:
             beside.append(self._limit_time(timeout, grace))
-        with raw_mode(STDIN) if self._tty and forward_input else contextlib.nullcontext():
+        with raw_mode(STDIN) if self._tty and (forward_input or watches) else contextlib.nullcontext():
             try:
                 code = await _with_company(self._copy_output(after_seq), beside)
             except _RestLeft:
@@ -137,6 +146,14 @@ class Foreground:
             if close_at_end:
                 await self._end_input()
 
+    async def _watch_keys(self) -> None:
+        """Only look: keys go nowhere, and would be echoed into the picture if nobody took them."""
+        source, detach_key = ByteSource(STDIN), DetachKey()
+        while data := await source.read():
+            typed, detach = detach_key.feed(data)
+            if detach or INTERRUPT in typed:
+                raise Detached
+
     async def _end_input(self) -> None:
         if self._tty:
             # A terminal has no end; the end-of-file character says it to whoever reads lines.
@@ -164,7 +181,7 @@ class Foreground:
 
     async def _follow_size(self) -> None:
         size = terminal_size(STDIN, STDOUT, STDERR)
-        if self._tty and size is not None:
+        if self._tty and size is not None and not self._read_only:
             await self._api.resize(self._id, size)
 
     async def _limit_time(self, timeout: float, grace: float) -> None:

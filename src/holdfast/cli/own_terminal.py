@@ -17,6 +17,8 @@ from holdfast.model import TerminalSize
 DETACH_PREFIX: Final = 0x1C
 DETACH_KEY: Final = ord("d")
 DETACH_NAME: Final = "Ctrl-\\ d"
+#: What Ctrl-C types in raw mode.
+INTERRUPT: Final = 0x03
 
 
 class DetachKey:
@@ -53,6 +55,11 @@ def terminal_size(*fds: int) -> TerminalSize | None:
         if size.lines and size.columns:
             return TerminalSize(rows=size.lines, cols=size.columns)
     return None
+
+
+def draws(fd: int) -> bool:
+    """Whether this is a terminal that understands where to draw."""
+    return os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 @contextmanager

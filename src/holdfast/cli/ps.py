@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from typing import Annotated, Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
@@ -15,11 +17,18 @@ from holdfast.cli.text import age, amount, on_terminal, rich_table, show_table
 from holdfast.cli.typed_verb import run_async
 from holdfast.exec_api import ExecApi
 from holdfast.local_server import is_running
-from holdfast.model import ProcessInfo
+from holdfast.model import ProcessInfo, TerminalStatus
 
 HEADER: Final = ("ID", "PID", "STATE", "AGE", "EXIT", "OUTPUT", "COMMAND")
 #: Ages are shown in seconds, so a table that is older shows wrong ones.
 _REFRESH_SECONDS: Final = 1.0
+
+
+class _Seen(NamedTuple):
+    """What was there at one moment: processes, terminals among them, and what more is known of those."""
+
+    processes: tuple[ProcessInfo, ...] = ()
+    terminals: Mapping[str, TerminalStatus] = MappingProxyType({})
 
 
 def command(
@@ -30,12 +39,12 @@ def command(
 ) -> int:
     """List processes.
 
-    STATE is running, closing (the process ended, something that it started still holds its output) or ended. --json
-    prints one array; with --watch one array a line.
+    STATE is running, closing (the process ended, something that it started still holds its output) or ended; of a
+    terminal that knows its prompt, idle or busy. --json prints one array; with --watch one array a line.
     """
     if sandbox == LOCAL and not watch and not is_running():
         # No server, no processes: looking must not start one.
-        _show((), all, as_json)
+        _show(_Seen(), all, as_json)
         return 0
     return run_async(_ps(sandbox, all, watch, as_json))
 
@@ -45,10 +54,10 @@ async def _ps(sandbox: str, all: bool, watch: bool, as_json: bool) -> int:
         if watch and on_terminal() and not as_json:
             await _live(api, all)
         else:
-            _show(await api.list(), all, as_json)
+            _show(await _look(api), all, as_json)
             while watch:
                 await asyncio.sleep(_REFRESH_SECONDS)
-                _show(await api.list(), all, as_json)
+                _show(await _look(api), all, as_json)
     return 0
 
 
@@ -57,15 +66,36 @@ async def _live(api: ExecApi, all: bool) -> None:
 
     with Live(auto_refresh=False, screen=True) as live:
         while True:
-            live.update(rich_table(HEADER, rows(await api.list(), all=all, now=time.time())), refresh=True)
+            seen = await _look(api)
+            table = rows(seen.processes, all=all, now=time.time(), terminals=seen.terminals)
+            live.update(rich_table(HEADER, table), refresh=True)
             await asyncio.sleep(_REFRESH_SECONDS)
 
 
-def _show(processes: tuple[ProcessInfo, ...], all: bool, as_json: bool) -> None:
+async def _look(api: ExecApi) -> _Seen:
+    processes, terminals = await asyncio.gather(api.list(), api.list_terminals())
+    by_id = {status.terminal_id: status for status in terminals}
+    return _Seen(tuple(_as_asked(info, by_id.get(info.process_id)) for info in processes), by_id)
+
+
+def _as_asked(info: ProcessInfo, terminal: TerminalStatus | None) -> ProcessInfo:
+    """What somebody asked to run, and not how its shell was made to mark its prompts."""
+    return info if terminal is None else msgspec.structs.replace(info, argv=terminal.argv)
+
+
+def _show(seen: _Seen, all: bool, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(_chosen(processes, all)).decode(), flush=True)
+        print(
+            msgspec.json.encode([_object(seen, info) for info in _chosen(seen.processes, all)]).decode(), flush=True
+        )
     else:
-        show_table(HEADER, rows(processes, all=all, now=time.time()))
+        show_table(HEADER, rows(seen.processes, all=all, now=time.time(), terminals=seen.terminals))
+
+
+def _object(seen: _Seen, info: ProcessInfo) -> dict[str, Any]:
+    terminal = seen.terminals.get(info.process_id)
+    more = {} if terminal is None else {"terminalState": terminal.state}
+    return {**msgspec.to_builtins(info), **more}
 
 
 def _chosen(processes: tuple[ProcessInfo, ...], all: bool) -> list[ProcessInfo]:
@@ -73,13 +103,25 @@ def _chosen(processes: tuple[ProcessInfo, ...], all: bool) -> list[ProcessInfo]:
     return sorted(chosen, key=lambda info: (info.started_at, info.process_id))
 
 
-def rows(processes: tuple[ProcessInfo, ...], *, all: bool, now: float) -> list[tuple[str, ...]]:
+def _state(info: ProcessInfo, terminal: TerminalStatus | None) -> str:
+    if info.running and terminal is not None and terminal.state in ("IDLE", "BUSY"):
+        return terminal.state.lower()
+    return "running" if info.running else "ended" if info.closed else "closing"
+
+
+def rows(
+    processes: tuple[ProcessInfo, ...],
+    *,
+    all: bool,
+    now: float,
+    terminals: Mapping[str, TerminalStatus] = MappingProxyType({}),
+) -> list[tuple[str, ...]]:
     """The cells of the table, oldest process first."""
     return [
         (
             info.process_id,
             str(info.pid),
-            "running" if info.running else "ended" if info.closed else "closing",
+            _state(info, terminals.get(info.process_id)),
             age((info.exited_at or now) - info.started_at),
             "-" if info.exit_code is None else str(info.exit_code),
             amount(info.stdout_bytes + info.stderr_bytes + info.pty_bytes),

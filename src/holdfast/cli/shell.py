@@ -1,4 +1,4 @@
-"""`holdfast shell`: a shell on our terminal; and its sub-verbs, for live shells that take command after command.
+"""`holdfast shell`: a terminal of the sandbox on ours; and its sub-verbs, for live shells that take commands.
 
 A live shell belongs to the server like a process does: any number of programs can name it, one after the other or
 at once, and its state stays. Running a command in one is `shell_run`.
@@ -16,17 +16,19 @@ import msgspec
 import typer
 
 from holdfast.cli import run as run_verb
-from holdfast.cli.foreground import STDERR
+from holdfast.cli.foreground import STDERR, STDIN, STDOUT, Detached, SignalQueue
 from holdfast.cli.logs import show
-from holdfast.cli.own_terminal import DETACH_NAME
+from holdfast.cli.own_terminal import terminal_size
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, is_this_machine, open_exec
 from holdfast.cli.shell_run import ShellArgument, run
+from holdfast.cli.terminal_view import TerminalForeground, tell_detach_key, tell_detached
 from holdfast.cli.text import show_table
-from holdfast.cli.typed_verb import complain, run_async
-from holdfast.errors import CommandNotFound
+from holdfast.cli.typed_verb import run_async
 from holdfast.local_server import is_running
-from holdfast.model import EnvPolicy, ShellSpec, ShellStatus
+from holdfast.model import EnvPolicy, ShellSpec, ShellStatus, TerminalSize, TerminalSpec
 
+#: Where we have no terminal of our own to name.
+DEFAULT_TERM: Final = "xterm-256color"
 HEADER: Final = ("ID", "PID", "STATE", "QUEUED", "CWD", "COMMAND")
 #: What the table shows of a command; a script of a megabyte is one too. `--json` has all of it.
 _SHOWN_CHARACTERS: Final = 60
@@ -49,25 +51,53 @@ def command(
     cwd: CwdOption = None,
     env: EnvOption = None,
     user: UserOption = None,
+    record_input: Annotated[
+        bool, typer.Option("--record-input", help="Keep what is typed, but for passwords, for `replay --save`.")
+    ] = False,
+    no_marks: Annotated[
+        bool, typer.Option("--no-marks", help="Do not have bash and zsh mark their prompts.")
+    ] = False,
 ) -> int:
     """Open an interactive login shell on a terminal in the sandbox and exit with its code.
 
-    Ctrl-\\ d leaves it running, and `holdfast attach ID` comes back to it. The sub-verbs are for shells without a
-    terminal, which take command after command and tell the output and the exit code of each.
+    The terminal has our size and follows it. Ctrl-\\ d leaves it running, `holdfast attach ID` comes back to it.
+    The sub-verbs are for shells without a terminal, which take command after command and tell the output and the
+    exit code of each.
     """
-    programs = ("bash", "sh") if shell is None else (shell,)
-    process_id = id or run_verb.made_up_id(programs[0])
-    if os.isatty(STDERR):
-        complain(f"{DETACH_NAME} leaves {process_id} running")
-    for program in programs:
-        try:
-            return run_verb.command(
-                [program, "-l"], sandbox=sandbox, tty=True, id=process_id, cwd=cwd, env=env, user=user
-            )
-        except CommandNotFound:
-            if program == programs[-1]:
-                raise
-    raise AssertionError("there is a last program")
+    here = is_this_machine(sandbox)
+    variables = run_verb.environment(env or [], here=here, tty=True) or {}
+    named = {assignment.partition("=")[0] for assignment in env or []}
+    for name in {"LINES", "COLUMNS"} - named:
+        variables.pop(name, None)  # they would outlive the size that they tell
+    spec = TerminalSpec(
+        terminal_id=id or run_verb.made_up_id(shell or "terminal"),
+        argv=None if shell is None else (shell,),
+        size=terminal_size(STDIN, STDOUT, STDERR) or TerminalSize(),
+        cwd=cwd if cwd is not None else os.getcwd() if here else None,
+        env=variables,
+        # Where our own environment means nothing, what is set here is laid over the sandbox's.
+        env_policy=None if here else EnvPolicy(ignore_default_excludes=True),
+        user=user,
+        term=variables.get("TERM") or DEFAULT_TERM,
+        integration=not no_marks,
+        record_input=record_input,
+        start_id=secrets.token_hex(8),
+    )
+    return run_async(_interactive(sandbox, spec))
+
+
+async def _interactive(sandbox: str, spec: TerminalSpec) -> int:
+    signals = SignalQueue()
+    with signals.listening():
+        async with open_exec(sandbox) as api:
+            status = await api.open_terminal(spec)
+            tell_detach_key(spec.terminal_id)
+            foreground = TerminalForeground(api, status, signals=signals, owner=True)
+            try:
+                return await foreground.follow(forward_input=True)
+            except Detached:
+                tell_detached(f"`holdfast attach {spec.terminal_id}` comes back")
+                return 0
 
 
 def open_one(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
 from collections.abc import Sequence
 from typing import Final
@@ -9,9 +11,9 @@ from typing import Final
 import msgspec
 
 from holdfast.client.connection import DEFAULT_WINDOW, Connection
-from holdfast.client.remote_command import RemoteCommand, milliseconds
+from holdfast.client.remote_command import RemoteCommand, milliseconds, take_error
 from holdfast.client.subscription import Subscription
-from holdfast.errors import StdinClosed, UnknownProcess
+from holdfast.errors import HoldfastError, StdinClosed, UnknownProcess
 from holdfast.model import (
     CloseMode,
     CommandSpec,
@@ -188,7 +190,15 @@ class RemoteExec:
     ) -> TerminalCommandEnded:
         limit = None if timeout is None else _milliseconds(timeout)
         params = m.TerminalRunParams(terminal_id, command, limit, max_bytes, run_id or self._new_id())
-        return await self.connection.call(methods.TERMINAL_RUN, params)
+        try:
+            return await self.connection.call(methods.TERMINAL_RUN, params)
+        except asyncio.CancelledError:
+            if not self.connection.connected and params.run_id is not None:
+                # The server does not know the request of a channel that broke: tell it once it is there again.
+                withdrawn = m.TerminalWithdrawParams(terminal_id, params.run_id)
+                with contextlib.suppress(HoldfastError):
+                    self.connection.begin(methods.TERMINAL_WITHDRAW, withdrawn).future.add_done_callback(take_error)
+            raise
 
     async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
         params = m.TerminalKeysParams(terminal_id, tuple(keys), write_id or self._new_id())

@@ -83,7 +83,7 @@ class RemoteCommand:
     async def aclose(self) -> None:
         """Withdraw it, if it has not ended."""
         if self._call.future.done():
-            _take_error(self._call.future)  # its reader has told it
+            take_error(self._call.future)  # its reader has told it
         if not self._over:
             self._over = True
             told = self._connection.connected
@@ -94,7 +94,7 @@ class RemoteCommand:
                 params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
                 with contextlib.suppress(HoldfastError):
                     withdrawal = self._connection.begin(methods.SHELL_INTERRUPT, params)
-                    withdrawal.future.add_done_callback(_take_error)
+                    withdrawal.future.add_done_callback(take_error)
         await self._reader.aclose()
 
 
@@ -112,7 +112,7 @@ def _inline(result: m.ShellRunResult) -> list[CommandEvent]:
     return [*events, result.ended]
 
 
-def _take_error(future: asyncio.Future[Any]) -> None:
+def take_error(future: asyncio.Future[Any]) -> None:
     """Nobody waits for it: the shell may be gone by then."""
     if not future.cancelled():
         future.exception()

@@ -17,7 +17,14 @@ import msgspec
 from holdfast.client.asciicast import CastEvent, write_cast
 from holdfast.client.process import signal_name, write_pieces
 from holdfast.client.screen import Emulator, Screen, emulator
-from holdfast.errors import HoldfastError, InvalidParams, TimeoutError, UnknownTerminal
+from holdfast.errors import (
+    HoldfastError,
+    InvalidParams,
+    StdinClosed,
+    TerminalClosed,
+    TimeoutError,
+    UnknownTerminal,
+)
 from holdfast.exec_api import ExecApi
 from holdfast.model import (
     CloseMode,
@@ -35,7 +42,7 @@ from holdfast.model import (
 Control = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZE"]
 
 #: What one step of a screen or a recording asks for.
-_STEP_BYTES: Final = 4 * 1024 * 1024
+_STEP_BYTES: Final = 1024 * 1024
 #: How long one long poll of a stream waits. A shorter one would cost a round trip more often.
 _POLL_SECONDS: Final = 30.0
 #: `state` and `awaiting_input` are kept up to date for so long after somebody last looked at one.
@@ -171,7 +178,10 @@ class Terminal:
 
     async def send(self, data: str | bytes) -> None:
         """Type text or bytes as they are. Returns when all was accepted; waits while nobody reads."""
-        await write_pieces(self._api, self.id, data, self._writing)
+        try:
+            await write_pieces(self._api, self.id, data, self._writing)
+        except StdinClosed:
+            raise TerminalClosed(f"terminal {self.id!r} is closed: nobody reads what is typed") from None
 
     async def send_keys(self, *keys: str) -> None:
         """Press keys by name: `C-c`, `Up`, `F5`, `M-x`, `Enter`; or a single character."""
@@ -225,6 +235,16 @@ class Terminal:
         latest are returned.
         """
         ended = await self._api.run_in_terminal(self.id, command, timeout=timeout, max_bytes=max_bytes)
+        self._heard(
+            msgspec.structs.replace(
+                self._status,
+                state=ended.state,
+                prompt=ended.prompt,
+                changes=ended.changes,
+                reason=ended.reason,
+                last_exit_code=ended.exit_code,
+            )
+        )
         return TerminalResult(
             output_bytes=ended.output,
             exit_code=ended.exit_code,

@@ -8,7 +8,6 @@ io_uring, and programs of 32 bits on a kernel of 64.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -21,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
+from holdfast.runtime.libc import look_at
 from holdfast.runtime.process_table import stat_fields
 
 Kind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
@@ -57,14 +57,6 @@ CALLS: Final[dict[str, dict[int, Kind]]] = {
 #: ioctl(2) on our side of a terminal: a descriptor of the other side. The termios module does not name it.
 _TIOCGPTPEER: Final = 0x5441
 _LOCAL_FLAGS: Final = 3
-#: By its number: the C library of Alpine Linux has no statx(2) before 2024.
-_system_call: Final = ctypes.CDLL(None, use_errno=True).syscall
-_STATX_CALL: Final = {"x86_64": 332, "aarch64": 291}
-_AT_FDCWD: Final = -100
-_AT_STATX_DONT_SYNC: Final = 0x4000
-_STATX_TYPE_AND_INO: Final = 0x101
-#: stx_mode and stx_ino; major and minor of stx_rdev, and of stx_dev.
-_STATX: Final = struct.Struct("=28xH2xQ88x4I")
 _DEV_TTY: Final = os.makedev(5, 0)
 #: poll(2) and epoll(7) give both the same numbers.
 _FOR_INPUT: Final = select.POLLIN | select.POLLRDNORM
@@ -226,7 +218,7 @@ class _Look:
     def _is_source(self, task: str, fd: int, nested: bool = True) -> bool:
         """Whether a descriptor is the terminal, or an epoll that watches it."""
         try:
-            file = _file(f"{task}/fd/{fd}")
+            file = look_at(f"{task}/fd/{fd}")
         except FileNotFoundError:
             return False  # an epoll can keep the number of a descriptor that was closed
         if stat.S_ISCHR(file.mode):
@@ -260,25 +252,6 @@ def _watched(task: str, kind: Kind, call: Call) -> Iterable[int]:
 def _epoll_targets(task: str, fd: int) -> Iterable[int]:
     targets = epoll_targets(_contents(f"{task}/fdinfo/{fd}", _MOST_FDINFO))
     return islice(sorted(targets), _MOST_DESCRIPTORS)
-
-
-class _File(NamedTuple):
-    mode: int
-    device: int
-    inode: int
-    #: The number of a device file.
-    node: int
-
-
-def _file(path: str) -> _File:
-    """As os.stat(), of what the kernel remembers: a network or FUSE file system that hangs must not hang us."""
-    found = ctypes.create_string_buffer(256)
-    number = _STATX_CALL[os.uname().machine]
-    if _system_call(number, _AT_FDCWD, path.encode(), _AT_STATX_DONT_SYNC, _STATX_TYPE_AND_INO, found) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error), path)
-    mode, inode, *numbers = _STATX.unpack_from(found)
-    return _File(mode, os.makedev(numbers[2], numbers[3]), inode, os.makedev(numbers[0], numbers[1]))
 
 
 def _memory(task: str, address: int, size: int) -> bytes:

@@ -49,6 +49,18 @@ def check_command(spec: CommandSpec) -> None:
         _check_text(value, f"environment variable {name!r}")
 
 
+def check_run(timeout: float | None, max_bytes: int) -> None:
+    # The comparison is false for what is no number.
+    if timeout is not None and not timeout >= 0:
+        raise InvalidParams(f"timeout {timeout:g}: must not be negative")
+    check_bytes(max_bytes)
+
+
+def check_bytes(max_bytes: int) -> None:
+    if max_bytes < 0:
+        raise InvalidParams(f"max_bytes {max_bytes}: must not be negative")
+
+
 def _check_text(text: str, what: str) -> None:
     if "\0" in text:
         raise InvalidParams(f"{what} holds a NUL character")

@@ -165,7 +165,8 @@ class TerminalMemory(Record, frozen=True, tag=18):
     prompts: int
     continued: bool
     typed: bool
-    entered: bool
+    typed_at: int
+    unsettled: int
     prompt_due: bool
     prompt_start: int | None
     command_runs: bool
@@ -189,6 +190,7 @@ class EventsDropped(Record, frozen=True, tag=21):
 class RunTyped(Record, frozen=True, tag=19):
     """A command was typed in a terminal, by this name."""
 
+    terminal_id: str
     run_id: str
 
 

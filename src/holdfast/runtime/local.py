@@ -55,7 +55,7 @@ from holdfast.model import (
     TerminalWait,
 )
 from holdfast.runtime.cgroup import Cgroups
-from holdfast.runtime.checks import check_spec
+from holdfast.runtime.checks import check_bytes, check_spec
 from holdfast.runtime.environment import resolve_user
 from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
@@ -343,9 +343,12 @@ class LocalExec:
         self.process(process_id).send_signal(number, signal_id)
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
-        process = self.process(process_id)
+        process, terminal = self.process(process_id), self.terminals.get(process_id)
         was_running = process.running
-        await self._end(process, 0.0 if force else grace)
+        if terminal is not None:
+            await terminal.close("force" if force else "graceful", "kill", grace)
+        else:
+            await self._end(process, 0.0 if force else grace)
         self._reap_orphans()
         return was_running
 
@@ -432,6 +435,7 @@ class LocalExec:
         marks: bool = False,
     ) -> TerminalRead:
         terminal = self.terminals.terminal(terminal_id)
+        check_bytes(max_bytes or 0)
         if wait > 0:
             try:
                 async with asyncio.timeout(wait):
@@ -457,7 +461,7 @@ class LocalExec:
                 terminal_id, command, timeout=timeout, max_bytes=max_bytes, run_id=run_id
             )
         except asyncio.CancelledError:
-            self.terminals.withdraw(run_id)
+            self.terminals.withdraw(terminal_id, run_id)
             raise
 
     async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
@@ -557,7 +561,7 @@ class LocalExec:
         asked_before, self._closing = self._closing, True
         if self._starting:
             await asyncio.wait(self._starting.values())
-        await self.shells.close_all(grace)
+        await asyncio.gather(self.shells.close_all(grace), self.terminals.close_all(grace))
         processes = list(self._processes.values())
         await asyncio.gather(*(self._end(process, grace) for process in processes))
         if self._orphans is not None:

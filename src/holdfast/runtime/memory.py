@@ -160,7 +160,7 @@ class Memory:
         self.processes: dict[int, RememberedProcess] = {}
         self.sessions: dict[str, RememberedSession] = {}
         #: Commands that were typed in terminals.
-        self.runs: deque[str] = deque(maxlen=REMEMBERED_RUNS)
+        self.runs: deque[l.RunTyped] = deque(maxlen=REMEMBERED_RUNS)
         self.shells: dict[str, l.ShellNoted] = {}
         self.last_key = 0
         self._openings: dict[str, l.TerminalOpening] = {}
@@ -176,7 +176,7 @@ class Memory:
                 case l.TerminalOpening():
                     self._openings[record.spec.terminal_id] = record
                 case l.RunTyped():
-                    self.runs.append(record.run_id)
+                    self.runs.append(record)
                 case l.ShellNoted():
                     self.shells[record.status.shell_id] = record
                 case l.ShellForgotten():
@@ -205,7 +205,7 @@ class Memory:
         for process in self.processes.values():
             yield from process.records()
         yield from self._openings.values()
-        yield from map(l.RunTyped, self.runs)
+        yield from self.runs
         yield from self.shells.values()
         running = {each.begun.spec.process_id for each in self.processes.values() if each.ended is None}
         for session in self.sessions.values():

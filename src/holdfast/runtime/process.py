@@ -35,6 +35,7 @@ REMEMBERED_SIGNALS: Final = 16
 #: A terminal gives at most 4 KiB a read; so much is gathered before it goes into the log.
 _TTY_GATHER: Final = 64 * 1024
 _TTY_READ: Final = 16 * 1024
+_TTY_SHORT: Final = 1024
 #: ioctl(2) on our side of a terminal: a descriptor of the other side. The termios module does not name it.
 _TIOCGPTPEER: Final = 0x5441
 
@@ -253,7 +254,9 @@ class ManagedProcess(Recorded):
             read = _gather(output.fd, limit)
         else:
             read = self.notes.gather(output.fd, limit, output.log.end)
-        return self._print(output, read)
+        printed = self._print(output, read)
+        # What it said may not be for readers: then what comes next is looked at.
+        return printed if printed or not read else self._move(output, limit)
 
     def _print(self, output: Output, read: bytes) -> int:
         """Into the log with what was read from the terminal, or with what was held back at its end."""
@@ -264,16 +267,15 @@ class ManagedProcess(Recorded):
             output.log.append(data)
         if self.notes is not None:
             self.notes.taken(offset, output.log.end)
-        if read and not data:
-            raise BlockingIOError  # it has said something, and not to readers
         return len(data)
 
     def print_again(self, unused: Unused) -> None:
         """What an earlier server had read, and not come to print."""
         assert self.notes is not None
         for output in self._outputs:
-            with contextlib.suppress(BlockingIOError):
-                self._took(output, self._print(output, self.notes.gather_again(unused)))
+            printed = self._print(output, self.notes.gather_again(unused))
+            if printed:
+                self._took(output, printed)
 
     def print_late(self, data: bytes) -> None:
         """Into the log with what was held back."""
@@ -344,6 +346,8 @@ def _gather(fd: int, limit: int) -> bytes:
             break
         pieces.append(piece)
         size += len(piece)
+        if len(piece) < _TTY_SHORT:
+            break  # that was all: most of the time it is one keystroke's echo
     return b"".join(pieces)
 
 

@@ -1,7 +1,7 @@
-"""What to execute, and which files to write, so that an interactive bash or zsh prints the OSC 133 marks of its prompts.
+"""What to execute and which files to write so that an interactive bash or zsh prints OSC 133 marks at its prompts.
 
-A terminal knows its prompt and the end of a command by these marks; the user's own files, prompt and hooks stay in charge.
-Pure text: nothing here touches the operating system, and the files may be deleted once the shell has shown its first prompt.
+A terminal knows its prompt and the end of a command by them; the user's own files, prompt and hooks stay in charge.
+Pure text: nothing here touches the operating system, and the shell needs no file any more at its first prompt.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def integrate(
             if login:
                 return _login_bash(argv[0], (*login_flag, *interactive), directory, nonce, environment)
             rc = _BASH_HOOKS.replace("@NONCE@", nonce) + _BASH_INTERACTIVE_FILES + _BASH_START
-            # bash itself reads the distribution's own rc file, where it was built to, and then ours in place of ~/.bashrc.
+            # bash reads the distribution's rc file itself, if it was built to, and then ours in place of ~/.bashrc.
             options = ("--rcfile", os.path.join(directory, "rc"), *interactive, "+H")
             return Integrated("bash", (argv[0], *options), {}, {"rc": rc})
         case "zsh":
@@ -66,7 +66,7 @@ def integrate(
 def _login_bash(
     name: str, flags: tuple[str, ...], directory: str, nonce: str, environment: Mapping[str, str]
 ) -> Integrated:
-    """A login bash reads no rc file of our choice, except in POSIX mode: there, if interactive, the file that $ENV names."""
+    """A login bash reads a file of our choice in POSIX mode alone: if interactive, the one that $ENV names."""
     undo = [
         "set +o posix +H",
         "shopt -u inherit_errexit 2>/dev/null",  # POSIX mode turns it on, and leaving the mode does not turn it off
@@ -90,44 +90,51 @@ def _restored(variable: str, environment: Mapping[str, str]) -> str:
 
 
 # Where things are, in bash:
-#   PROMPT_COMMAND[0]    `_hold_first;#USER`, USER being the user's own element 0, as a comment: what looks for a command in
-#                        $PROMPT_COMMAND, or adds to its text, goes on working. Element 1 runs it, so that $? and PIPESTATUS
-#                        are the command's (bash restores both between elements). If USER has several lines, and before
-#                        bash 5.1, which knows no array here, it is `_hold_first`, USER, `_hold_last`, one below the other.
-#   PROMPT_COMMAND[999]  `_hold_last`, out of the reach of `PROMPT_COMMAND=x`.
-#   PS1, PS0             name _hold_m and not the nonce: exported, they are empty words in another shell. They also put
-#                        `_hold_last` back after `unset PROMPT_COMMAND`, and PS1 prints D if no hook did.
-#   _hold_m              an array, since no array is ever exported, not even under `set -a`. 1-6: the marks A, B, C, P, and D
-#                        in two halves; 7: bash 5.1 or newer; 8: the prompts as we left them; 9: 1 while D is to be printed.
-#   _hold_t              every text that we put around a prompt, to find it again in whatever the user made of it.
-# The hooks run at each prompt: no forks, no redirection of a block (10 us), and the usual case in few commands.
+# - PROMPT_COMMAND[0] is `_hold_first;#USER`, USER being the user's own element 0, as a comment: what looks for a
+#   command in $PROMPT_COMMAND, or adds to its text, goes on working. Element 1 runs it, so that $? and PIPESTATUS
+#   are the command's (bash restores both between elements). If USER has several lines, and before bash 5.1, which
+#   knows no array here, it is `_hold_first`, USER and `_hold_last`, one below the other.
+# - PROMPT_COMMAND[999] is `_hold_last`, out of the reach of `PROMPT_COMMAND=x`; what `+=(x)` adds comes at 1000.
+# - PS1 and PS0 name variables and not the nonce: exported, they are empty words in another shell. They also put
+#   `_hold_last` back after `unset PROMPT_COMMAND`, and PS1 prints D if no hook did.
+# - _hold_m is an array, since no array is ever exported, not even if assigned under `set -a`. 5 and 6: the halves
+#   of D; 7: bash 5.1 or newer; 8: all prompts as we left them; 9: 1 while D is still to be printed.
+# - _hold_t has every text that we put around a prompt, to find it again in whatever the user made of it.
+# The hooks run at each prompt: no forks, no redirected blocks (10 us each), few commands if nothing changed.
 _BASH_HOOKS = r"""
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)); then
-_hold_m=([1]=$'\e]133;A;@NONCE@\a' [2]=$'\e]133;B;@NONCE@\a' [3]=$'\e]133;C;@NONCE@\a' [4]=$'\e]133;P;@NONCE@\a'
-  [5]=$'\e]133;D;' [6]=$';@NONCE@\a' [7]=$((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) [8]= [9]=)
+_hold_a=$'\e]133;A;@NONCE@\a' _hold_b=$'\e]133;B;@NONCE@\a'
+_hold_c=$'\e]133;C;@NONCE@\a' _hold_p=$'\e]133;P;@NONCE@\a'
+_hold_m=([5]=$'\e]133;D;' [6]=$';@NONCE@\a' [7]=$((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) [8]= [9]=)
 if ((_hold_m[7])); then
   _hold_t='#${PROMPT_COMMAND[999]:=_hold_last}'
 else
   _hold_t='#${PROMPT_COMMAND:=_hold_last}'
 fi
 _hold_t=(
-  [1]='\[${_hold_m[9]:+${_hold_m[5]:+${_hold_m[5]}$?${_hold_m[6]'"$_hold_t"'}}}${_hold_m[1]-}\]'
-  [2]='${_hold_m[3]:+${_hold_m[(_hold_m[9]=1)*3]'"$_hold_t"'}}' [3]='\[${_hold_m[2]-}\]' [4]='\[${_hold_m[4]-}\]'
-  [5]='\[${_hold_m[9]:+${_hold_m[5]-}$?${_hold_m[6]-}}${_hold_m[1]-}\]' [6]='${_hold_m[(_hold_m[9]=1)*3]-}'
+  [1]='\[${_hold_m[9]:+${_hold_m[5]:+${_hold_m[5]}$?${_hold_m[6]'"$_hold_t"'}}}${_hold_a-}\]'
+  [2]='${_hold_c:+${_hold_m[_hold_m[9]=1]-}${_hold_c'"$_hold_t"'}}' [3]='\[${_hold_b-}\]' [4]='\[${_hold_p-}\]'
+  [5]='\[${_hold_m[9]:+${_hold_m[5]-}$?${_hold_m[6]-}}${_hold_a-}\]' [6]='${_hold_m[_hold_m[9]=1]-}${_hold_c-}'
   [7]='\[\e]133;A;@NONCE@\a\]' [8]='\e]133;C;@NONCE@\a' [9]='\[\e]133;B;@NONCE@\a\]' [10]='\[\e]133;P;@NONCE@\a\]'
 )
 _hold_first() {
   local _hold_s=$?
-  [[ $- != *[xT]* ]] || _hold_quiet
-  _hold_ended
+  if [[ $- == *[xT]* ]]; then
+    _hold_quiet
+    _hold_first
+    return
+  fi
+  _hold_m[9]=
+  builtin printf '%s' "${_hold_m[5]}$_hold_s${_hold_m[6]}" >&2
   # What follows in the same text sees the status; under errexit it would end the shell.
   [[ $- == *e* ]] || return "$_hold_s"
 }
 _hold_last() {
   local _hold_s=$?
-  _hold_prompt
+  [[ ${_hold_m[9]}${PS1-}${PS0-}${PS2-}$BASHOPTS${PROMPT_COMMAND-}\
+${PROMPT_COMMAND[999]-}${PROMPT_COMMAND[1000]-} == "${_hold_m[8]}" ]] || _hold_restore
 }
-# Under xtrace, and for a DEBUG trap under functrace or extdebug, the hooks hide what they do, from the second prompt on.
+# From the first prompt under xtrace or functrace (extdebug) on, the hooks hide what they do.
 _hold_quiet() {
   _hold_first() {
     { local - _hold_s=$?; set +xT; } 2>/dev/null
@@ -136,16 +143,13 @@ _hold_quiet() {
   }
   _hold_last() {
     { local - _hold_s=$?; set +xT; } 2>/dev/null
-    _hold_prompt
+    _hold_restore
   }
+  return "$_hold_s"
 }
 _hold_ended() {
   _hold_m[9]=
   builtin printf '%s' "${_hold_m[5]}$_hold_s${_hold_m[6]}" >&2
-}
-_hold_prompt() {
-  [[ "${_hold_m[9]}${PS1-}${PS0-}${PS2-}${PROMPT_COMMAND-}${PROMPT_COMMAND[@]: -1}${__bp_imported-}$BASHOPTS" == "${_hold_m[8]}" ]] ||
-    _hold_restore
 }
 _hold_restore() {
   local - IFS=$' \t\n'
@@ -153,17 +157,20 @@ _hold_restore() {
   [[ -z ${_hold_m[9]} ]] || _hold_ended
   _hold_place
   _hold_wrap
-  # bash-preexec takes the first command after its own last hook for the user's: let it wait again.
-  [[ -z ${__bp_imported-} || ${PROMPT_COMMAND[*]} != *__bp_interactive_mode* ]] || __bp_preexec_interactive_mode=on
-  _hold_m[8]=$PS1$PS0$PS2$PROMPT_COMMAND${PROMPT_COMMAND[@]: -1}$BASHOPTS
+  _hold_m[8]=$PS1$PS0$PS2$BASHOPTS$PROMPT_COMMAND${PROMPT_COMMAND[999]}${PROMPT_COMMAND[1000]}
+  # bash-preexec takes the first command after its own last hook for the user's: let it wait again, each time.
+  if [[ -n ${__bp_imported-} && ${PROMPT_COMMAND[*]} == *__bp_interactive_mode* ]]; then
+    _hold_m[8]=
+    __bp_preexec_interactive_mode=on
+  fi
   # A read-only PS1 that was not wrapped in time: the marks come before it.
   if [[ $PS1 != *"${_hold_t[3]}" && $PS1 != *"${_hold_t[9]}" ]]; then
     _hold_m[8]=
-    builtin printf '%s' "${_hold_m[1]}${_hold_m[2]}" >&2
+    builtin printf '%s' "$_hold_a$_hold_b" >&2
   fi
 }
 _hold_place() {
-  local _hold_i _hold_u=() _hold_e='eval "${PROMPT_COMMAND[_hold_m[9]*999]##*_hold_first?#}"'
+  local _hold_i _hold_u=() _hold_e='\eval "${PROMPT_COMMAND[_hold_m[9]*999]##*_hold_first?#}"'
   [[ ${PROMPT_COMMAND@a}${PROMPT_COMMAND[*]@a} != *r* ]] || return 0
   for _hold_i in "${PROMPT_COMMAND[@]}"; do
     [[ $_hold_i != _hold_last && $_hold_i != "$_hold_e" ]] || continue
@@ -199,6 +206,8 @@ _hold_wrap() {
     # Without our hook in it, to put the hook back would be an error at each prompt.
     _hold_w=(5 6 3 4)
   fi
+  # A backslash at the end would take the first character of ours.
+  [[ ${_hold_p[0]} != *\\ ]] || _hold_p[0]+=' '
   [[ ${PS1@a} == *r* ]] || PS1=${_hold_t[_hold_w[0]]}${_hold_p[0]}${_hold_t[_hold_w[2]]}
   [[ ${PS0@a} == *r* ]] || PS0=${_hold_p[1]}${_hold_t[_hold_w[1]]}
   [[ ${PS2@a} == *r* ]] || PS2=${_hold_p[2]}${_hold_t[_hold_w[3]]}
@@ -233,27 +242,43 @@ _BASH_INTERACTIVE_FILES = r"""
 _BASH_START = "_hold_start\n"
 
 # In zsh a function named precmd runs before those of precmd_functions, and the list is read after it has run: so
-# `_hold_first`, at the head of both, puts the hooks back if one of the two was replaced. zsh marks a line without an end
-# (PROMPT_SP) before any hook; to have D come first, PROMPT_CR, without which it does not, is off while a command runs.
+# `_hold_first`, at the head of both, puts the hooks back if one of the two was replaced. zsh marks a line without
+# an end (PROMPT_SP) before any hook; to have D come first, PROMPT_CR, without which it does not, is off while a
+# command runs. What must outlast a hook (an option), or runs at each prompt, stands in functions that keep the
+# user's options; the others begin with `emulate -L zsh`.
 _ZSH_ENV = r"""
 @ZDOTDIR@
 setopt no_bang_hist
 typeset -g _hold_a=$'%{\e]133;A;@NONCE@\a%}' _hold_b=$'%{\e]133;B;@NONCE@\a%}' _hold_p=$'%{\e]133;P;@NONCE@\a%}'
 typeset -g _hold_c=$'\e]133;C;@NONCE@\a' _hold_d=$'\e]133;D;' _hold_e=$';@NONCE@\a' _hold_ps1= _hold_ps2=
-typeset -gi _hold_due=1 _hold_cr=0
+typeset -g _hold_line= _hold_key=
+typeset -gi _hold_due=1 _hold_cr=0 _hold_fd=2
 _hold_first() {
-  local _hold_s=$? _hold_sp=0
-  [[ -o xtrace && $_hold_fd == 3 || ! -o xtrace && $_hold_fd == 2 ]] || _hold_swap
-  if (( _hold_cr )); then
-    [[ -o prompt_cr || ! -o prompt_sp ]] || _hold_sp=1
-    _hold_cr=0
-    setopt prompt_cr
+  local _hold_s=$?
+  if [[ -o xtrace && $_hold_fd == 2 ]]; then
+    _hold_quiet
+    _hold_first "$@"
+    return $_hold_s
   fi
-  _hold_ended $_hold_s $_hold_sp
+  if (( _hold_due )); then
+    _hold_due=0
+    builtin print -rnu $_hold_fd -- "$_hold_d$_hold_s$_hold_e"
+    if (( _hold_cr )); then
+      _hold_cr=0
+      if [[ ! -o prompt_cr && -o prompt_sp ]]; then
+        [[ "$COLUMNS:${TERM-}${PROMPT_EOL_MARK+ own}" == "$_hold_key" ]] || _hold_eol
+        builtin print -rnu $_hold_fd -- "$_hold_line"
+      fi
+      setopt prompt_cr
+    fi
+    [[ ${1-} == precmd && "${precmd_functions[*]-}" == _hold_first*_hold_last &&
+      "${preexec_functions[*]-}" == *_hold_exec ]] || _hold_place
+  fi
   return $_hold_s
 }
 _hold_last() {
-  [[ -o prompt_percent && $_hold_due$PS1$PS2 == "1$_hold_ps1$_hold_ps2" ]] || _hold_prompt
+  _hold_due=1
+  [[ -o prompt_percent && "${PS1-}${PS2-}" == "$_hold_ps1$_hold_ps2" ]] || _hold_prompt
 }
 _hold_exec() {
   _hold_due=1
@@ -263,60 +288,71 @@ _hold_exec() {
   fi
   builtin print -rnu $_hold_fd -- "$_hold_c"
 }
-_hold_ended() {
+# As zsh does it: the mark, then blanks to the right margin, so that the cursor wraps unless it was in column 0.
+_hold_eol() {
   emulate -L zsh
-  setopt no_aliases extended_glob
-  if (( _hold_due )); then
-    _hold_due=0
-    builtin print -rnu3 -- "$_hold_d$1$_hold_e"
-    if (( $2 )); then
-      # As zsh does it: the mark, blanks to the right margin, so that the cursor wraps unless it was in column 0.
-      local mark=${PROMPT_EOL_MARK-%B%S%#%s%b} bare
-      bare=${mark//(%[BbSsUufk]|%[FK]\{[^\}]#\}|%\{*%\})/}
-      local -i width=${(m)#${(%)bare}} margin=1
-      [[ ${terminfo[xenl]-} != yes ]] || margin=0
-      builtin print -rnu3 -- "${(%)mark}${(l:COLUMNS - width - margin:)}"$'\r'"${(l:width:)}"$'\r'
-    fi
-  fi
-  _hold_place
+  setopt extended_glob
+  local mark=${PROMPT_EOL_MARK-%B%S%#%s%b} bare
+  bare=${mark//(%[BbSsUufk]|%[FK]\{[^\}]#\}|%\{*%\})/}
+  local -i width=${(m)#${(%)bare}} margin=1
+  [[ ${terminfo[xenl]-} != yes ]] || margin=0
+  _hold_line="${(%)mark}${(l:COLUMNS - width - margin:)}"$'\r'"${(l:width:)}"$'\r'
+  _hold_key=$COLUMNS:$TERM
+}
+# From the first prompt under xtrace on, the hooks have nowhere to trace to, and print to another descriptor.
+_hold_quiet() {
+  emulate -L zsh
+  setopt no_xtrace no_aliases
+  _hold_fd=3
+  local each
+  for each in _hold_first _hold_last _hold_exec; do
+    functions[$each]="{ $functions[$each] } 3>&2 2>/dev/null"
+  done
+  return $_hold_s
 }
 _hold_place() {
+  emulate -L zsh
+  setopt no_aliases
   if (( ! $+functions[precmd] )); then
-    functions[precmd]=_hold_first
+    functions[precmd]='_hold_first precmd'
   elif [[ $functions[precmd] != *(_hold_first|autoload\ -X)* ]]; then
-    functions[precmd]=_hold_first$'\n'$functions[precmd]
+    functions[precmd]='_hold_first precmd'$'\n'$functions[precmd]
   fi
-  if [[ ${precmd_functions[1]-} != _hold_first || $precmd_functions[-1] != _hold_last &&
-    ${(t)precmd_functions-} != *readonly* ]]; then
+  if [[ ${(t)precmd_functions-} != *readonly* ]]; then
     typeset -ga precmd_functions
     precmd_functions=(_hold_first ${precmd_functions:#_hold_(first|last)} _hold_last)
   fi
-  if [[ ${preexec_functions[-1]-} != _hold_exec && ${(t)preexec_functions-} != *readonly* ]]; then
+  if [[ ${(t)preexec_functions-} != *readonly* ]]; then
     typeset -ga preexec_functions
     preexec_functions=(${preexec_functions:#_hold_exec} _hold_exec)
   fi
 }
 _hold_prompt() {
+  local percent=0
+  [[ ! -o prompt_percent ]] || percent=1
   emulate -L zsh
-  _hold_due=1
-  (( ! $+functions[zsh-newuser-install] )) || [[ $functions[zsh-newuser-install] != *_hold_due* ]] ||
-    unfunction zsh-newuser-install
-  if [[ $1 == 0 || ${(t)PS1} == *readonly* && $PS1 != $_hold_ps1 ]]; then
-    builtin print -rnu3 -- "${${_hold_a#%\{}%\%\}}${${_hold_b#%\{}%\%\}}"
-    [[ ${(t)PS1} == *readonly* ]] || PS1=${${PS1//$_hold_a}//$_hold_b}
+  setopt extended_glob
+  [[ ${functions[zsh-newuser-install]-} != *_hold_due* ]] || unfunction zsh-newuser-install
+  local bare=${${PS1//$_hold_a}//$_hold_b}
+  # A lone % at the end would take the first character of ours.
+  [[ $bare != (|*[^%])%(%%)# ]] || bare+=' '
+  if [[ $percent == 1 && ( ${(t)PS1} != *readonly* || $PS1 == $_hold_ps1 ) ]]; then
+    if [[ ${(t)PS1} != *readonly* ]]; then
+      # The nonce stands in it: it does not go into the environment of programs.
+      [[ ${(t)PS1} != *export* ]] || typeset -g +x PS1
+      PS1=$_hold_a$bare$_hold_b
+    fi
+    if [[ ${(t)PS2} != *readonly* ]]; then
+      [[ ${(t)PS2} != *export* ]] || typeset -g +x PS2
+      PS2=${PS2//$_hold_p}$_hold_p
+    fi
+    _hold_ps1=$PS1 _hold_ps2=$PS2
+  else
+    # Nothing can be put around it: the marks come before it.
+    [[ ${(t)PS1} == *readonly* ]] || PS1=$bare
     [[ ${(t)PS2} == *readonly* ]] || PS2=${PS2//$_hold_p}
-    return
-  fi
-  if [[ $PS1 != $_hold_ps1 ]]; then
-    # The nonce stands in it: it does not go into the environment of programs.
-    [[ ${(t)PS1} != *export* ]] || typeset -g +x PS1
-    PS1=$_hold_a${${PS1//$_hold_a}//$_hold_b}$_hold_b
-    _hold_ps1=$PS1
-  fi
-  if [[ $PS2 != $_hold_ps2 && ${(t)PS2} != *readonly* ]]; then
-    [[ ${(t)PS2} != *export* ]] || typeset -g +x PS2
-    PS2=${PS2//$_hold_p}$_hold_p
-    _hold_ps2=$PS2
+    _hold_ps1=
+    builtin print -rnu $_hold_fd -- "${${_hold_a#%\{}%\%\}}${${_hold_b#%\{}%\%\}}"
   fi
 }
 # What zsh runs of itself right before the first prompt, whatever .zshrc did to the hooks.
@@ -325,10 +361,11 @@ _hold_late() {
     _hold_first
     _hold_last
   fi
+  unfunction _hold_late
 }
 # zsh asks a user without any file whether to make some; a terminal that nobody watches would wait for an answer.
 zsh-newuser-install() { : _hold_due }
 [[ ! -r ${ZDOTDIR-$HOME}/.zshenv ]] || . "${ZDOTDIR-$HOME}/.zshenv"
-() { emulate -L zsh; setopt no_aliases extended_glob; _hold_place }
+_hold_place
 ! zmodload zsh/sched 2>/dev/null || sched +0 _hold_late
 """

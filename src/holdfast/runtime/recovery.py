@@ -149,10 +149,13 @@ class Recovery:
             return exec_.take_over(spec, started, remembered.past)
         terminal = exec_.terminals.recover(known.opening)
         terminal.timeline.skip(known.dropped.count, known.dropped.horizon)
-        for taken in remembered.times:
-            terminal.timeline.note_output(taken.offset, taken.at)
-        for event in known.events:
-            terminal.timeline.replay(event)
+        told: list[l.Taken | l.Happened] = [*remembered.times, *known.events]
+        # In the order of their times, and a mark after the output that it came with.
+        for past in sorted(told, key=lambda record: record.at):
+            if isinstance(past, l.Taken):
+                terminal.timeline.note_output(past.offset, past.at)
+            else:
+                terminal.timeline.replay(past)
         process = exec_.take_over(spec, started, remembered.past, terminal.ended)
         terminal.attach_again(process, known.memory)
         return process

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from holdfast.runtime.poller import Poller
 
 #: Starts a program on this stdin and calls back when it has ended.
-StartProcess = Callable[[ProcessSpec, int | None, Callable[[ManagedProcess], None]], Coroutine[None, None, ManagedProcess]]
+StartProcess = Callable[
+    [ProcessSpec, int | None, Callable[[ManagedProcess], None]], Coroutine[None, None, ManagedProcess]
+]
 #: Ends a program and all that it started.
 EndProcess = Callable[[ManagedProcess, float], Coroutine[None, None, None]]
 Restored = Literal["state", "exports"]

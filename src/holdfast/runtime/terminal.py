@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ from holdfast.errors import TerminalClosed
 from holdfast.model import (
     CloseMode,
     JobsAtClose,
+    TerminalCommandEnded,
     TerminalRead,
     TerminalSize,
     TerminalSpec,
@@ -35,7 +37,7 @@ from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.ledger import TerminalMemory
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.timeline import Timeline
-from holdfast.runtime.typing_in import CLEAR_LINE, ENTER
+from holdfast.runtime.typing_in import CLEAR_LINE, ENTER, INTERRUPT
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -50,12 +52,17 @@ HOLD_SECONDS: Final = 0.02
 LOOK_AGAIN_SECONDS: Final = (0.001, 0.1)
 #: How long a shell has to leave by `exit` before it is hung up: it may ask back, about stopped jobs.
 EXIT_SECONDS: Final = 1.0
+#: How long what was hung up has until it is hung up again, and twice as long each time.
+HANG_UP_SECONDS: Final = 0.05
 #: A prompt is no longer than this.
 _PROMPT_BYTES: Final = 4096
 _NOT_TEXT: Final = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x09\x0b-\x1f\x7f]"
 )
 
+_LINE_ENDS: Final = (b"\r", b"\n", b"\x03", b"\x1c")
+#: Ctrl-C, Ctrl-Z, Ctrl-\\.
+_SIGNAL_KEYS: Final = b"\x03\x1a\x1c"
 _NOBODY: Final = InputState(False, None, True, True)
 _OVER: Final = ("CLOSED", "ERROR")
 
@@ -77,6 +84,8 @@ class LiveTerminal:
         self.spec = spec
         self.argv = argv
         self.integration = integration
+        #: Commands that `run` was asked for, by their ids, and the last ones that ended.
+        self.runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
         self.timeline = Timeline(config.retained_terminal_events)
         self.process: ManagedProcess
         self.changes = 0
@@ -87,9 +96,8 @@ class LiveTerminal:
         self.prompts = 0
         #: A continuation prompt was shown since the last prompt.
         self.continued = False
-        #: Keys, and keys that do something, were sent since the last prompt.
+        #: Something was typed since the last line was sent off: it stands on the line, or has its editor wait.
         self.typed = False
-        self.entered = False
         self.modes = Modes()
         #: The command that `run` has typed.
         self.in_flight: CommandInFlight | None = None
@@ -102,6 +110,10 @@ class LiveTerminal:
         self._prompt_due = False
         self._prompt_start: int | None = None
         self._command_runs = False
+        #: How many keys were sent that may start something, and whose effect has not been seen.
+        self._unsettled = 0
+        #: How many prompts there had been when something was typed last.
+        self._typed_at = 0
         self._awaiting: bool | None = False
         self._closing = False
         self._prints = 0
@@ -195,24 +207,25 @@ class LiveTerminal:
             data, marks = self._filter.feed(data)
             if self._filter.held:
                 self._hold()
+        # One time for all that came together: marks are never older than the bytes behind them.
+        now = time.time()
         if data:
-            self._note_output(data)
+            self._note_output(data, now)
         offset = self.process.logs[2].end
         for mark in marks:
-            self._marked(mark, offset, data)
+            self._marked(mark, offset, data, now)
         self._remember()
         return data
 
     def printing_ended(self) -> bytes:
         held = self._filter.release() if self._filter is not None else b""
         if held:
-            self._note_output(held)
+            self._note_output(held, time.time())
             if self.process.notes is not None:
                 self.process.notes.hold_back(self._memory(self.process.notes.key))
         return held
 
-    def _note_output(self, data: bytes) -> None:
-        now = time.time()
+    def _note_output(self, data: bytes, now: float) -> None:
         self.timeline.note_output(self.process.logs[2].end, now)
         if self.process.notes is not None:
             self.process.notes.printed_at = now
@@ -247,9 +260,9 @@ class LiveTerminal:
 
     # --- the shell's marks -----------------------------------------------------------------------------------
 
-    def _marked(self, mark: Mark, offset: int, data: bytes) -> None:
+    def _marked(self, mark: Mark, offset: int, data: bytes, now: float) -> None:
         """A mark at a place in `data`, which is not in the log yet and begins at `offset` there."""
-        now, place = time.time(), offset + mark.position
+        place = offset + mark.position
         if self._closing and mark.letter != "D":
             # What is typed to close it is no command of anybody's, and the prompt that comes back is noticed.
             self.prompts += mark.letter == "B"
@@ -265,7 +278,7 @@ class LiveTerminal:
             if self.in_flight is not None:
                 self.in_flight.began(place)
             self.timeline.add("command", place, now)
-            self._become("BUSY", place)
+            self._become("BUSY", place, now)
         elif mark.letter == "D":
             self._command_ended(place, mark.argument, now)
         elif mark.letter == "P":
@@ -274,14 +287,16 @@ class LiveTerminal:
         self._tell()
 
     def _prompt_shown(self, place: int, text: str, now: float) -> None:
-        self.typed = self.entered = self.continued = self._command_runs = self._prompt_due = False
+        self.continued = self._command_runs = self._prompt_due = False
+        if self._unsettled <= 1:
+            self._unsettled = 0
         self.prompts += 1
         if self.prompts == 1:
             self._on_first_prompt()
         if text != self.prompt:
             self.prompt = text
             self.changes += 1
-        self._become("IDLE", place)
+        self._become("IDLE", place, now)
         self.timeline.add("prompt", place, now, prompt=text)
 
     def _command_ended(self, place: int, argument: str, now: float) -> None:
@@ -307,7 +322,13 @@ class LiveTerminal:
     # --- state -----------------------------------------------------------------------------------------------
 
     def _become(
-        self, state: TerminalState, place: int | None = None, *, reason: str = "", exit_code: int | None = None
+        self,
+        state: TerminalState,
+        place: int | None = None,
+        now: float | None = None,
+        *,
+        reason: str = "",
+        exit_code: int | None = None,
     ) -> None:
         if state == self.state:
             return
@@ -315,7 +336,7 @@ class LiveTerminal:
         self.changes += 1
         self.reason = reason
         place = self.process.logs[2].end if place is None else place
-        self.timeline.add("state", place, time.time(), exit_code=exit_code, reason=reason)
+        self.timeline.add("state", place, now or time.time(), exit_code=exit_code, reason=reason)
 
     def ended(self, process: ManagedProcess) -> None:
         """Its program ended; all that it printed is in the log."""
@@ -364,10 +385,12 @@ class LiveTerminal:
         The shell's mark of a command that was just typed may not have come yet. So the kernel is asked whether the
         shell waits again; and only then what it has printed by then is looked at.
         """
-        if self.entered:
+        if self._unsettled and self.state != "BUSY":
             awaiting = self._look().awaiting
             self._catch_up()
-            return self.state == "IDLE" and (not self.entered or awaiting is True)
+            if self.state == "IDLE" and (awaiting or (awaiting is None and self.prompts > self._typed_at)):
+                self._unsettled = 0
+            return self.state == "IDLE" and not self._unsettled
         return self.state == "IDLE"
 
     def wants_more(self) -> bool:
@@ -377,7 +400,7 @@ class LiveTerminal:
     async def wait(self, until: TerminalWait, timeout: float | None, changes: int) -> bool:
         """Wait for a condition; False if the time was over first, `TerminalClosed` if it cannot come any more."""
         if until == "idle":
-            return await self.until(self.is_idle, timeout, look=lambda: self.entered)
+            return await self.until(self.is_idle, timeout, look=lambda: self._unsettled > 0)
         if until == "awaitingInput":
             return await self.until(self.wants_more, timeout, look=lambda: True)
         if until == "change":
@@ -428,8 +451,11 @@ class LiveTerminal:
     # --- input -----------------------------------------------------------------------------------------------
 
     def _on_typed(self, data: bytes) -> None:
-        self.typed = True
-        self.entered = self.entered or any(byte < 0x20 for byte in data)
+        self.typed = data[-1:] not in _LINE_ENDS
+        self._typed_at = self.prompts
+        if not data.isalnum():
+            # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
+            self._unsettled += sum(2 if byte in _SIGNAL_KEYS else 1 for byte in data if byte < 0x20)
         self._remember()
         if self.spec.record_input and not self._is_secret():
             self.timeline.add("input", self.process.logs[2].end, time.time(), payload=data)
@@ -439,6 +465,15 @@ class LiveTerminal:
         """Whether a line is typed that the terminal does not show: a password, most likely."""
         look = input_state(self.process.terminal) if self.process.terminal >= 0 else _NOBODY
         return look.canonical and not look.echo
+
+    def type_line(self, line: bytes) -> None:
+        """Type at the prompt what is one command, whatever it holds."""
+        self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER)
+        self._unsettled = 1
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as a person would."""
+        self.process.input.put(INTERRUPT)
 
     def press(self, keys: Sequence[str], write_id: str | None = None) -> None:
         """Keys by their names, as the program in the foreground wants them encoded."""
@@ -486,15 +521,19 @@ class LiveTerminal:
             idle = await self.until(lambda: self.prompts > before or self.is_over, grace / 2, over_is_fine=True)
         if idle and not self.is_over:
             before = self.prompts
-            self.process.input.put((CLEAR_LINE if self.typed else b"") + b"exit" + ENTER)
+            self.type_line(b"exit")
             await self.until(
                 lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
             )
-        if not self.is_over and jobs == "kill":
+        pause = HANG_UP_SECONDS
+        while jobs == "kill" and not self.is_over and self._loop.time() < deadline:
+            # A shell that has just shown its prompt notes a signal, and then waits for a key to act on it.
             for group in {self.process.pid, self.process.foreground_group()} - {0}:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGHUP)
                     os.killpg(group, signal.SIGCONT)
+            await self.until(lambda: self.is_over, pause, over_is_fine=True)
+            pause *= 2
         await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
 
     # --- across servers --------------------------------------------------------------------------------------
@@ -517,7 +556,8 @@ class LiveTerminal:
             prompts=self.prompts,
             continued=self.continued,
             typed=self.typed,
-            entered=self.entered,
+            typed_at=self._typed_at,
+            unsettled=self._unsettled,
             prompt_due=self._prompt_due,
             prompt_start=self._prompt_start,
             command_runs=self._command_runs,
@@ -533,7 +573,8 @@ class LiveTerminal:
         self._remembered = memory
         self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
         self.prompt, self.prompts, self.continued = memory.prompt, memory.prompts, memory.continued
-        self.typed, self.entered, self._closing = memory.typed, memory.entered, memory.closing
+        self.typed, self._typed_at, self._unsettled = memory.typed, memory.typed_at, memory.unsettled
+        self._closing = memory.closing
         self._prompt_due, self._prompt_start = memory.prompt_due, memory.prompt_start
         self._command_runs = memory.command_runs
         if self._filter is not None:

@@ -7,13 +7,14 @@ What it printed is what the terminal showed between the mark of its start and th
 from __future__ import annotations
 
 import asyncio
+import builtins
 import signal
 import time
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import InvalidRequest, TimeoutError
 from holdfast.model import TerminalCommandEnded
-from holdfast.runtime.typing_in import CLEAR_LINE, ENTER, INTERRUPT, keystrokes
+from holdfast.runtime.typing_in import keystrokes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _LINE_IS_OVER: Final = b"\x1b[?2004l\r"
 #: A command whose time is over has the exit code that timeout(1) gives.
 TIMED_OUT: Final = 124
+#: How long a line editor has to show a new prompt after Ctrl-C, and how often it is tried: one that quotes the next
+#: key takes the first for text.
+INTERRUPT_SECONDS: Final = 0.5
+_INTERRUPTS: Final = 3
 
 
 class CommandInFlight:
@@ -65,19 +70,45 @@ async def run_typed(
     keystrokes(command, paste=True)  # an error before anything is waited for
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
-    async with terminal.turn:
+    try:
+        async with asyncio.timeout_at(deadline):
+            await terminal.turn.acquire()
+    except builtins.TimeoutError:
+        raise TimeoutError(f"terminal {terminal.id!r} is busy: other commands came before") from None
+    try:
         left = None if deadline is None else max(0.0, deadline - loop.time())
         if not await terminal.wait("idle", left, 0):
-            raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout:g} s")
+            raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout or 0.0:g} s")
+        await _empty_line(terminal)
         flight = terminal.in_flight = CommandInFlight(terminal.process.logs[2].end)
         try:
             return await _run(terminal, flight, command, deadline, max_bytes)
         except asyncio.CancelledError:
             if flight.was_typed and flight.exit_code is None and not terminal.is_over:
-                terminal.process.input.put(INTERRUPT)
+                terminal.interrupt()
             raise
         finally:
             terminal.in_flight = None
+    finally:
+        terminal.turn.release()
+
+
+async def _empty_line(terminal: LiveTerminal) -> None:
+    """What somebody left on the line, or began over several, is not ours to run: Ctrl-C ends whatever it is."""
+    if not terminal.typed and not terminal.continued:
+        return
+    for _ in range(_INTERRUPTS):
+        if await _new_prompt(terminal):
+            return
+    raise InvalidRequest(f"terminal {terminal.id!r}: what stands on its line does not go away by Ctrl-C")
+
+
+async def _new_prompt(terminal: LiveTerminal) -> bool:
+    before = terminal.prompts
+    terminal.interrupt()
+    return await terminal.until(
+        lambda: terminal.prompts > before and terminal.is_idle(), INTERRUPT_SECONDS, look=lambda: True
+    )
 
 
 async def _run(
@@ -85,10 +116,9 @@ async def _run(
 ) -> TerminalCommandEnded:
     loop = asyncio.get_running_loop()
     typed = keystrokes(command, paste=terminal.modes.bracketed_paste)
-    before = terminal.prompts
     flight.was_typed = True
     flight.began_at = time.monotonic()
-    terminal.process.input.put((CLEAR_LINE if terminal.typed else b"") + typed + ENTER)
+    terminal.type_line(typed)
 
     def is_over() -> bool:
         return (flight.exit_code is not None and terminal.prompts > flight.prompts) or terminal.is_over
@@ -102,8 +132,7 @@ async def _run(
         lambda: is_over() or asks_for_more(), left, look=lambda: terminal.continued, over_is_fine=True
     )
     if in_time and not is_over():
-        terminal.process.input.put(INTERRUPT)
-        await terminal.until(lambda: terminal.prompts > before, terminal.grace, over_is_fine=True)
+        await _new_prompt(terminal)
         raise InvalidRequest(f"the command is not complete, the shell asks for more of it: {_short(command)}")
     if not in_time:
         await _stop(terminal, is_over)
@@ -112,7 +141,7 @@ async def _run(
 
 async def _stop(terminal: LiveTerminal, is_over: Callable[[], bool]) -> None:
     """Ctrl-C as a person would, then ever harder on what runs in front. The shell itself stays."""
-    terminal.process.input.put(INTERRUPT)
+    terminal.interrupt()
     for number in (signal.SIGTERM, signal.SIGKILL):
         if await terminal.until(is_over, terminal.grace, over_is_fine=True):
             return
@@ -143,6 +172,8 @@ def _result(
         truncated=truncated,
         state=terminal.state,
         reason=terminal.reason,
+        prompt=terminal.prompt,
+        changes=terminal.changes,
     )
 
 

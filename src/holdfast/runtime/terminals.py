@@ -10,7 +10,6 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -25,8 +24,8 @@ from holdfast.errors import (
     SandboxError,
     UnknownTerminal,
 )
-from holdfast.model import EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
-from holdfast.runtime.checks import check_spec
+from holdfast.model import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
+from holdfast.runtime.checks import check_run, check_spec
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.ledger import Ledger, RunTyped, TerminalOpening
 from holdfast.runtime.output_log import Spool
@@ -38,7 +37,7 @@ from holdfast.runtime.spawn import find_program
 from holdfast.runtime.terminal import LiveTerminal
 from holdfast.runtime.terminal_run import run_typed
 
-#: A client repeats only what it had unanswered when its connection broke.
+#: Of each terminal: a client repeats only what it had unanswered when its connection broke.
 REMEMBERED_RUNS: Final = 16
 #: What the whole environment is to a terminal that is given neither variables nor a policy.
 _EVERYTHING: Final = EnvPolicy(ignore_default_excludes=True)
@@ -64,7 +63,7 @@ class Terminals:
         self._config = config
         self._ledger = ledger
         #: Commands that were typed under an earlier server: they are not typed again.
-        self._typed_before: set[str] = set()
+        self._typed_before: set[RunTyped] = set()
         self._spool = spool
         self._environ = environ
         self._start_process = start_process
@@ -72,7 +71,6 @@ class Terminals:
         self._existing = existing
         self._terminals: dict[str, LiveTerminal] = {}
         self._opening: dict[str, asyncio.Task[LiveTerminal]] = {}
-        self._runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
 
     # --- opening ---------------------------------------------------------------------------------------------
 
@@ -91,9 +89,10 @@ class Terminals:
 
     async def _open(self, spec: TerminalSpec) -> LiveTerminal:
         check_size(spec.size)
-        others = sum(not terminal.is_over for terminal in self._terminals.values()) + len(self._opening) - 1
-        if others >= self._config.max_terminals:
-            raise LimitReached(f"{others} terminals are open: that is max_terminals")
+        others = {id for id, terminal in self._terminals.items() if not terminal.is_over} | set(self._opening)
+        others.discard(spec.terminal_id)
+        if len(others) >= self._config.max_terminals:
+            raise LimitReached(f"{len(others)} terminals are open: that is max_terminals")
         if spec.argv is not None and not spec.argv:
             raise InvalidParams("argv is empty: there is nothing to run")
         account = None if spec.user is None else resolve_user(spec.user)
@@ -162,9 +161,9 @@ class Terminals:
         self._terminals[terminal.id] = terminal
         return terminal
 
-    def remember_runs(self, run_ids: Iterable[str]) -> None:
+    def remember_runs(self, runs: Iterable[RunTyped]) -> None:
         """These commands were typed under an earlier server."""
-        self._typed_before.update(run_ids)
+        self._typed_before.update(runs)
 
     def _environment(self, spec: TerminalSpec) -> dict[str, str]:
         exact = spec.env is not None and spec.env_policy is None
@@ -199,6 +198,9 @@ class Terminals:
             what = "is a process and no terminal" if self._existing(terminal_id) else "is no terminal's id"
             raise UnknownTerminal(f"{terminal_id!r} {what}") from None
 
+    def get(self, terminal_id: str) -> LiveTerminal | None:
+        return self._terminals.get(terminal_id)
+
     async def opened(self, terminal_id: str) -> LiveTerminal:
         """The same, after a start that is under way."""
         if (attempt := self._opening.get(terminal_id)) is not None:
@@ -215,34 +217,42 @@ class Terminals:
     # --- commands --------------------------------------------------------------------------------------------
 
     async def run(
-        self, terminal_id: str, command: str, *, timeout: float | None, max_bytes: int, run_id: str | None = None
+        self, terminal_id: str, command: str, *, timeout: float | None, max_bytes: int, run_id: str
     ) -> TerminalCommandEnded:
         """Type a command and wait for its end; the same `run_id` again is the same command."""
         terminal = self.terminal(terminal_id)
-        key = run_id or secrets.token_hex(8)
-        task = self._runs.get(key)
-        if task is None:
-            if key in self._typed_before:
-                raise SandboxError(
-                    f"the server was restarted after {command!r} was typed: read what it printed in the terminal"
-                )
-            if self._ledger is not None:
-                self._ledger.write(RunTyped(key))
-            task = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
-            self._runs[key] = task
-            task.add_done_callback(_retrieve)
-            for old in list(self._runs):
-                if len(self._runs) <= REMEMBERED_RUNS:
-                    break
-                if self._runs[old].done():
-                    del self._runs[old]
-        return await asyncio.shield(task)
+        runs = terminal.runs
+        if run_id not in runs:
+            check_run(timeout, max_bytes)
+            self._note_run(RunTyped(terminal_id, run_id), command)
+            runs[run_id] = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
+            runs[run_id].add_done_callback(_retrieve)
+            ended = [id for id, task in runs.items() if task.done()]
+            for id in ended[: max(0, len(runs) - REMEMBERED_RUNS)]:
+                del runs[id]
+        return await asyncio.shield(runs[run_id])
 
-    def withdraw(self, run_id: str) -> None:
+    def _note_run(self, run: RunTyped, command: str) -> None:
+        if run in self._typed_before:
+            raise SandboxError(
+                f"the server was restarted after {command!r} was typed: read what it printed in the terminal"
+            )
+        if self._ledger is not None:
+            self._ledger.write(run)
+
+    def withdraw(self, terminal_id: str, run_id: str) -> None:
         """Its caller gave up: the command is interrupted."""
-        task = self._runs.pop(run_id, None)
+        task = self.terminal(terminal_id).runs.pop(run_id, None)
         if task is not None:
             task.cancel()
+
+    # --- ending ----------------------------------------------------------------------------------------------
+
+    async def close_all(self, grace: float) -> None:
+        """An interactive shell ignores TERM: each is left by `exit` or hung up."""
+        mode: CloseMode = "graceful" if grace > 0 else "force"
+        ending = [terminal for terminal in self._terminals.values() if not terminal.is_over]
+        await asyncio.gather(*(terminal.close(mode, "kill", grace) for terminal in ending))
 
 
 def _real_path(cwd: str, path: str) -> str:

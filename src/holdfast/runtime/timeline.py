@@ -59,7 +59,7 @@ class Event(NamedTuple):
 class Timeline:
     """The events of one terminal, the latest of them, by position."""
 
-    __slots__ = ("_dropped", "_events", "_horizon", "_limit", "_offsets", "_times", "on_add", "state")
+    __slots__ = ("_dropped", "_events", "_horizon", "_limit", "_now", "_offsets", "_times", "on_add", "state")
 
     def __init__(self, max_events: int) -> None:
         self._limit = max_events
@@ -69,6 +69,8 @@ class Timeline:
         self._horizon = 0
         self._offsets = array("Q")
         self._times = array("d")
+        #: The time of the latest; a clock that is set back does not turn the order round.
+        self._now = 0.0
         self.state: TerminalState = "RUNNING"
         #: Told of each event, before anybody reads it.
         self.on_add: Callable[[Event], None] | None = None
@@ -92,6 +94,9 @@ class Timeline:
     ) -> int:
         """Note an event at this offset of the output; returns the position after it."""
         position = offset + self.count
+        timestamp = self._now = max(timestamp, self._now)
+        if self._times and timestamp > self._times[-1]:
+            self._sample(offset, timestamp)  # what is behind it is not older than it
         event = Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason)
         self._events.append(event)
         if self.on_add is not None:
@@ -123,8 +128,11 @@ class Timeline:
 
     def note_output(self, offset: int, timestamp: float) -> None:
         """What is printed from this offset on was printed at this time."""
-        if self._times and timestamp - self._times[-1] < _TIME_STEP:
-            return
+        timestamp = self._now = max(timestamp, self._now)
+        if not self._times or timestamp - self._times[-1] >= _TIME_STEP:
+            self._sample(offset, timestamp)
+
+    def _sample(self, offset: int, timestamp: float) -> None:
         self._offsets.append(offset)
         self._times.append(timestamp)
         if len(self._times) > MAX_TIMES:

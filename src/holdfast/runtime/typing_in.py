@@ -7,8 +7,8 @@ from typing import Final
 
 from holdfast.errors import InvalidParams
 
-#: Deletes what stands on the line, in readline and in zsh, in their emacs and vi modes.
-CLEAR_LINE: Final = b"\x15"
+#: To the end of the line, and delete all before: in readline and in zsh, where text is typed.
+CLEAR_LINE: Final = b"\x05\x15"
 ENTER: Final = b"\r"
 INTERRUPT: Final = b"\x03"
 END_OF_INPUT: Final = b"\x04"

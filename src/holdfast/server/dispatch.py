@@ -91,6 +91,7 @@ class Dispatcher:
         self._add(w.TERMINAL_OPEN, terminals.open)
         self._add(w.TERMINAL_READ, terminals.read)
         self._add(w.TERMINAL_RUN, terminals.run)
+        self._add(w.TERMINAL_WITHDRAW, terminals.withdraw)
         self._add(w.TERMINAL_KEYS, terminals.keys)
         self._add(w.TERMINAL_WAIT, terminals.wait)
         self._add(w.TERMINAL_CLOSE, terminals.close)

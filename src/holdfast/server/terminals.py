@@ -6,6 +6,7 @@ A terminal is a process, too: `process/write`, `process/resize` and the other me
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import TYPE_CHECKING
 
 from holdfast.model import TerminalCommandEnded, TerminalRead, TerminalSpec, TerminalStatus
@@ -45,19 +46,20 @@ class TerminalMethods:
 
     async def run(self, connection: ServerConnection, params: m.TerminalRunParams) -> TerminalCommandEnded:
         timeout = None if params.timeout_ms is None else params.timeout_ms / 1000
+        run_id = params.run_id or secrets.token_hex(8)
         try:
             return await self._exec.terminals.run(
-                params.terminal_id,
-                params.command,
-                timeout=timeout,
-                max_bytes=params.max_bytes,
-                run_id=params.run_id,
+                params.terminal_id, params.command, timeout=timeout, max_bytes=params.max_bytes, run_id=run_id
             )
         except asyncio.CancelledError as cancelled:
             # A connection that broke comes back and asks again: the command goes on.
-            if params.run_id is not None and CANCELLED_BY_CALLER in cancelled.args:
-                self._exec.terminals.withdraw(params.run_id)
+            if CANCELLED_BY_CALLER in cancelled.args:
+                self._exec.terminals.withdraw(params.terminal_id, run_id)
             raise
+
+    def withdraw(self, connection: ServerConnection, params: m.TerminalWithdrawParams) -> m.Empty:
+        self._exec.terminals.withdraw(params.terminal_id, params.run_id)
+        return m.Empty()
 
     async def keys(self, connection: ServerConnection, params: m.TerminalKeysParams) -> m.Empty:
         await self._exec.press_keys(params.terminal_id, params.keys, write_id=params.write_id)

@@ -1,5 +1,5 @@
 """Fakes for tests of code that uses holdfast: channels in memory that can be cut, a clock moved by hand,
-processes and shells whose commands are coroutines."""
+processes, shells and terminals whose programs are coroutines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from holdfast.testing.clock import FakeClock
 from holdfast.testing.fake_exec import FakeExec
 from holdfast.testing.fake_process import FakeProcess, cat, hangs, prints
 from holdfast.testing.fake_shell import FakeCommand, FakeShell, answers
+from holdfast.testing.fake_terminal import FakeTerminal, PtyStub, by_hand
 from holdfast.testing.memory import MemoryChannel, MemoryWire, memory_pair
 from holdfast.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
@@ -16,10 +17,13 @@ __all__ = [
     "FakeExec",
     "FakeProcess",
     "FakeShell",
+    "FakeTerminal",
     "MemoryChannel",
     "MemoryWire",
+    "PtyStub",
     "VirtualTimeLoop",
     "answers",
+    "by_hand",
     "cat",
     "hangs",
     "memory_pair",

@@ -30,6 +30,22 @@ parsed.
 
 On a `VirtualTimeLoop` the ten minutes take none, and `shell.run("make", timeout=60)` ends after exactly sixty
 seconds.
+
+A terminal has a prompt at which the same commands are typed, unless it is given another program; and a test may do
+by hand what the program would (`fake_terminal`).
+
+    async def asks(terminal: FakeTerminal) -> int:
+        terminal.prints("Password: ")
+        terminal.reads(echo=False)
+        await terminal.read_line()
+        return 0
+
+    fake = FakeExec(terminal_program=by_hand)
+    terminal = await Sandbox(fake).terminal(id="t", ready_timeout=0)
+    stub = fake.terminal("t")
+    stub.shows_prompt("$ ")
+    stub.starts_command()
+    stub.crashes("KILL")
 """
 
 from __future__ import annotations
@@ -41,7 +57,7 @@ import itertools
 import os
 import secrets
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import (
@@ -54,11 +70,14 @@ from holdfast.errors import (
     UnknownProcess,
     UnknownShell,
     UnknownSignal,
+    UnknownTerminal,
 )
 from holdfast.model import (
+    CloseMode,
     CommandSpec,
     EnvironmentInfo,
     ExitStatus,
+    JobsAtClose,
     OutputChunk,
     OutputGap,
     ProcessInfo,
@@ -70,9 +89,16 @@ from holdfast.model import (
     ShellStatus,
     Snapshot,
     Stream,
+    TerminalCommandEnded,
+    TerminalRead,
     TerminalSize,
+    TerminalSpec,
+    TerminalStatus,
+    TerminalWait,
 )
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
+from holdfast.testing.fake_prompt import prompting
+from holdfast.testing.fake_pty import MARKING_SHELLS
 from holdfast.testing.fake_shell import (
     FakeCommand,
     FakeCommandStream,
@@ -82,9 +108,11 @@ from holdfast.testing.fake_shell import (
     not_found,
     words,
 )
+from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
 
 _ENDING_SIGNALS: Final = ("HUP", "INT", "QUIT", "KILL", "TERM")
 _EVERYTHING: Final = 1 << 62
+_DEFAULT_READ_BYTES: Final = 1024 * 1024
 
 
 class FakeExec:
@@ -96,21 +124,29 @@ class FakeExec:
         *,
         shell_commands: Mapping[str, ShellProgram] | None = None,
         default_command: ShellProgram = not_found,
+        terminal_program: TerminalProgram | None = None,
         retained_bytes: int = _EVERYTHING,
+        retained_events: int = 16_384,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.programs: dict[str, Program] = dict(programs or {})
         #: By their whole text.
         self.shell_commands: dict[str, ShellProgram] = dict(shell_commands or {})
         self.default_command = default_command
+        #: What a shell in a terminal does; None is a prompt with the commands of shells.
+        self.terminal_program = terminal_program
         #: Every spec that was started, in order.
         self.started: list[ProcessSpec] = []
         #: Ports on which something accepts connections.
         self.ports: set[int] = set()
         self.closed = False
         self._retained_bytes = retained_bytes
+        self._retained_events = retained_events
+        self._clock = clock
         self._news = asyncio.Event()
         self._processes: dict[str, FakeProcess] = {}
         self._shells: dict[str, FakeShell] = {}
+        self._runs: dict[str, asyncio.Task[TerminalCommandEnded]] = {}
         self._pids = itertools.count(1000)
 
     def process(self, process_id: str) -> FakeProcess:
@@ -126,6 +162,13 @@ class FakeExec:
             return self._shells[shell_id]
         except KeyError:
             raise UnknownShell(f"no shell {shell_id!r}") from None
+
+    def terminal(self, terminal_id: str) -> FakeTerminal:
+        """The inside of a terminal, for tests to look at and to drive."""
+        found = self._processes.get(terminal_id)
+        if not isinstance(found, FakeTerminal):
+            raise UnknownTerminal(f"no terminal {terminal_id!r}")
+        return found
 
     def _recorded(self, id: str) -> FakeProcess:
         """What can be read under this id: a process, a command of a shell, or a shell's own output."""
@@ -199,6 +242,9 @@ class FakeExec:
         process = self.process(process_id)
         if not process.stdin_open:
             raise StdinClosed(f"stdin of process {process_id!r} is closed")
+        if isinstance(process, FakeTerminal):
+            process.type(data, write_id)
+            return
         process.input += data
         process.notify()
 
@@ -211,6 +257,8 @@ class FakeExec:
         process = self.process(process_id)
         if not process.spec.tty:
             raise NotATerminal(f"process {process_id!r} runs on pipes")
+        if isinstance(process, FakeTerminal):
+            process.resized(size)
         process.size = size
         process.notify()
 
@@ -223,6 +271,9 @@ class FakeExec:
         name = signal.upper().removeprefix("SIG")
         if f"SIG{name}" not in signals.Signals.__members__:
             raise UnknownSignal(f"no signal {signal!r}")
+        if isinstance(process, FakeTerminal):
+            process.signalled(name)
+            return
         process.signals.append(name)
         if name in _ENDING_SIGNALS and (name == "KILL" or name not in process.ignores):
             process.kill(name)
@@ -320,6 +371,90 @@ class FakeExec:
 
     async def list_shells(self) -> tuple[ShellStatus, ...]:
         return tuple(shell.status() for shell in self._shells.values())
+
+    # --- terminals -----------------------------------------------------------------------------------------------
+
+    async def open_terminal(self, spec: TerminalSpec) -> TerminalStatus:
+        known = self._existing(spec.terminal_id, spec.start_id)
+        if known is not None:
+            return self.terminal(spec.terminal_id).describe()
+        argv = spec.argv or ("/bin/bash",)
+        if argv[0].rpartition("/")[2] in MARKING_SHELLS:
+            program = self.terminal_program or prompting(self._find)
+        elif (found := self.programs.get(argv[0])) is not None:
+            program = found
+        else:
+            raise CommandNotFound(f"command not found: {argv[0]!r}")
+        terminal = FakeTerminal(
+            spec,
+            next(self._pids),
+            retained_bytes=self._retained_bytes,
+            retained_events=self._retained_events,
+            clock=self._clock,
+        )
+        self._processes[spec.terminal_id] = terminal
+        terminal.open(program)
+        return terminal.describe()
+
+    async def read_terminal(
+        self,
+        terminal_id: str,
+        *,
+        since: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
+        marks: bool = False,
+    ) -> TerminalRead:
+        terminal = self.terminal(terminal_id)
+        if wait > 0:
+            with contextlib.suppress(builtins.TimeoutError):
+                async with asyncio.timeout(wait):
+                    await terminal.news(since)
+        limit = _DEFAULT_READ_BYTES if max_bytes is None else max_bytes
+        return terminal.read_after(since, limit, timing=timing, marks=marks)
+
+    async def run_in_terminal(
+        self,
+        terminal_id: str,
+        command: str,
+        *,
+        timeout: float | None = None,
+        max_bytes: int = 16 * 1024 * 1024,
+        run_id: str | None = None,
+    ) -> TerminalCommandEnded:
+        terminal = self.terminal(terminal_id)
+        key = run_id or secrets.token_hex(8)
+        if key not in self._runs:
+            self._runs[key] = asyncio.create_task(terminal.run_command(command, timeout, max_bytes))
+        try:
+            return await asyncio.shield(self._runs[key])
+        except asyncio.CancelledError:
+            self._runs[key].cancel()
+            raise
+
+    async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
+        self.terminal(terminal_id).press(tuple(keys), write_id)
+
+    async def wait_terminal(
+        self, terminal_id: str, until: TerminalWait, *, timeout: float | None = None, changes: int = 0
+    ) -> tuple[bool, TerminalStatus]:
+        terminal = self.terminal(terminal_id)
+        return await terminal.wait_until(until, timeout, changes), terminal.describe()
+
+    async def close_terminal(
+        self, terminal_id: str, *, mode: CloseMode = "graceful", jobs: JobsAtClose = "kill", grace: float = 5.0
+    ) -> TerminalStatus:
+        terminal = self.terminal(terminal_id)
+        await terminal.close(mode, jobs, grace)
+        return terminal.describe()
+
+    async def describe_terminal(self, terminal_id: str) -> TerminalStatus:
+        return self.terminal(terminal_id).describe()
+
+    async def list_terminals(self) -> tuple[TerminalStatus, ...]:
+        found = (process for process in self._processes.values() if isinstance(process, FakeTerminal))
+        return tuple(terminal.describe() for terminal in found)
 
     # --- the place -----------------------------------------------------------------------------------------------
 

@@ -320,6 +320,13 @@ class TerminalRunParams(Struct, frozen=True, omit_defaults=True):
     run_id: str | None = None
 
 
+class TerminalWithdrawParams(Struct, frozen=True):
+    """Nobody waits for this command any more: it is interrupted."""
+
+    terminal_id: str
+    run_id: str
+
+
 class TerminalKeysParams(Struct, frozen=True, omit_defaults=True):
     """Keys by name."""
 

@@ -1,0 +1,250 @@
+"""What stands under a fake terminal in place of a process on a PTY, and the real terminal that is put upon it.
+
+Only what asks the operating system is replaced: who waits for input, signals, the working directory, the time. In
+memory; touches nothing.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from holdfast.config import ExecServerConfig
+from holdfast.model import ExitStatus, JobsAtClose, TerminalEventType, TerminalSize, TerminalStatus
+from holdfast.runtime.awaiting import InputState
+from holdfast.runtime.terminal import LiveTerminal
+from holdfast.runtime.timeline import Timeline
+
+if TYPE_CHECKING:
+    from holdfast.runtime.process import ManagedProcess
+    from holdfast.testing.fake_terminal import FakeTerminal
+
+#: The secret of every fake terminal: a test that forges a mark must not use it.
+NONCE: Final = "0123456789abcdef" * 2
+#: Those that can mark their prompts, as in a sandbox.
+MARKING_SHELLS: Final = ("bash", "zsh")
+EVERYTHING: Final = 1 << 62
+
+
+class MemoryLog:
+    """An output log in memory: of more than `retained_bytes`, the first half and the last half of so many."""
+
+    def __init__(self, retained_bytes: int = EVERYTHING) -> None:
+        self._head = retained_bytes // 2
+        self._tail = retained_bytes - self._head
+        self._first = b""
+        self._last = b""
+        self.end = 0
+        self.lost_start = 0
+        self.lost_end = 0
+
+    def append(self, data: bytes) -> None:
+        self.end += len(data)
+        room = self._head - len(self._first)
+        self._first += data[:room]
+        self._last += data[max(0, room) :]
+        surplus = len(self._last) - self._tail
+        if surplus > 0:
+            self._last = self._last[surplus:]
+            self.lost_start, self.lost_end = len(self._first), self.end - len(self._last)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """As the real one: up to where something is lost, and nothing from inside of that."""
+        if length <= 0 or self.lost_start <= offset < self.lost_end:
+            return b""
+        if offset < len(self._first):
+            near = self._first[offset : offset + length]
+            if len(near) == length or self.lost_start < self.lost_end:
+                return near
+            return near + self._last[: length - len(near)]
+        start = offset - (self.end - len(self._last))
+        return self._last[start : start + length]
+
+    def tail(self, start: int, end: int, max_bytes: int) -> tuple[bytes, bool]:
+        """The latest `max_bytes` of a range, as far as they are kept, and whether that is less than all of it."""
+        wanted = end - start
+        start = max(start, end - max_bytes)
+        data = self.read(start, end - start)
+        if self.lost_start < end and start < self.lost_end:
+            data += self.read(self.lost_end, end - self.lost_end)
+        return data, len(data) < wanted
+
+
+class _Input:
+    """What `LiveTerminal` types with."""
+
+    def __init__(self, terminal: FakeTerminal) -> None:
+        self._terminal = terminal
+        #: Not called: whatever is typed at the stub is told, by whomever.
+        self.on_put: Callable[[bytes], None] | None = None
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._terminal.input_queued
+
+    def put(self, data: bytes, write_id: str | None = None) -> None:
+        self._terminal.type(data, write_id)
+
+
+class _Pty:
+    """What `LiveTerminal` wants of a process."""
+
+    terminal: Final = -1
+    watcher: object = None
+
+    def __init__(self, stub: FakeTerminal) -> None:
+        self._stub = stub
+        self.logs = {2: stub.pty_log}
+        self.input = _Input(stub)
+        self.pid = stub.pid
+        self.cwd = stub.cwd
+        self.started_at = stub.started_at
+
+    @property
+    def size(self) -> TerminalSize:
+        return self._stub.size
+
+    @property
+    def status(self) -> ExitStatus | None:
+        return self._stub.status
+
+    @property
+    def running(self) -> bool:
+        return self._stub.status is None
+
+    @property
+    def closed(self) -> bool:
+        return self._stub.closed
+
+    def foreground_group(self) -> int:
+        return 0
+
+    def take_what_is_there(self) -> None:
+        """What is printed is in the log at once."""
+
+    def print_late(self, data: bytes) -> None:
+        self._stub._show(data)
+        self._stub.notify()
+
+    def wake_waiters(self) -> None:
+        self._stub.notify()
+
+    async def changed(self) -> None:
+        await self._stub._changed.wait()
+
+    def signal_leader(self, number: int) -> None:
+        self._stub.kill(signals.Signals(number).name.removeprefix("SIG"))
+
+    async def wait_exit(self) -> None:
+        await self._stub.until(lambda: self._stub.status is not None)
+
+
+class _ClockedTimeline(Timeline):
+    """Takes the time from the test's clock."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, max_events: int, now: Callable[[], float]) -> None:
+        super().__init__(max_events)
+        self._clock = now
+
+    def add(
+        self,
+        type: TerminalEventType,
+        offset: int,
+        timestamp: float,
+        *,
+        payload: bytes = b"",
+        exit_code: int | None = None,
+        prompt: str | None = None,
+        size: TerminalSize | None = None,
+        reason: str = "",
+    ) -> int:
+        return super().add(
+            type,
+            offset,
+            self._clock(),
+            payload=payload,
+            exit_code=exit_code,
+            prompt=prompt,
+            size=size,
+            reason=reason,
+        )
+
+    def note_output(self, offset: int, timestamp: float) -> None:
+        super().note_output(offset, self._clock())
+
+
+class ScriptedTerminal(LiveTerminal):
+    """The real terminal over a stub: only what asks the operating system is another."""
+
+    def __init__(self, stub: FakeTerminal, argv: tuple[str, ...], retained_events: int) -> None:
+        self._stub = stub
+        kind = argv[0].rpartition("/")[2]
+
+        async def end_process(process: ManagedProcess, grace: float) -> None:
+            stub._stop_program()
+            if stub.status is None:
+                stub.kill("KILL")
+
+        super().__init__(
+            stub.asked,
+            argv,
+            integration=kind if stub.asked.integration and kind in MARKING_SHELLS else "",
+            nonce=NONCE,
+            config=ExecServerConfig(),
+            end_process=end_process,
+            on_first_prompt=lambda: None,
+        )
+        self.timeline = _ClockedTimeline(retained_events, lambda: stub.now)
+        self.attach(cast("ManagedProcess", _Pty(stub)))
+
+    def status(self) -> TerminalStatus:
+        return msgspec.structs.replace(
+            super().status(), foreground=self._stub.foreground, foreground_pid=self._stub.pid
+        )
+
+    def look_again(self) -> None:
+        self._look()
+        self._tell()
+
+    def typed_in(self, data: bytes) -> None:
+        self._on_typed(data)
+
+    def _cwd(self) -> str:
+        return self._stub.cwd
+
+    def _look(self) -> InputState:
+        stub = self._stub
+        look = InputState(
+            stub.is_awaited and not stub.input_queued,
+            stub.pid if stub.status is None else None,
+            stub.echo,
+            stub.canonical,
+        )
+        if look.awaiting != self._awaiting:
+            self._awaiting = look.awaiting
+            self.changes += 1
+            self._tell()
+        return look
+
+    def _is_secret(self) -> bool:
+        return self._stub.canonical and not self._stub.echo
+
+    def signal_foreground(self, number: signals.Signals) -> None:
+        self._stub.signalled(number.name.removeprefix("SIG"))
+
+    async def _leave(self, idle: bool, jobs: JobsAtClose, grace: float) -> None:
+        """Say `exit` at the prompt, else hang up."""
+        if idle:
+            self._stub.type(b"exit\r")
+            await self.until(lambda: self.is_over, min(grace, 1.0), over_is_fine=True)
+        if not self.is_over:
+            self._stub.signalled("HUP")
+        # The shell is hung up, too, and not only what it runs.
+        if not self.is_over and "HUP" not in self._stub.ignores:
+            self._stub.kill("HUP")
+        await self.until(lambda: self.is_over, grace, over_is_fine=True)
