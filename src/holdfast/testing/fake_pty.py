@@ -94,6 +94,7 @@ class _Pty:
 
     terminal: Final = -1
     watcher: object = None
+    notes: None = None
 
     def __init__(self, stub: FakeTerminal) -> None:
         self._stub = stub
