@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.client.asciicast import CastEvent, write_cast
 from holdfast.client.process import signal_name, write_pieces
-from holdfast.client.screen import Emulator, Screen, emulator
+from holdfast.client.screen import Emulator, Screen, emulator, preload
 from holdfast.errors import (
     HoldfastError,
     InvalidParams,
@@ -335,6 +335,7 @@ class Terminal:
 
     async def _draw(self) -> Emulator:
         if self._emulator is None:
+            await asyncio.to_thread(preload)
             self._emulator = emulator(self.size.rows, self.size.cols)
         while True:
             found = await self._api.read_terminal(self.id, since=self._shown, max_bytes=_STEP_BYTES)
