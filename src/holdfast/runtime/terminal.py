@@ -32,7 +32,7 @@ from holdfast.model import (
     TerminalStatus,
     TerminalWait,
 )
-from holdfast.runtime.awaiting import InputState, input_state
+from holdfast.runtime.awaiting import InputState, input_state, line_mode
 from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.timeline import Timeline
@@ -438,8 +438,7 @@ class LiveTerminal:
 
     def _is_secret(self) -> bool:
         """Whether a line is typed that the terminal does not show: a password, most likely."""
-        look = input_state(self.process.terminal) if self.process.terminal >= 0 else _NOBODY
-        return look.canonical and not look.echo
+        return self.process.terminal >= 0 and line_mode(self.process.terminal) == (False, True)
 
     def type_line(self, line: bytes) -> None:
         """Type at the prompt what is one command, whatever it holds."""
