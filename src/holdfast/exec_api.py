@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from holdfast.model import (
+    TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandEvent,
     CommandSpec,
@@ -166,7 +167,7 @@ class ExecApi(Protocol):
         command: str,
         *,
         timeout: float | None = None,
-        max_bytes: int = 16 * 1024 * 1024,
+        max_bytes: int = TERMINAL_OUTPUT_BYTES,
         run_id: str | None = None,
     ) -> TerminalCommandEnded:
         """Type a command at the prompt and wait until the prompt is back; once for each `run_id`.

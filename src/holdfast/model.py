@@ -5,7 +5,7 @@ The same Structs go over the wire: camelCase there, bytes as base64 in JSON and 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -23,6 +23,8 @@ TerminalEventType = Literal[
 TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
 CloseMode = Literal["graceful", "force"]
 JobsAtClose = Literal["kill", "keep"]
+#: What a command typed in a terminal returns of its output, if nobody says how much: the latest.
+TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):

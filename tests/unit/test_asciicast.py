@@ -22,7 +22,6 @@ from holdfast.client.asciicast import (
     cast_lines,
     read_cast,
     resize_event,
-    schedule,
     write_cast,
 )
 from holdfast.errors import InvalidParams
@@ -226,55 +225,6 @@ def test_sizes_of_resize_events() -> None:
     for data in (b"", b"80", b"x", b"80x", b"-1x5", b"80x24x", b"axb"):
         assert CastEvent(1, "r", data).size is None
     assert CastEvent(1, "o", b"80x24").size is None
-
-
-def delays(*times: float, speed: float = 1.0, idle_limit: float | None = None, start: float = 0.0) -> list[float]:
-    events = [out(time, b"x") for time in times]
-    timed = list(schedule(events, speed=speed, idle_limit=idle_limit, start=start))
-    assert [event for _, event in timed] == events
-    return [delay for delay, _ in timed]
-
-
-def test_delays_between_events() -> None:
-    assert delays(0.5, 2, 2, 10) == [0.5, 1.5, 0, 8]
-    assert delays(0.5, 2, 2, 10, speed=2) == [0.25, 0.75, 0, 4]
-    assert delays(0.5, 2, 2, 10, idle_limit=1) == [0.5, 1, 0, 1]
-    assert delays(0.5, 2, 2, 10, idle_limit=1, speed=4) == [0.125, 0.25, 0, 0.25]
-    assert delays(0.5, 2, idle_limit=0) == [0, 0]
-    assert delays(3, 1, 4) == [3, 0, 1]
-
-
-def test_events_before_the_start_come_at_once() -> None:
-    assert delays(0.5, 2, 5, 10, start=4) == [0, 0, 1, 5]
-    assert delays(0.5, 2, start=2) == [0, 0]
-    assert delays(0.5, 2, start=99) == [0, 0]
-
-
-@given(st.lists(st.floats(0, 1e5)), st.floats(0.01, 100), st.none() | st.floats(0, 100), st.floats(0, 1e5))
-def test_a_schedule_takes_as_long_as_the_recording_at_most(
-    times: list[float], speed: float, idle_limit: float | None, start: float
-) -> None:
-    got = delays(*sorted(times), speed=speed, idle_limit=idle_limit, start=start)
-    assert all(delay >= 0 for delay in got)
-    assert sum(got) * speed <= max(0.0, max(times, default=0.0) - start) * (1 + 1e-9) + 1e-6
-    if idle_limit is not None:
-        assert all(delay <= idle_limit / speed for delay in got)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"speed": 0.0}, "speed must be a number above 0, got 0.0"),
-        ({"speed": float("inf")}, "speed must be"),
-        ({"speed": float("nan")}, "speed must be"),
-        ({"idle_limit": -1.0}, "idle_limit must not be negative, got -1.0"),
-        ({"idle_limit": float("nan")}, "idle_limit must not be"),
-        ({"start": -1.0}, "start must be a number from 0, got -1.0"),
-    ],
-)
-def test_impossible_schedules(options: dict[str, float], message: str) -> None:
-    with pytest.raises(InvalidParams, match=message):
-        schedule([], **options)
 
 
 @pytest.mark.skipif(shutil.which("asciinema") is None, reason="asciinema is not installed")

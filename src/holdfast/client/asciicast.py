@@ -1,7 +1,7 @@
 """Recordings of terminals as asciicast v2: one JSON line for the header and one for each event.
 
-Written from events with times and bytes, read back line by line, and laid out in time for a player. Pure: no files,
-no clock, and no more of a recording in memory than one line.
+Written from events with times and bytes, and read back line by line. Pure: no files, no clock, and no more of a
+recording in memory than one line.
 """
 
 from __future__ import annotations
@@ -151,31 +151,6 @@ def read_cast(lines: Iterable[str]) -> Recording:
     for number, line in numbered:
         return Recording(_read_header(number, line), _read_events(numbered))
     raise InvalidParams("line 1: the recording is empty; an asciicast begins with a header", line=1)
-
-
-def schedule(
-    events: Iterable[CastEvent], *, speed: float = 1.0, idle_limit: float | None = None, start: float = 0.0
-) -> Iterator[tuple[float, CastEvent]]:
-    """Each event with the seconds to wait before it.
-
-    Events before `start`, in seconds of the recording, come without a wait, so that a player that draws them all
-    has sought to `start` with the right screen. A pause is cut to `idle_limit` before `speed` divides it.
-    """
-    if not (math.isfinite(speed) and speed > 0):
-        raise InvalidParams(f"speed must be a number above 0, got {speed}", speed=speed)
-    if idle_limit is not None and not idle_limit >= 0:
-        raise InvalidParams(f"idle_limit must not be negative, got {idle_limit}", idle_limit=idle_limit)
-    if not (math.isfinite(start) and start >= 0):
-        raise InvalidParams(f"start must be a number from 0, got {start}", start=start)
-    return _schedule(events, speed, math.inf if idle_limit is None else idle_limit, start)
-
-
-def _schedule(
-    events: Iterable[CastEvent], speed: float, idle_limit: float, now: float
-) -> Iterator[tuple[float, CastEvent]]:
-    for event in events:
-        yield min(max(0.0, event.time - now), idle_limit) / speed, event
-        now = max(now, event.time)
 
 
 def _line(value: object) -> str:

@@ -15,6 +15,7 @@ from holdfast.client.remote_command import RemoteCommand, milliseconds, take_err
 from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, StdinClosed, UnknownProcess
 from holdfast.model import (
+    TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
     EnvironmentInfo,
@@ -185,7 +186,7 @@ class RemoteExec:
         command: str,
         *,
         timeout: float | None = None,
-        max_bytes: int = 16 * 1024 * 1024,
+        max_bytes: int = TERMINAL_OUTPUT_BYTES,
         run_id: str | None = None,
     ) -> TerminalCommandEnded:
         limit = None if timeout is None else _milliseconds(timeout)

@@ -23,6 +23,7 @@ from holdfast.client.command import (
 )
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.process import Process
+from holdfast.client.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
@@ -320,6 +321,8 @@ class Sandbox:
         )
         try:
             status = await self._api.open_terminal(spec)
+            # By the time somebody looks at its screen, there is something to draw it with.
+            self._spawn(asyncio.to_thread(preload))
             if status.integration:
                 with suppress(TerminalClosed):  # its profile ended it: the handle tells
                     _, status = await self._api.wait_terminal(status.terminal_id, "idle", timeout=ready_timeout)

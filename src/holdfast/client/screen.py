@@ -7,6 +7,8 @@ Either is imported when an emulator is made. Nothing here reads a terminal or a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Literal, Protocol
 
 from holdfast.client.emulation import check_size
@@ -85,6 +87,12 @@ def emulator(rows: int, cols: int, *, scrollback: int = 0, backend: Backend = "a
     wanted = "pyte" if backend == "pyte" else "pyghostty"
     reasons = "; ".join(str(error) for error in failures)
     raise InvalidRequest(f"a screen needs an emulator: pip install {wanted} ({reasons})") from failures[0]
+
+
+def preload() -> None:
+    """Load what `emulator` will use, in a thread of its own: that takes some 0.2 s, once in a program."""
+    with suppress(ImportError, OSError):  # then `emulator` says what is missing
+        import_module("pyghostty.core")
 
 
 def _ghostty(rows: int, cols: int, scrollback: int) -> Emulator:

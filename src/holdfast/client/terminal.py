@@ -14,9 +14,9 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from holdfast.client.asciicast import CastEvent, write_cast
+from holdfast.client.asciicast import INPUT, MARKER, OUTPUT, CastEvent, resize_event, write_cast
 from holdfast.client.process import signal_name, write_pieces
-from holdfast.client.screen import Emulator, Screen, emulator
+from holdfast.client.screen import Emulator, Screen, emulator, preload
 from holdfast.errors import (
     HoldfastError,
     InvalidParams,
@@ -27,6 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.exec_api import ExecApi
 from holdfast.model import (
+    TERMINAL_OUTPUT_BYTES,
     CloseMode,
     ExitStatus,
     JobsAtClose,
@@ -226,7 +227,7 @@ class Terminal:
     # --- commands ------------------------------------------------------------------------------------------------
 
     async def run(
-        self, command: str, timeout: float | None = None, *, max_bytes: int = 16 * 1024 * 1024
+        self, command: str, timeout: float | None = None, *, max_bytes: int = TERMINAL_OUTPUT_BYTES
     ) -> TerminalResult:
         """Type a command at the prompt of bash or zsh, and return what it showed once the prompt is back.
 
@@ -335,6 +336,7 @@ class Terminal:
 
     async def _draw(self) -> Emulator:
         if self._emulator is None:
+            await asyncio.to_thread(preload)
             self._emulator = emulator(self.size.rows, self.size.cols)
         while True:
             found = await self._api.read_terminal(self.id, since=self._shown, max_bytes=_STEP_BYTES)
@@ -446,11 +448,11 @@ def _with_cursor(screen: Emulator, event: TerminalEvent) -> TerminalEvent:
 def _cast_event(event: TerminalEvent, began: float, *, input: bool) -> CastEvent | None:
     at = max(0.0, event.timestamp - began)
     if event.type == "output":
-        return CastEvent(at, "o", event.payload)
+        return CastEvent(at, OUTPUT, event.payload)
     if event.type == "input" and input:
-        return CastEvent(at, "i", event.payload)
+        return CastEvent(at, INPUT, event.payload)
     if event.type == "resize" and event.size is not None:
-        return CastEvent(at, "r", f"{event.size.cols}x{event.size.rows}".encode())
+        return resize_event(at, event.size)
     if event.type == "gap":
-        return CastEvent(at, "m", f"{event.length} bytes are no longer kept".encode())
+        return CastEvent(at, MARKER, f"{event.length} bytes are no longer kept".encode())
     return None

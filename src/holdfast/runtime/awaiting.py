@@ -9,7 +9,6 @@ io_uring, and programs of 32 bits on a kernel of 64.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import select
@@ -20,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
-from holdfast.runtime.libc import look_at
+from holdfast.runtime.libc import look_at, open_other_side
 from holdfast.runtime.process_table import stat_fields
 
 Kind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
@@ -54,8 +53,6 @@ CALLS: Final[dict[str, dict[int, Kind]]] = {
     },
 }
 
-#: ioctl(2) on our side of a terminal: a descriptor of the other side. The termios module does not name it.
-_TIOCGPTPEER: Final = 0x5441
 _LOCAL_FLAGS: Final = 3
 _DEV_TTY: Final = os.makedev(5, 0)
 #: poll(2) and epoll(7) give both the same numbers.
@@ -101,7 +98,7 @@ def input_state(master: int) -> InputState:
     """
     awaiting: bool | None
     try:
-        peer: int = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        peer = open_other_side(master, os.O_RDONLY)
         try:
             awaiting, pid = _ask(master, peer)
         finally:
@@ -110,13 +107,30 @@ def input_state(master: int) -> InputState:
         # Hung up; else no more descriptors, a kernel without this call, or a program that set TIOCEXCL.
         awaiting, pid = (False if error.errno == errno.EIO else None), None
     # The modes after the answer: a program sets them first and waits then.
+    mode = line_mode(master)
+    return InputState(False, None, False, False) if mode is None else InputState(awaiting, pid, *mode)
+
+
+def line_mode(master: int) -> tuple[bool, bool] | None:
+    """Whether the terminal echoes, and whether it gives whole lines; None if it was hung up."""
     try:
         flags: int = termios.tcgetattr(master)[_LOCAL_FLAGS]
     except termios.error as error:
         if error.args[0] != errno.EIO:
             raise OSError(*error.args) from None  # not a terminal at all
-        return InputState(False, None, False, False)
-    return InputState(awaiting, pid, bool(flags & termios.ECHO), bool(flags & termios.ICANON))
+        return None
+    return bool(flags & termios.ECHO), bool(flags & termios.ICANON)
+
+
+def blocked_in_read(pid: int) -> int | None:
+    """The descriptor on which a process is blocked in read(2); None if it is not, or the kernel does not tell."""
+    try:
+        call = parse_call(_contents(f"/proc/{pid}/syscall"))
+    except OSError:
+        return None
+    if call is None or CALLS.get(os.uname().machine, {}).get(call.number) != "read":
+        return None
+    return call.arguments[0] & _INT
 
 
 # --- who is in the foreground --------------------------------------------------------------------------------

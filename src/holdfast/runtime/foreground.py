@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Container
 from typing import Final
 
+from holdfast.runtime.awaiting import blocked_in_read
 from holdfast.runtime.process_table import Entry, ProcessTable, stat_fields
 
 #: A shell without job control makes its background jobs ignore both.
 _INT_AND_QUIT: Final = (1 << 1) | (1 << 2)
-_READ: Final = {"x86_64": b"0", "aarch64": b"63"}.get(platform.machine())
 
 
 def ticks_since_boot() -> int:
@@ -74,12 +73,9 @@ def is_stopped(pid: int) -> bool:
 
 def waits_for(pid: int, inode: int) -> bool:
     """Whether it is blocked in read(2) on the file with this inode; False where the kernel does not tell."""
+    fd = blocked_in_read(pid)
     try:
-        with open(f"/proc/{pid}/syscall", "rb") as file:
-            words = file.read(256).split()
-        if len(words) < 2 or words[0] != _READ:
-            return False
-        return os.stat(f"/proc/{pid}/fd/{int(words[1], 16)}").st_ino == inode
+        return fd is not None and os.stat(f"/proc/{pid}/fd/{fd}").st_ino == inode
     except OSError:
         return False
 

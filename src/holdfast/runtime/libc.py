@@ -6,6 +6,7 @@ Each function raises `OSError` with the right errno, so callers treat them like 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
 import signal
@@ -21,6 +22,9 @@ _FALLOC_FL_PUNCH_HOLE: Final = 0x02
 
 # prctl(2)
 _PR_SET_CHILD_SUBREAPER: Final = 36
+
+# ioctl_tty(2)
+_TIOCGPTPEER: Final = 0x5441
 
 # statx(2), by its number: the C library of Alpine Linux has it since 2024
 _STATX_CALL: Final = {"x86_64": 332, "aarch64": 291}
@@ -72,6 +76,12 @@ def look_at(path: str) -> File:
         raise OSError(error, os.strerror(error), path)
     mode, inode, *numbers = _STATX.unpack_from(found)
     return File(mode, os.makedev(numbers[2], numbers[3]), inode, os.makedev(numbers[0], numbers[1]))
+
+
+def open_other_side(master: int, flags: int) -> int:
+    """A descriptor of the side of a terminal that programs have, of which `master` is ours."""
+    fd: int = fcntl.ioctl(master, _TIOCGPTPEER, flags | os.O_NOCTTY | os.O_CLOEXEC)
+    return fd
 
 
 def child_signals() -> int:

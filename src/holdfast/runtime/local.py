@@ -9,10 +9,7 @@ import asyncio
 import builtins
 import contextlib
 import os
-import platform
-import pwd
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -23,17 +20,16 @@ from holdfast.errors import (
     DuplicateProcess,
     Forbidden,
     HoldfastError,
-    InvalidParams,
     InvalidRequest,
     LimitReached,
     ResourceExhausted,
     ShellClosed,
     ShuttingDown,
-    TimeoutError,
     UnknownProcess,
 )
 from holdfast.exec_api import CommandStream, EventStream
 from holdfast.model import (
+    TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
     EnvironmentInfo,
@@ -43,7 +39,6 @@ from holdfast.model import (
     ProcessSpec,
     ReadResult,
     ServerStatus,
-    ShellInfo,
     ShellSpec,
     ShellStatus,
     Snapshot,
@@ -56,9 +51,9 @@ from holdfast.model import (
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_bytes, check_spec
-from holdfast.runtime.environment import resolve_user
 from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
+from holdfast.runtime.machine import environment_info, wait_for_port
 from holdfast.runtime.orphans import OrphanReaper
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
@@ -73,10 +68,6 @@ from holdfast.runtime.starting import Started, Starter, starts_at_once
 from holdfast.runtime.terminals import Terminals
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
-#: What a command typed in a terminal returns of its output at most: the latest.
-DEFAULT_RUN_BYTES: Final = 16 * 1024 * 1024
-#: Between two attempts to connect to a port: no event tells that somebody listens.
-_PORT_RETRY: Final = (0.005, 0.25)
 
 
 class LocalExec:
@@ -452,7 +443,7 @@ class LocalExec:
         command: str,
         *,
         timeout: float | None = None,
-        max_bytes: int = DEFAULT_RUN_BYTES,
+        max_bytes: int = TERMINAL_OUTPUT_BYTES,
         run_id: str | None = None,
     ) -> TerminalCommandEnded:
         run_id = run_id or secrets.token_hex(8)
@@ -493,40 +484,10 @@ class LocalExec:
     # --- the machine -----------------------------------------------------------------------------------------
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
-        if not 0 < port < 65536:
-            raise InvalidParams(f"port {port}: must be 1 to 65535")
-        pause, longest = _PORT_RETRY
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    try:
-                        _, writer = await asyncio.open_connection(host, port)
-                    except socket.gaierror as error:
-                        raise InvalidParams(f"host {host!r}: {error.strerror}") from None
-                    except OSError:
-                        await asyncio.sleep(pause)
-                        pause = min(2 * pause, longest)
-                    else:
-                        writer.close()
-                        return
-        except builtins.TimeoutError:
-            raise TimeoutError(f"nothing listens on {host}:{port} after {timeout:g} s") from None
+        await wait_for_port(port, host, timeout)
 
     async def info(self) -> EnvironmentInfo:
-        account = resolve_user(str(os.geteuid()))
-        shell = account.shell if os.access(account.shell, os.X_OK) else "/bin/sh"
-        features = ["process", "tty", "exec_remote", "shell", "terminal"]
-        return EnvironmentInfo(
-            shell=ShellInfo(os.path.basename(shell), shell),
-            cwd=os.getcwd(),
-            user=_user_name(),
-            home=account.home,
-            hostname=socket.gethostname(),
-            os=f"{platform.system()} {platform.release()}",
-            arch=platform.machine(),
-            version=__version__,
-            features=tuple(features),
-        )
+        return environment_info()
 
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]
@@ -668,10 +629,3 @@ class LocalExec:
         """Refuse a session's next process when it has enough of them."""
         if running >= self.config.max_processes_per_connection:
             raise LimitReached(f"{running} processes run in this session: that is max_processes_per_connection")
-
-
-def _user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

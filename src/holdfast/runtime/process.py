@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import signal
 import termios
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal
 from holdfast.model import ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
 from holdfast.runtime.input_queue import InputQueue
+from holdfast.runtime.libc import open_other_side
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.recorded import Output, Recorded
@@ -36,8 +36,6 @@ REMEMBERED_SIGNALS: Final = 16
 _TTY_GATHER: Final = 64 * 1024
 _TTY_READ: Final = 16 * 1024
 _TTY_SHORT: Final = 1024
-#: ioctl(2) on our side of a terminal: a descriptor of the other side. The termios module does not name it.
-_TIOCGPTPEER: Final = 0x5441
 
 
 class Watcher(Protocol):
@@ -296,8 +294,7 @@ class ManagedProcess(Recorded):
         if self._terminal < 0 or self._pidfd < 0 or self._held_side >= 0:
             return True
         try:
-            flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
-            self._held_side = fcntl.ioctl(self._terminal, _TIOCGPTPEER, flags)
+            self._held_side = open_other_side(self._terminal, os.O_RDWR)
         except OSError:
             return True  # hung up already: the leader is at its last instructions
         return False

@@ -32,7 +32,7 @@ from holdfast.model import (
     TerminalStatus,
     TerminalWait,
 )
-from holdfast.runtime.awaiting import InputState, input_state
+from holdfast.runtime.awaiting import InputState, input_state, line_mode
 from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.ledger import TerminalMemory
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
@@ -63,6 +63,7 @@ _NOT_TEXT: Final = re.compile(
 _LINE_ENDS: Final = (b"\r", b"\n", b"\x03", b"\x1c")
 #: Ctrl-C, Ctrl-Z, Ctrl-\\.
 _SIGNAL_KEYS: Final = b"\x03\x1a\x1c"
+_CONTROL_KEYS: Final = bytes(range(0x20))
 _NOBODY: Final = InputState(False, None, True, True)
 _OVER: Final = ("CLOSED", "ERROR")
 
@@ -80,6 +81,7 @@ class LiveTerminal:
         config: ExecServerConfig,
         end_process: Callable[[ManagedProcess, float], Coroutine[None, None, None]],
         on_first_prompt: Callable[[], None],
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.spec = spec
         self.argv = argv
@@ -121,13 +123,14 @@ class LiveTerminal:
         self._remembered: TerminalMemory | None = None
         self._waiters: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
+        self._now = now
         self._end_process = end_process
         self._on_first_prompt = on_first_prompt
 
     def attach(self, process: ManagedProcess) -> None:
         """This is what runs in it. Nothing was read from it yet."""
         self._belong_to(process)
-        self.timeline.add("resize", 0, time.time(), size=process.size)
+        self.timeline.add("resize", 0, self._now(), size=process.size)
 
     def _belong_to(self, process: ManagedProcess) -> None:
         self.process = process
@@ -208,7 +211,7 @@ class LiveTerminal:
             if self._filter.held:
                 self._hold()
         # One time for all that came together: marks are never older than the bytes behind them.
-        now = time.time()
+        now = self._now()
         if data:
             self._note_output(data, now)
         offset = self.process.logs[2].end
@@ -220,7 +223,7 @@ class LiveTerminal:
     def printing_ended(self) -> bytes:
         held = self._filter.release() if self._filter is not None else b""
         if held:
-            self._note_output(held, time.time())
+            self._note_output(held, self._now())
             if self.process.notes is not None:
                 self.process.notes.hold_back(self._memory(self.process.notes.key))
         return held
@@ -336,7 +339,7 @@ class LiveTerminal:
         self.changes += 1
         self.reason = reason
         place = self.process.logs[2].end if place is None else place
-        self.timeline.add("state", place, now or time.time(), exit_code=exit_code, reason=reason)
+        self.timeline.add("state", place, now or self._now(), exit_code=exit_code, reason=reason)
 
     def ended(self, process: ManagedProcess) -> None:
         """Its program ended; all that it printed is in the log."""
@@ -369,15 +372,18 @@ class LiveTerminal:
 
     def _look(self) -> InputState:
         """Who waits for input at this moment, as the kernel sees it."""
-        process = self.process
-        look = input_state(process.terminal) if process.terminal >= 0 and process.running else _NOBODY
-        if process.input.queued_bytes:
+        look = self._ask()
+        if self.process.input.queued_bytes:
             look = look._replace(awaiting=False)  # there is more to read than the terminal has taken
         if look.awaiting != self._awaiting:
             self._awaiting = look.awaiting
             self.changes += 1
             self._tell()
         return look
+
+    def _ask(self) -> InputState:
+        terminal = self.process.terminal
+        return input_state(terminal) if terminal >= 0 and self.process.running else _NOBODY
 
     def is_idle(self) -> bool:
         """Whether the prompt is shown and nothing that was typed is on its way.
@@ -453,18 +459,16 @@ class LiveTerminal:
     def _on_typed(self, data: bytes) -> None:
         self.typed = data[-1:] not in _LINE_ENDS
         self._typed_at = self.prompts
-        if not data.isalnum():
-            # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
-            self._unsettled += sum(2 if byte in _SIGNAL_KEYS else 1 for byte in data if byte < 0x20)
+        # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
+        self._unsettled += _count(data, _CONTROL_KEYS) + _count(data, _SIGNAL_KEYS)
         self._remember()
         if self.spec.record_input and not self._is_secret():
-            self.timeline.add("input", self.process.logs[2].end, time.time(), payload=data)
+            self.timeline.add("input", self.process.logs[2].end, self._now(), payload=data)
             self.process.wake_waiters()
 
     def _is_secret(self) -> bool:
         """Whether a line is typed that the terminal does not show: a password, most likely."""
-        look = input_state(self.process.terminal) if self.process.terminal >= 0 else _NOBODY
-        return look.canonical and not look.echo
+        return self.process.terminal >= 0 and line_mode(self.process.terminal) == (False, True)
 
     def type_line(self, line: bytes) -> None:
         """Type at the prompt what is one command, whatever it holds."""
@@ -482,7 +486,7 @@ class LiveTerminal:
 
     def resized(self, size: TerminalSize) -> None:
         self.changes += 1
-        self.timeline.add("resize", self.process.logs[2].end, time.time(), size=size)
+        self.timeline.add("resize", self.process.logs[2].end, self._now(), size=size)
         self._tell()
 
     def signal_foreground(self, number: signal.Signals) -> None:
@@ -497,23 +501,23 @@ class LiveTerminal:
     async def close(self, mode: CloseMode, jobs: JobsAtClose, grace: float) -> None:
         """End it: graceful is `exit` at the prompt, else a hang-up, and KILL after the grace. May be repeated."""
         process = self.process
+        deadline = self._loop.time() + (grace if mode == "graceful" else 0.0)
         if not self.is_over:
             idle = self.is_idle()
             self._closing = True
             self._become("CLOSING")
             self._tell()
             if mode == "graceful":
-                await self._leave(idle, jobs, grace)
+                await self._leave(idle, jobs, grace, deadline)
         if jobs == "kill":
             # Also of one that ended by itself: its background jobs may still run.
-            await self._end_process(process, grace if mode == "graceful" else 0.0)
+            await self._end_process(process, max(0.0, deadline - self._loop.time()))
         elif process.running:
             self.signal_foreground(signal.SIGKILL)
             process.signal_leader(signal.SIGKILL)
             await process.wait_exit()
 
-    async def _leave(self, idle: bool, jobs: JobsAtClose, grace: float) -> None:
-        deadline = self._loop.time() + grace
+    async def _leave(self, idle: bool, jobs: JobsAtClose, grace: float, deadline: float) -> None:
         if not idle and jobs == "keep" and self.integration:
             # To hang up the shell would make it hang up its background jobs: only what is in front ends.
             before = self.prompts
@@ -528,13 +532,16 @@ class LiveTerminal:
         pause = HANG_UP_SECONDS
         while jobs == "kill" and not self.is_over and self._loop.time() < deadline:
             # A shell that has just shown its prompt notes a signal, and then waits for a key to act on it.
-            for group in {self.process.pid, self.process.foreground_group()} - {0}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGHUP)
-                    os.killpg(group, signal.SIGCONT)
+            self._hang_up()
             await self.until(lambda: self.is_over, pause, over_is_fine=True)
             pause *= 2
         await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
+
+    def _hang_up(self) -> None:
+        for group in {self.process.pid, self.process.foreground_group()} - {0}:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGHUP)
+                os.killpg(group, signal.SIGCONT)
 
     # --- across servers --------------------------------------------------------------------------------------
 
@@ -583,6 +590,10 @@ class LiveTerminal:
         self.modes.alternate_screen = memory.alternate_screen
         self.modes.application_cursor = memory.application_cursor
         self.modes.bracketed_paste = memory.bracketed_paste
+
+
+def _count(data: bytes, of: bytes) -> int:
+    return len(data) - len(data.translate(None, of))
 
 
 def _name(pid: int) -> str | None:

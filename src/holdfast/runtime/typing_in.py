@@ -11,7 +11,6 @@ from holdfast.errors import InvalidParams
 CLEAR_LINE: Final = b"\x05\x15"
 ENTER: Final = b"\r"
 INTERRUPT: Final = b"\x03"
-END_OF_INPUT: Final = b"\x04"
 _PASTE_START: Final = b"\x1b[200~"
 _PASTE_END: Final = b"\x1b[201~"
 #: Takes the next key as a character, in readline and in zsh.

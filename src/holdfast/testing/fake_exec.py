@@ -73,6 +73,7 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.model import (
+    TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
     EnvironmentInfo,
@@ -96,6 +97,7 @@ from holdfast.model import (
     TerminalStatus,
     TerminalWait,
 )
+from holdfast.runtime.checks import check_run
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
 from holdfast.testing.fake_pty import MARKING_SHELLS
@@ -146,7 +148,7 @@ class FakeExec:
         self._news = asyncio.Event()
         self._processes: dict[str, FakeProcess] = {}
         self._shells: dict[str, FakeShell] = {}
-        self._runs: dict[str, asyncio.Task[TerminalCommandEnded]] = {}
+        self._runs: dict[tuple[str, str], asyncio.Task[TerminalCommandEnded]] = {}
         self._pids = itertools.count(1000)
 
     def process(self, process_id: str) -> FakeProcess:
@@ -420,12 +422,13 @@ class FakeExec:
         command: str,
         *,
         timeout: float | None = None,
-        max_bytes: int = 16 * 1024 * 1024,
+        max_bytes: int = TERMINAL_OUTPUT_BYTES,
         run_id: str | None = None,
     ) -> TerminalCommandEnded:
         terminal = self.terminal(terminal_id)
-        key = run_id or secrets.token_hex(8)
+        key = (terminal_id, run_id or secrets.token_hex(8))
         if key not in self._runs:
+            check_run(timeout, max_bytes)
             self._runs[key] = asyncio.create_task(terminal.run_command(command, timeout, max_bytes))
         try:
             return await asyncio.shield(self._runs[key])

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from holdfast.config import ExecServerConfig
-from holdfast.model import ExitStatus, JobsAtClose, TerminalEventType, TerminalSize, TerminalStatus
+from holdfast.model import ExitStatus, TerminalSize, TerminalStatus
 from holdfast.runtime.awaiting import InputState
 from holdfast.runtime.terminal import LiveTerminal
-from holdfast.runtime.timeline import Timeline
 
 if TYPE_CHECKING:
     from holdfast.runtime.process import ManagedProcess
@@ -143,42 +142,6 @@ class _Pty:
         await self._stub.until(lambda: self._stub.status is not None)
 
 
-class _ClockedTimeline(Timeline):
-    """Takes the time from the test's clock."""
-
-    __slots__ = ("_clock",)
-
-    def __init__(self, max_events: int, now: Callable[[], float]) -> None:
-        super().__init__(max_events)
-        self._clock = now
-
-    def add(
-        self,
-        type: TerminalEventType,
-        offset: int,
-        timestamp: float,
-        *,
-        payload: bytes = b"",
-        exit_code: int | None = None,
-        prompt: str | None = None,
-        size: TerminalSize | None = None,
-        reason: str = "",
-    ) -> int:
-        return super().add(
-            type,
-            offset,
-            self._clock(),
-            payload=payload,
-            exit_code=exit_code,
-            prompt=prompt,
-            size=size,
-            reason=reason,
-        )
-
-    def note_output(self, offset: int, timestamp: float) -> None:
-        super().note_output(offset, self._clock())
-
-
 class ScriptedTerminal(LiveTerminal):
     """The real terminal over a stub: only what asks the operating system is another."""
 
@@ -196,11 +159,11 @@ class ScriptedTerminal(LiveTerminal):
             argv,
             integration=kind if stub.asked.integration and kind in MARKING_SHELLS else "",
             nonce=NONCE,
-            config=ExecServerConfig(),
+            config=ExecServerConfig(retained_terminal_events=retained_events),
             end_process=end_process,
             on_first_prompt=lambda: None,
+            now=lambda: stub.now,
         )
-        self.timeline = _ClockedTimeline(retained_events, lambda: stub.now)
         self.attach(cast("ManagedProcess", _Pty(stub)))
 
     def status(self) -> TerminalStatus:
@@ -218,19 +181,10 @@ class ScriptedTerminal(LiveTerminal):
     def _cwd(self) -> str:
         return self._stub.cwd
 
-    def _look(self) -> InputState:
+    def _ask(self) -> InputState:
         stub = self._stub
-        look = InputState(
-            stub.is_awaited and not stub.input_queued,
-            stub.pid if stub.status is None else None,
-            stub.echo,
-            stub.canonical,
-        )
-        if look.awaiting != self._awaiting:
-            self._awaiting = look.awaiting
-            self.changes += 1
-            self._tell()
-        return look
+        pid = stub.pid if stub.status is None else None
+        return InputState(stub.is_awaited, pid, stub.echo, stub.canonical)
 
     def _is_secret(self) -> bool:
         return self._stub.canonical and not self._stub.echo
@@ -238,14 +192,8 @@ class ScriptedTerminal(LiveTerminal):
     def signal_foreground(self, number: signals.Signals) -> None:
         self._stub.signalled(number.name.removeprefix("SIG"))
 
-    async def _leave(self, idle: bool, jobs: JobsAtClose, grace: float) -> None:
-        """Say `exit` at the prompt, else hang up."""
-        if idle:
-            self._stub.type(b"exit\r")
-            await self.until(lambda: self.is_over, min(grace, 1.0), over_is_fine=True)
-        if not self.is_over:
-            self._stub.signalled("HUP")
-        # The shell is hung up, too, and not only what it runs.
+    def _hang_up(self) -> None:
+        """The shell too, and not only what it runs."""
+        self._stub.signalled("HUP")
         if not self.is_over and "HUP" not in self._stub.ignores:
             self._stub.kill("HUP")
-        await self.until(lambda: self.is_over, grace, over_is_fine=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from holdfast.errors import TerminalClosed
 from holdfast.model import (
@@ -28,9 +28,6 @@ from holdfast.model import (
 from holdfast.runtime.terminal_run import run_typed
 from holdfast.testing.fake_process import FakeProcess, Program
 from holdfast.testing.fake_pty import EVERYTHING, NONCE, MemoryLog, ScriptedTerminal
-
-if TYPE_CHECKING:
-    pass
 
 #: What a program in a fake terminal is: it is given its terminal and returns its exit code.
 TerminalProgram = Callable[["FakeTerminal"], Awaitable[int]]

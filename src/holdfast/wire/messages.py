@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from holdfast.model import (
+    TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandEnded,
     JobsAtClose,
@@ -315,7 +316,7 @@ class TerminalRunParams(Struct, frozen=True, omit_defaults=True):
     command: str
     timeout_ms: int | None = None
     #: Of more output, the latest part comes.
-    max_bytes: int = 16 * 1024 * 1024
+    max_bytes: int = TERMINAL_OUTPUT_BYTES
     #: Names the command, so that one that is sent twice is typed once.
     run_id: str | None = None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminal_ways import PATIENCE, Opener, make_home, until_event, until_shown, until_status
+from contract.terminals.ways import PATIENCE, Opener, make_home, until_event, until_shown, until_status
 from contract.ways import open_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal

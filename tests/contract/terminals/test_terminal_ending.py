@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from contract.terminal_ways import (
+from contract.terminals.ways import (
     PATIENCE,
-    TERMINAL_SETTINGS,
-    TERMINAL_WAYS,
     Opener,
     make_home,
     number_in,
@@ -24,37 +21,9 @@ from contract.terminal_ways import (
     until_status,
 )
 from contract.ways import kill_quietly
-from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams, StdinClosed, TerminalClosed, UnknownTerminal
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-
-
-@pytest.fixture(scope="module")
-def terminal_server() -> Iterator[RunningServer]:
-    with running_server(["unix", "ws"], settings=TERMINAL_SETTINGS) as server:
-        yield server
-
-
-@pytest.fixture(params=TERMINAL_WAYS)
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-async def box(way: str, terminal_server: RunningServer) -> AsyncIterator[Sandbox]:
-    async with terminal_box(way, terminal_server) as box:
-        yield box
-
-
-@pytest.fixture
-def opened(box: Sandbox, tmp_path: Path) -> Opener:
-    return Opener(box, make_home(tmp_path))
-
-
-@pytest.fixture
-async def terminal(opened: Opener) -> Terminal:
-    return await opened()
+from holdfast.testing.servers import RunningServer, is_alive
 
 
 async def started(terminal: Terminal, command: str) -> int:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminal_ways import (
+from contract.terminals.ways import (
     PATIENCE,
-    TERMINAL_SETTINGS,
     Opener,
     make_home,
     number_in,
@@ -26,13 +25,7 @@ from contract.test_shell_reconnect import Gate
 from contract.ways import kill_quietly
 from holdfast import Sandbox
 from holdfast.client.remote import RemoteExec
-from holdfast.testing.servers import RunningServer, conversation, running_server
-
-
-@pytest.fixture(scope="module")
-def terminal_server() -> Iterator[RunningServer]:
-    with running_server(["unix", "ws"], settings=TERMINAL_SETTINGS) as server:
-        yield server
+from holdfast.testing.servers import RunningServer, conversation
 
 
 @pytest.fixture(params=["unix", "ws-json"])

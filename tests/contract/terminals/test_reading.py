@@ -1,0 +1,243 @@
+"""What a terminal shows and what happened when: events, positions, several readers, recordings, screens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from contract.terminals.ways import (
+    PATIENCE,
+    TERMINAL_SETTINGS,
+    Opener,
+    shown,
+    until_event,
+    until_status,
+)
+from holdfast import OutputChunk, Sandbox, TerminalSize
+from holdfast.client.terminal import Terminal
+from holdfast.errors import (
+    InvalidParams,
+)
+from holdfast.model import TerminalEvent
+
+
+async def test_events_come_in_their_order_and_say_what_happened(terminal: Terminal) -> None:
+    first = await terminal.read()
+    assert first.events[0].type == "resize"
+    assert first.events[0].size == TerminalSize(24, 80)
+    result = await terminal.run("echo out; (exit 5)")
+    found = await terminal.read(first.token)
+    types = [event.type for event in found.events]
+    # Between them are only the echo, the output and what draws the prompt.
+    assert [type for type in types if type != "output"] == [
+        "command",
+        "state",
+        "ended",
+        "promptStart",
+        "state",
+        "prompt",
+    ]
+    by_type = {event.type: event for event in found.events}
+    assert by_type["ended"].exit_code == 5
+    assert (by_type["prompt"].prompt, by_type["prompt"].prompt_detected) == ("$ ", True)
+    states = [event.state for event in found.events if event.type == "state"]
+    assert states == ["BUSY", "IDLE"]
+    inside = await terminal.read(result.start_token, max_bytes=None)
+    output = next(event for event in inside.events if event.type == "output")
+    assert (output.payload, output.state) == (b"out\r\n", "BUSY")
+    assert (found.state, found.truncated, found.closed) == ("IDLE", False, False)
+
+
+async def test_times_do_not_go_back(terminal: Terminal) -> None:
+    for _ in range(20):
+        await terminal.run("echo out")
+    times = [event.timestamp for event in (await terminal.read()).events]
+    assert times == sorted(times)
+
+
+async def test_positions_only_grow_and_any_of_them_is_a_place_to_read_on_from(terminal: Terminal) -> None:
+    await terminal.run("echo one; echo two")
+    await terminal.resize(30, 90)
+    await terminal.run("false")
+    whole = await terminal.read()
+    tokens = [event.token for event in whole.events]
+    assert tokens == sorted(set(tokens))
+    assert tokens[-1] == whole.token == (await terminal.describe()).token
+    flat = flattened(whole.events)
+    assert len(flat) == whole.token
+    for since in range(whole.token + 1):
+        assert flattened((await terminal.read(since)).events) == flat[since:]
+    for step in (1, 7):
+        since, pieces = 0, []
+        while (found := await terminal.read(since, max_bytes=step)).token > since:
+            pieces += flattened(found.events)
+            assert sum(len(event.payload) for event in found.events if event.type == "output") <= step
+            since = found.token
+        assert pieces == flat
+    far = await terminal.read(whole.token + 1000)
+    assert (far.events, far.token) == ((), whole.token)
+    with pytest.raises(InvalidParams):
+        await terminal.read(-1)
+
+
+def flattened(events: tuple[TerminalEvent, ...]) -> list[object]:
+    """One item for each position."""
+    flat: list[object] = []
+    for event in events:
+        assert event.type != "gap"
+        flat += list(event.payload) if event.type == "output" else [(event.type, event.token)]
+    return flat
+
+
+async def test_a_long_poll_ends_with_output_with_an_event_and_with_its_time(terminal: Terminal) -> None:
+    start = (await terminal.read()).token
+    empty = await terminal.read(start, wait=0.01)
+    assert (empty.events, empty.token) == ((), start)
+    waiting = asyncio.create_task(terminal.read(start, wait=PATIENCE))
+    await terminal.send("x")
+    found = await waiting
+    assert found.events[0].payload == b"x"
+    waiting = asyncio.create_task(terminal.read(found.token, wait=PATIENCE))
+    await terminal.resize(40, 100)
+    found = await waiting
+    assert [(event.type, event.size) for event in found.events[:1]] == [("resize", TerminalSize(40, 100))]
+
+
+async def test_several_readers_take_nothing_from_each_other(opened: Opener) -> None:
+    terminal = await opened(id="shared")
+    other = await opened.box.open_terminal("shared")
+
+    async def all_of(handle: Terminal, since: int) -> list[object]:
+        return [item async for event in handle.events(since) for item in flattened((event,))]
+
+    readers = [asyncio.create_task(all_of(handle, since)) for handle in (terminal, other) for since in (0, 3)]
+    process = asyncio.create_task(process_output(opened.box, "shared"))
+    for number in range(3):
+        await terminal.run(f"seq {number}00 {number}99")
+    await other.close()
+    first, second, third, fourth = await asyncio.gather(*readers)
+    assert first == third
+    assert second == fourth == first[3:]
+    # The same bytes as a process, and none of our marks among them.
+    data = await process
+    assert data == bytes(item for item in first if isinstance(item, int))
+    assert b"133;" not in data
+
+
+async def process_output(box: Sandbox, id: str) -> bytes:
+    parts = []
+    async for chunk in (await box.process(id)).output():
+        assert isinstance(chunk, OutputChunk), chunk
+        parts.append(chunk.data)
+    return b"".join(parts)
+
+
+async def test_marks_are_there_for_those_who_ask(terminal: Terminal) -> None:
+    start = (await terminal.read()).token
+    await terminal.run("(exit 3)")
+    plain, marked = await terminal.read(start), await terminal.read(start, marks=True)
+    assert plain.token == marked.token
+    assert b"133;" not in b"".join(event.payload for event in plain.events)
+    payloads = [event.payload for event in marked.events if event.type not in ("output", "state")]
+    assert payloads == [b"\x1b]133;C\x07", b"\x1b]133;D;3\x07", b"\x1b]133;A\x07", b"\x1b]133;B\x07"]
+
+
+async def test_output_that_was_lost_is_a_gap_of_exactly_its_length(terminal: Terminal) -> None:
+    kept = int(TERMINAL_SETTINGS["retained_output_bytes_per_process"])
+    result = await terminal.run(f"yes 0123456789 | head -c {2 * kept}", max_bytes=1000)
+    assert result.truncated
+    assert len(result.output_bytes) == 1000
+    position, truncated, gaps = 0, False, 0
+    while (found := await terminal.read(position)).token > position:
+        truncated = truncated or found.truncated
+        for event in found.events:
+            assert event.token > position
+            if event.type == "gap":
+                gaps += event.length
+                assert event.token == position + event.length
+            elif event.type == "output":
+                assert event.token == position + len(event.payload)
+            position = event.token
+    assert truncated
+    assert gaps > kept // 4
+    assert position == (await terminal.describe()).token
+    # From inside the gap one is led to its end.
+    inside = await terminal.read(kept, max_bytes=10)
+    assert inside.events[0].type == "gap"
+    recording = await terminal.recording()
+    assert "no longer kept" in recording
+    assert (await terminal.screen()).lines[-1].startswith("$") or "$" in (await terminal.screen()).text
+
+
+async def test_where_the_cursor_is(terminal: Terminal) -> None:
+    start = (await terminal.read()).token
+    await terminal.run("clear; printf 'abc\\ndefg'")
+    positions = []
+    async for event in terminal.events(start, cursor=True):
+        if event.type == "output":
+            assert event.cursor_position is not None
+            positions.append(event.cursor_position)
+        if event.type == "prompt":
+            break
+    assert (1, 4) in positions
+
+
+async def test_a_recording_has_the_output_with_its_times_and_what_was_typed_if_it_was_kept(opened: Opener) -> None:
+    terminal = await opened(record_input=True, rows=20, cols=60)
+    await terminal.send("echo one\n")
+    await terminal.wait_until_idle(PATIENCE)
+    await terminal.resize(21, 61)
+    await terminal.run("read -rsp 'Password: ' word < <(echo quiet); echo")
+    await terminal.send("read -rs word\n")
+    await until_status(terminal, lambda status: status.password_prompt)
+    await terminal.send("hunter2\n")
+    await terminal.wait_until_idle(PATIENCE)
+    cast = await terminal.recording(input=True, title="a test")
+    lines = [json.loads(line) for line in cast.splitlines()]
+    header, events = lines[0], lines[1:]
+    assert (header["version"], header["width"], header["height"], header["title"]) == (2, 60, 20, "a test")
+    times = [event[0] for event in events]
+    assert times == sorted(times)
+    assert {event[1] for event in events} == {"o", "i", "r"}
+    typed = "".join(event[2] for event in events if event[1] == "i")
+    assert "echo one" in typed
+    assert "hunter2" not in cast
+    assert [event[2] for event in events if event[1] == "r"] == ["61x21"]
+    output = "".join(event[2] for event in events if event[1] == "o")
+    assert output == (await shown(terminal)).decode()
+    assert not [line for line in (await terminal.recording()).splitlines() if '"i"' in line]
+
+
+async def test_a_recording_tells_real_times(terminal: Terminal, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    running = asyncio.create_task(terminal.run(f"echo be''fore; read x < {tmp_path}/go; echo af''ter"))
+    before = await until_event(terminal, lambda event: b"before" in event.payload)
+    # The output before and after differ by at least what the clock says here.
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread((tmp_path / "go").write_text, "\n")
+    await running
+    events = [json.loads(line) for line in (await terminal.recording()).splitlines()[1:]]
+    at = {word: next(event[0] for event in events if word in event[2]) for word in ("before\r\n", "after")}
+    assert at["after"] - at["before\r\n"] >= 0.045
+    assert before.timestamp > 1e9
+
+
+async def test_the_screen_is_what_a_person_would_see(opened: Opener) -> None:
+    terminal = await opened(rows=10, cols=40)
+    await terminal.run("clear; printf 'a\\rb\\n\\033]0;a title\\007'; echo wide: 漢字")
+    screen = await terminal.screen()
+    assert (screen.rows, screen.cols, screen.title, screen.alternate) == (10, 40, "a title", False)
+    assert screen.lines[:3] == ("b", "wide: 漢字", "$")
+    assert screen.cursor == (2, 2)
+    await terminal.run("seq 20")
+    screen = await terminal.screen()
+    assert screen.lines[-2:] == ("20", "$")
+    await terminal.resize(5, 20)
+    screen = await terminal.screen()
+    assert (screen.rows, screen.cols) == (5, 20)
+    again = await (await opened.box.open_terminal(terminal.id)).screen()
+    assert again.lines == screen.lines
