@@ -49,7 +49,11 @@ class Keeping:
     def begin(
         self, spec: ProcessSpec, mark: int, cwd: str, outputs: Mapping[int, int], stdin: int, *, internal: bool
     ) -> Notes:
-        """Before the start: from here on, whatever happens to us, the process is found by its mark."""
+        """Before the start: from here on, whatever happens to us, the process is found by its mark.
+
+        Refused if that cannot be promised.
+        """
+        self.ledger.require_room()
         self.last_key += 1
         needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
         begun = l.Begun(self.last_key, needed, mark, os.fsencode(cwd), internal)

@@ -50,8 +50,9 @@ class Spool:
         #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
         self.lends_pages = lends_pages(self.path)
         found = os.statvfs(self.path)
-        #: Bytes that were free when we began.
+        #: Bytes that were free when we began, and all there are.
         self.room = found.f_bavail * found.f_frsize
+        self.size = found.f_blocks * found.f_frsize
 
     def open(self) -> tuple[int, str]:
         """A new file: its descriptor and its path."""

@@ -54,9 +54,15 @@ class Recovery:
         try:
             if os.path.exists(path):
                 self.memory.replay(l.read_ledger(path))
-            self.keeping = Keeping(link, l.Ledger(path, self._compacted), spool, config)
-        except OSError as error:
-            raise ResourceExhausted(f"the spool {spool.path} cannot be used: {error.strerror}") from None
+            ledger = l.Ledger(path, self._compacted, min(l.RESERVE_BYTES, spool.size // 16))
+            self.keeping = Keeping(link, ledger, spool, config)
+            if self.is_first:
+                ledger.require_room()
+        except (OSError, ResourceExhausted) as error:
+            if self.is_first:
+                spool.remove()
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ResourceExhausted(f"the spool {spool.path} cannot be used: {why}") from None
         self.keeping.last_key = self.memory.last_key
 
     def _new_memory(self) -> Memory:
