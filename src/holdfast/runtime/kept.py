@@ -18,7 +18,7 @@ from holdfast.model import ExitStatus, ProcessSpec, TerminalSize
 from holdfast.runtime import ledger as l
 from holdfast.runtime.journal import CLOSE, Journal
 from holdfast.runtime.kept_input import KeptInput
-from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
+from holdfast.runtime.output_log import MOVE_BYTES, NO_ROOM, OutputLog, Spool
 from holdfast.runtime.signals import exit_status
 from holdfast.runtime.terminal_reads import ReadBuffer, Unused
 
@@ -266,8 +266,7 @@ class KeptLog(OutputLog):
                 raise BlockingIOError
             if found[0][1] & select.POLLIN:
                 # Else nobody can write any more: there is nothing to open a file for.
-                with contextlib.suppress(OSError):  # then it is read, and counted as lost
-                    self._open()
+                self._open_if_possible()
         return super().move_from(pipe, limit)
 
     def reopen(self, printed: int, lost: tuple[int, int], end: int | None = None) -> None:
@@ -292,6 +291,16 @@ class KeptLog(OutputLog):
 
     def _open(self) -> None:
         self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def _open_if_possible(self) -> None:
+        """Else what is there is read, and counted as lost; unless this log waits."""
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno in NO_ROOM and self._spool.make_room():
+                self._open_if_possible()
+            elif error.errno in self.waits_for:
+                raise
 
     def _losing(self, start: int, end: int) -> None:
         self._notes.write(l.Lost(self._notes.key, self._kind, start, end))

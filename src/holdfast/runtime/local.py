@@ -88,6 +88,7 @@ class LocalExec:
         self.config = config or ExecServerConfig()
         self._keeping = keeping
         self._spool = Spool(self.config.spool_directory) if keeping is None else keeping.spool
+        self._spool.make_room = self._spare_ended_output
         self._spool_limit = min(self.config.retained_output_bytes_total, self._spool.room // 2)
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
@@ -612,6 +613,14 @@ class LocalExec:
         logs = ((keeper, kind) for keeper in keepers for kind in keeper.logs)
         keeper, kind = max(logs, key=lambda each: each[0].logs[each[1]].kept_bytes)
         keeper.keep_less(kind)
+
+    def _spare_ended_output(self) -> bool:
+        """Without room or descriptors, the oldest ended process that printed something loses its output."""
+        for process in self._ended.values():
+            if any(log.fd >= 0 for log in process.logs.values()):
+                process.give_up_output()
+                return True
+        return False
 
     def is_known(self, process_id: str) -> bool:
         return process_id in self._processes

@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from holdfast.errors import ResourceExhausted
@@ -32,6 +33,9 @@ HEAD_FRACTION: Final = 16
 SLACK_FRACTION: Final = 8
 SPOOL_PREFIX: Final = "holdfast-spool-"
 SWEEP_AFTER_SECONDS: Final = 10.0
+#: What the kernel says when there is no room for a file, and when there is no descriptor for it.
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 #: Room that a spool needs to be worth choosing.
 WANTED_ROOM: Final = 256 * 1024 * 1024
 
@@ -46,6 +50,8 @@ class Spool:
         #: `lock` is held while we live; the kernel lets go of it however we end, so others see that we are gone.
         self.path, self.lock = taken or _make_spool(directory or choose_place())
         self.used = 0
+        #: Gives up what can best be spared, once there is no room; False if nothing can.
+        self.make_room: Callable[[], bool] = lambda: False
         self._files = 0
         #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
         self.lends_pages = lends_pages(self.path)
@@ -144,7 +150,19 @@ class Lease(Protocol):
 class OutputLog:
     """One stream's output. The file is opened at the first byte: most processes print little or nothing."""
 
-    __slots__ = ("_head", "_path", "_punching", "_spool", "_tail", "end", "fd", "leases", "lost_end", "lost_start")
+    __slots__ = (
+        "_head",
+        "_path",
+        "_punching",
+        "_spool",
+        "_tail",
+        "end",
+        "fd",
+        "leases",
+        "lost_end",
+        "lost_start",
+        "waits_for",
+    )
 
     def __init__(self, spool: Spool, retained_bytes: int) -> None:
         self._spool = spool
@@ -156,6 +174,9 @@ class OutputLog:
         self.end = 0
         self.lost_start = 0
         self.lost_end = 0
+        #: The errors at which a pipe is left as it is, for later: nothing of it is lost. A want of descriptors is
+        #: over soon; room may be wanting for long.
+        self.waits_for: frozenset[int] = NO_DESCRIPTORS
         #: Few at a time: one a connection that is in the middle of a frame of this log.
         self.leases: set[Lease] = set()
 
@@ -183,7 +204,7 @@ class OutputLog:
     def move_from(self, pipe: int, limit: int = MOVE_BYTES) -> int:
         """Splice what the pipe holds into the log; returns how much, 0 at its end.
 
-        Raises `BlockingIOError` when the pipe is empty for now.
+        Raises `BlockingIOError` when the pipe is empty for now, and another `OSError` that this log `waits_for`.
         """
         if self.fd < 0:
             return self._copy_from(pipe, limit)  # it may be the end and not the first byte
@@ -194,8 +215,11 @@ class OutputLog:
         except OSError as error:
             if error.errno == errno.EINVAL:  # a file system that does not take part in splicing
                 return self._copy_from(pipe, limit)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                return self._drop_from(pipe, limit)
+            if error.errno in NO_ROOM:
+                if self._spool.make_room():
+                    return self.move_from(pipe, limit)
+                if error.errno not in self.waits_for:
+                    return self._drop_from(pipe, limit)
             raise
         self._grown(moved)
         return moved
@@ -215,9 +239,12 @@ class OutputLog:
             while written < len(data):
                 written += os.pwrite(self.fd, data[written:], self.end + written)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in NO_ROOM:
                 raise
-            self._lose(len(data))
+            if self._spool.make_room():
+                self.append(data)
+            else:
+                self._lose(len(data))
             return
         self._grown(len(data))
 
