@@ -54,6 +54,8 @@ class Keeping:
         Refused if that cannot be promised.
         """
         self.ledger.require_room()
+        # Its streams, and the file that its input is kept in.
+        self.link.require_room(len(outputs) + 2)
         self.last_key += 1
         needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
         begun = l.Begun(self.last_key, needed, mark, os.fsencode(cwd), internal)

@@ -99,7 +99,9 @@ class LocalExec:
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
         self._poller = Poller()
-        self._starter = Starter(os.environ if environ is None else environ, open_files, keeping)
+        self._starter = Starter(
+            os.environ if environ is None else environ, open_files, keeping, self._spare_ended_output
+        )
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._orphans: OrphanReaper | None = None

@@ -251,8 +251,13 @@ def explain(number: int, command: Command, *, cwd_failed: bool = False) -> Holdf
         return NotExecutable(f"{name}: neither a binary for this machine nor a script that begins with #!")
     if number == errno.E2BIG:
         return InvalidParams(f"{name}: the arguments and the environment together are too long for this kernel")
-    if number in (errno.EAGAIN, errno.ENOMEM):
-        return ResourceExhausted(f"{name}: no more processes can be started: {text}")
+    if number == errno.EAGAIN:
+        return ResourceExhausted(
+            f"{name}: no more processes can be started: the user's limit (RLIMIT_NPROC), pids.max of the cgroup, or "
+            "kernel.pid_max is reached; end some"
+        )
+    if number == errno.ENOMEM:
+        return ResourceExhausted(f"{name}: no memory is left to start it: {text}")
     if number in (errno.EMFILE, errno.ENFILE):
         return ResourceExhausted(f"{name}: no more descriptors: {text}")
     if number == errno.EPERM:
