@@ -90,7 +90,8 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spool_directory: str = ""
     #: Use cgroups to contain processes: `auto` where one can be written, or `off`.
     cgroup: Literal["auto", "off"] = "auto"
-    #: Added to the OOM score of processes, so that the kernel takes the job before the server.
+    #: Added to the server's own OOM score for processes, so that the kernel takes the job before the server; 0 leaves
+    #: them as they are. 500 counts as if a job used half of the machine's memory more than it does.
     oom_score_adj: int = 500
 
 
@@ -109,7 +110,7 @@ def load_config(
         raise InvalidParams(f"settings: {error}") from None
     for name in config.__struct_fields__:
         value = getattr(config, name)
-        if name != "oom_score_adj" and isinstance(value, int | float) and value < 0:
+        if isinstance(value, int | float) and value < 0:
             raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
     return config
 

@@ -346,12 +346,14 @@ async def test_exit_codes_are_the_programs(box: LocalExec, code: int) -> None:
     assert status.success == (code == 0)
 
 
-async def test_a_started_job_is_taken_by_the_kernel_before_us(make_exec: MakeExec) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_started_job_is_taken_by_the_kernel_before_us(make_exec: MakeExec, way: dict[str, Any]) -> None:
+    with open("/proc/self/oom_score_adj") as file:
+        ours = int(file.read())
     box = make_exec(oom_score_adj=321)
-    await box.start(ProcessSpec("p", ("sh", "-c", "echo; read x; cat /proc/self/oom_score_adj"), pipe_stdin=True))
-    events = box.events("p")
-    await anext(events)
-    await box.write("p", b"\n")
-    event = await anext(events)
-    assert isinstance(event, OutputChunk)
-    assert event.data == b"321\n"
+    # From its first instruction on: the first thing it does is to start another.
+    assert await run(box, "cat /proc/self/oom_score_adj", **way) == b"%d\n" % min(1_000, ours + 321)
+    with open("/proc/self/oom_score_adj") as file:
+        assert int(file.read()) == ours
+    box = make_exec(oom_score_adj=0)
+    assert await run(box, "cat /proc/self/oom_score_adj", **way) == b"%d\n" % ours

@@ -100,7 +100,11 @@ class LocalExec:
         self._tables = TableReader()
         self._poller = Poller()
         self._starter = Starter(
-            os.environ if environ is None else environ, open_files, keeping, self._spare_ended_output
+            os.environ if environ is None else environ,
+            open_files,
+            keeping,
+            self._spare_ended_output,
+            self.config.oom_score_adj,
         )
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
@@ -207,9 +211,6 @@ class LocalExec:
             started.notes.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
-        loop = asyncio.get_running_loop()
-        # Not before the caller has its answer: the child is busy loading its program.
-        loop.call_soon(self._raise_oom_score, process.pid)
         if self._cgroups is not None:
             self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
         return process
@@ -270,21 +271,6 @@ class LocalExec:
             internal=on_exit is not None and not spec.tty,
             notes=started.notes,
         )
-
-    def _raise_oom_score(self, pid: int) -> None:
-        """The kernel takes a job before it takes us. Refused in some containers: then the kernel decides."""
-        if not self.config.oom_score_adj:
-            return
-        try:
-            fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            os.write(fd, b"%d" % self.config.oom_score_adj)
-        except OSError:
-            return
-        finally:
-            os.close(fd)
 
     # --- one process -----------------------------------------------------------------------------------------
 

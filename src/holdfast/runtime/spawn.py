@@ -31,6 +31,7 @@ from holdfast.model import Limits
 from holdfast.runtime.environment import Account
 from holdfast.runtime.launcher import ORDERS_FD, REPORT_FD
 from holdfast.runtime.libc import SpawnPlan
+from holdfast.runtime.oom import OomScore
 
 _LAUNCHER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher.py")
 _RLIMIT_NAMES: Final = {
@@ -92,21 +93,25 @@ def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
     raise CommandNotFound(f"{name}: command not found")
 
 
-def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]) -> int:
+def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore) -> int:
     """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we do not keep."""
     plan = _plan(streams)
     plan.chdir(os.fsencode(command.cwd))
     plan.close_from(3)
     argv = [os.fsencode(argument) for argument in command.argv]
     try:
-        with _soft_limits(soft_limits):
+        with _soft_limits(soft_limits), oom_score.for_children():
             return plan.run(os.fsencode(command.path), argv, command.variables)
     except OSError as error:
         raise explain(error.errno or 0, command) from None
 
 
 async def spawn_through_launcher(
-    command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], newborn: set[int]
+    command: Command,
+    streams: StandardStreams,
+    soft_limits: Mapping[int, int],
+    oom_score: OomScore,
+    newborn: set[int],
 ) -> int:
     """The same for a command with a user or limits: waits until the launcher has become the program.
 
@@ -139,7 +144,7 @@ async def spawn_through_launcher(
         plan.dup2(orders_fd, ORDERS_FD)
         plan.dup2(report_fd, REPORT_FD)
         plan.close_from(5)
-        with _soft_limits(soft_limits):
+        with _soft_limits(soft_limits), oom_score.for_children():
             pid = plan.run(
                 os.fsencode(sys.executable),
                 [b"holdfast-launcher", b"-I", b"-S", os.fsencode(_LAUNCHER)],

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from holdfast.errors import ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.oom import OomScore
 from holdfast.runtime.process import set_terminal_size
 from holdfast.runtime.process_table import MARK_VARIABLE, limits_can_mark, new_mark
 from holdfast.runtime.spawn import (
@@ -125,11 +126,13 @@ class Starter:
         open_files: int | None,
         keeping: Keeping | None = None,
         spare: Callable[[], bool] = lambda: False,
+        oom_score_adj: int = 0,
     ) -> None:
         """`spare` gives up descriptors of what is needed least; False if there are none."""
         self._environ = dict(environ)
         self._keeping = keeping
         self._spare = spare
+        self._oom_score = OomScore(oom_score_adj)
         #: Most processes get just this: encoded once.
         self._variables = encode_variables(self._environ)
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
@@ -139,6 +142,7 @@ class Starter:
 
     def close(self) -> None:
         os.close(self._null)
+        self._oom_score.close()
 
     def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> Started:
         """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
@@ -148,7 +152,7 @@ class Starter:
         notes = None
         try:
             notes = self._note(spec, mark, command, streams, internal)
-            pid = spawn(command, streams.for_child, self._limits(mark))
+            pid = spawn(command, streams.for_child, self._limits(mark), self._oom_score)
         except BaseException:
             streams.close()
             if notes is not None:
@@ -168,7 +172,9 @@ class Starter:
         notes = None
         try:
             notes = self._note(spec, mark, command, streams, internal)
-            pid = await spawn_through_launcher(command, streams.for_child, self._limits(mark), self.newborn)
+            pid = await spawn_through_launcher(
+                command, streams.for_child, self._limits(mark), self._oom_score, self.newborn
+            )
         except BaseException:
             streams.close()
             if notes is not None:
