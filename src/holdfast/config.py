@@ -86,8 +86,11 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_prepared_exec: bool = True
 
     # --- the machine -----------------------------------------------------------------------------------------
-    #: Where output is kept; empty chooses: /dev/shm if it has room, else the temporary directory.
+    #: Where output is kept; empty chooses by room: /dev/shm, the temporary directory, /var/tmp.
     spool_directory: str = ""
+    #: Room that a place must have to be chosen before those that follow; if none has, the one with most is. So much
+    #: holds all that eight processes keep; a container's /dev/shm, 64 MiB, does not.
+    spool_minimum_bytes: int = 256 * MIB
     #: Use cgroups to contain processes: `auto` where one can be written, or `off`.
     cgroup: Literal["auto", "off"] = "auto"
     #: Added to the server's own OOM score for processes, so that the kernel takes the job before the server; 0 leaves

@@ -126,6 +126,8 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
         assert (lost.returncode, lost.stdout, lost.truncated) == (3, "", True), "it ran, and says what is missing"
         with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be kept: No space left on device"):
             await fed.write(b"refused")
+        with pytest.raises(ResourceExhausted, match=r"command cannot be written: No space left on device"):
+            await shell.run("echo " + 5_000 * "x")
         with pytest.raises(ResourceExhausted, match=r"cannot be (written|made): No space left on device"):
             await box.shell()
         with pytest.raises(ResourceExhausted, match=r"cannot be (written|made): No space left on device"):
@@ -141,4 +143,279 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
         await fed.wait()
         assert (await fed.snapshot()).stdout == b"taken once"
         assert (await box.exec(["echo", "again"])).stdout == "again\n"
-        assert (await shell.run("true")).exit_code == 0 if shell.state != "closed" else True
+        assert (await (await box.shell()).run("echo again")).stdout == "again\n"
+
+
+async def test_a_shell_runs_again_once_there_is_room() -> None:
+    async with on_small_spool("size=2m") as (path, _, box):
+        shell = await box.shell()
+        await shell.run("word=kept")
+        fill(path)
+        with pytest.raises(ResourceExhausted, match=r"command cannot be written: No space left on device"):
+            await shell.run("echo " + 5_000 * "x")
+        empty(path)
+        assert (await shell.run("echo $word")).stdout == "kept\n"
+
+
+async def test_a_flood_over_a_small_spool_is_bounded_and_accounted_for_to_the_byte() -> None:
+    amount = 20_000_000
+    async with on_small_spool("size=4m") as (_, _, box), bystander(box):
+        flood = await box.start(["sh", "-c", f"yes 0123456789abcde | head -c {amount}; exit 3"])
+        assert (await flood.wait()).exit_code == 3
+        read = await flood.read(max_bytes=amount)
+        kept = sum(len(chunk.data) for chunk in read.chunks)
+        assert kept + sum(gap.length for gap in read.gap) == amount
+        assert 0 < kept < 4 * 1024 * 1024
+        for chunk in read.chunks:
+            line = b"0123456789abcde\n" * (len(chunk.data) // 16 + 2)
+            assert chunk.data == line[chunk.offset % 16 :][: len(chunk.data)]
+
+
+#: Prints so many kilobytes for each number that it reads.
+PRINTER = "echo ready; while read count; do head -c ${count}k /dev/zero | tr '\\0' $count; echo done >&2; done; exit 4"
+
+
+async def test_what_is_printed_while_somebody_fills_the_spool_is_a_gap_and_later_output_is_kept() -> None:
+    async with on_small_spool("size=2m") as (path, _, box), bystander(box):
+        printer = await box.start(["sh", "-c", PRINTER], stdin="open")
+        await printer.write(b"8\n")
+        await printer.wait_for_output("done")
+        # Its input has a file by now, and the next line fits in the same page.
+        fill(path)
+        await printer.write(b"100\n")
+        while (await printer.describe()).stdout_bytes < 8 * 1024 + 100 * 1024:
+            await printer.read(after_seq=(await printer.read()).next_seq - 1, wait=1.0)
+        empty(path)
+        await printer.write(b"9\n")
+        await printer.close_stdin()
+        assert (await printer.wait()).exit_code == 4
+        events = [event async for event in printer.output()]
+        length = {OutputChunk: 0, OutputGap: 0}
+        for event in events:
+            if event.stream == "stdout":
+                length[type(event)] += len(event.data) if isinstance(event, OutputChunk) else event.length
+        assert length[OutputGap] > 0
+        assert sum(length.values()) == (8 + 100 + 9) * 1024 + len("ready\n")
+        assert (await printer.snapshot()).stdout.endswith(b"9" * 9 * 1024)
+
+
+async def test_a_lossless_process_waits_until_there_is_room() -> None:
+    async with on_small_spool("size=2m") as (path, _, box), bystander(box):
+        held = await box.start(["sh", "-c", "read x; seq 20000; exit 6"], stdin="open", overflow="block")
+        await held.write(b"")
+        fill(path)
+        # The file of its input has no page yet: close it, which `read` takes as well.
+        await held.close_stdin()
+        other = await box.exec(["true"])
+        assert other.success
+        empty(path)
+        assert (await held.wait()).exit_code == 6
+        snapshot = await held.snapshot()
+        assert snapshot.stdout == b"".join(b"%d\n" % n for n in range(1, 20_001))
+
+
+async def test_ended_output_goes_before_that_of_what_runs() -> None:
+    async with on_small_spool("size=2m") as (path, _, box), bystander(box):
+        ended = await box.start(["sh", "-c", "head -c 200000 /dev/zero"])
+        await ended.wait()
+        fill(path)
+        assert (await box.exec(["echo", "fits now"])).stdout == "fits now\n"
+        assert (await ended.snapshot()).truncated
+        empty(path)
+
+
+async def test_input_that_finds_no_room_is_refused_and_what_was_taken_before_arrives_once() -> None:
+    first = os.urandom(150_000)
+    async with on_small_spool("size=4m") as (path, server, box), bystander(box):
+        fed = await box.start(["cat"], stdin="open")
+        await fed.signal("STOP")
+        await fed.write(first)
+        fill(path)
+        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be kept: No space left on device"):
+            await fed.write(os.urandom(500_000))
+        await kill_server(server, box)
+        empty(path)
+        await fed.signal("CONT")
+        await fed.write(b"the end")
+        await fed.close_stdin()
+        assert (await fed.wait()).exit_code == 0
+        assert (await fed.snapshot()).stdout == first + b"the end"
+
+
+async def test_a_terminal_goes_on_through_a_full_spool() -> None:
+    async with on_small_spool("size=2m") as (path, _, box), bystander(box):
+        terminal = await box.terminal()
+        assert (await terminal.run("word=kept; echo ok")).exit_code == 0
+        fill(path)
+        result = await terminal.run("head -c 30000 /dev/zero | tr '\\0' x; (exit 7)")
+        assert result.exit_code == 7
+        empty(path)
+        after = await terminal.run("echo is-$word")
+        assert "is-kept" in after.output
+        await terminal.close()
+
+
+async def test_starts_are_refused_when_they_could_not_be_noted_and_what_runs_goes_on() -> None:
+    async with on_small_spool("size=1m") as (path, server, box), bystander(box) as running:
+        fill(path)
+        long = 4_000 * "x"
+        with pytest.raises(
+            ResourceExhausted, match=r"ledger cannot be written on \(No space left on device\).* would not survive"
+        ):
+            for _ in range(1_000):
+                await box.exec(["true", long])
+        # Half of what was set aside is left for this.
+        await running.signal("CONT")
+        await kill_server(server, box)
+        with pytest.raises(ResourceExhausted, match="would not survive a restart of the server; make room there"):
+            await box.exec(["true"])
+        empty(path)
+        assert (await box.exec(["echo", "again"])).stdout == "again\n"
+
+
+# --- descriptors ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def descriptor_limit(pid: int, more: int) -> Iterator[None]:
+    """A process may open so many descriptors more than it has."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    limit = max(int(name) for name in os.listdir(f"/proc/{pid}/fd")) + 1 + more
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@asynccontextmanager
+async def on_server() -> AsyncIterator[tuple[RunningServer, Sandbox]]:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            yield server, box
+            server.pid = (await box.status()).pid
+
+
+async def test_without_descriptors_starts_are_refused_and_what_runs_goes_on() -> None:
+    async with on_server() as (server, box), bystander(box) as running:
+        silent = await box.start(["sh", "-c", "read x; echo first words; exit 7"], stdin="open")
+        with descriptor_limit(server.pid, 0):
+            for start in (box.exec(["true"]), box.start(["cat"], tty=holdfast.TerminalSize(24, 80))):
+                with pytest.raises(ResourceExhausted, match=r"too many open files .* limit is \d+ .*RLIMIT_NOFILE"):
+                    await start
+            with pytest.raises(ResourceExhausted):
+                await box.shell()
+            await running.write(b"meanwhile\n")
+            await running.wait_for_output("got meanwhile")
+            # It has printed nothing yet, and there is no descriptor for its log: the pipe keeps its words.
+            await silent.close_stdin()
+        assert (await silent.wait()).exit_code == 7
+        assert (await silent.snapshot()).stdout == b"first words\n"
+        assert (await box.exec(["echo", "again"])).stdout == "again\n"
+
+
+async def test_who_connects_while_there_are_no_descriptors_waits_and_the_log_tells_once() -> None:
+    async with on_server() as (server, box), bystander(box):
+
+        async def connect() -> str:
+            async with holdfast.connect(server.address("unix")) as other:
+                return (await other.exec(["echo", "here"])).stdout
+
+        with descriptor_limit(server.pid, 0):
+            waiting = asyncio.create_task(connect())
+            while "cannot accept" not in server.log():  # noqa: ASYNC110 - a file tells nobody
+                assert (await box.status()).pid == server.pid
+                await asyncio.sleep(0)
+        assert await waiting == "here\n"
+        assert server.log().count("cannot accept: Too many open files; trying again shortly") == 1
+
+
+async def test_a_keeper_without_descriptors_gets_no_new_processes_to_hold() -> None:
+    async with on_server() as (server, box), bystander(box):
+        with descriptor_limit(server.process.pid, 0):
+            with pytest.raises(ResourceExhausted, match=r"keeper, pid \d+, holds \d+ descriptors, and its limit is"):
+                await box.exec(["true"])
+        assert (await box.exec(["echo", "again"])).stdout == "again\n"
+
+
+# --- pids -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def pids_cgroup() -> Iterator[Path]:
+    """A cgroup whose `pids.max` can be set."""
+    path = Path(f"/sys/fs/cgroup/pids/holdfast-test-{secrets.token_hex(4)}")
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"no pids cgroup can be made here: {error}")
+    try:
+        yield path
+    finally:
+        path.rmdir()
+
+
+async def test_without_pids_starts_are_refused_and_kills_work() -> None:
+    with pids_cgroup() as group:
+        async with on_server() as (server, box), bystander(box):
+            shell = await box.shell()
+            family = "sleep 1000 & setsid sleep 1000 & echo started; read x"
+            doomed = [await box.start(["sh", "-c", family], stdin="open") for _ in range(2)]
+            for process in doomed:
+                await process.wait_for_output("started")
+            for pid in (server.process.pid, server.pid):
+                (group / "cgroup.procs").write_text(str(pid))
+            (group / "pids.max").write_text("0")
+            starts = [box.exec(["true"]), box.exec(["true"], user=str(os.geteuid())), box.shell(), box.terminal()]
+            for start in starts:
+                with pytest.raises(ResourceExhausted, match=r"no more processes .*RLIMIT_NPROC.*pids.max"):
+                    await start
+            assert (await shell.run("echo $((1 + 1))")).stdout == "2\n"
+            assert await doomed[0].terminate(force=True)
+            assert await doomed[1].terminate(grace=5.0)
+            (group / "pids.max").write_text("max")
+            assert (await box.exec(["echo", "again"])).stdout == "again\n"
+
+
+# --- terminals --------------------------------------------------------------------------------------------------
+
+#: In a mount namespace of its own, with a devpts that has two terminals.
+TERMINALS = """
+import asyncio, holdfast
+
+async def main():
+    async with holdfast.connect("inprocess") as box:
+        size = holdfast.TerminalSize(24, 80)
+        open = [await box.start(["cat"], tty=size) for _ in range(2)]
+        try:
+            await box.start(["cat"], tty=size)
+        except holdfast.HoldfastError as error:
+            print(type(error).__name__, error)
+        print((await box.exec(["echo", "pipes"])).stdout)
+        await open[0].terminate(force=True)
+        print((await (await box.start(["sh", "-c", "exit 3"], tty=size)).wait()).exit_code)
+
+asyncio.run(main())
+"""
+
+
+def test_without_terminals_one_is_refused_and_the_others_stay() -> None:
+    mounts = (
+        "mount -t devpts -o newinstance,ptmxmode=0666,max=2 devpts /dev/pts"
+        " && mount --bind /dev/pts/ptmx /dev/ptmx && exec \"$0\" -c \"$1\""
+    )
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare(1) here")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounts, sys.executable, TERMINALS],
+        env=server_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no devpts can be mounted here: {done.stderr.strip()}")
+    refused, pipes, _, exit_code = done.stdout.splitlines()
+    assert refused.startswith("ResourceExhausted cannot start 'cat': no terminal is left: ")
+    assert refused.endswith("close some, or raise kernel.pty.max")
+    assert (pipes, exit_code) == ("pipes", "3")

@@ -348,12 +348,9 @@ async def test_exit_codes_are_the_programs(box: LocalExec, code: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_started_job_is_taken_by_the_kernel_before_us(make_exec: MakeExec, way: dict[str, Any]) -> None:
-    with open("/proc/self/oom_score_adj") as file:
-        ours = int(file.read())
-    box = make_exec(oom_score_adj=321)
-    # From its first instruction on: the first thing it does is to start another.
-    assert await run(box, "cat /proc/self/oom_score_adj", **way) == b"%d\n" % min(1_000, ours + 321)
-    with open("/proc/self/oom_score_adj") as file:
-        assert int(file.read()) == ours
-    box = make_exec(oom_score_adj=0)
-    assert await run(box, "cat /proc/self/oom_score_adj", **way) == b"%d\n" % ours
+    ours = int(Path("/proc/self/oom_score_adj").read_text())
+    # From its first instruction on: the first thing that it does is to start another.
+    look = ("sh", "-c", "cat /proc/self/oom_score_adj; true")
+    assert int(await run(make_exec(oom_score_adj=321), *look, **way)) == min(1_000, ours + 321)
+    assert int(Path("/proc/self/oom_score_adj").read_text()) == ours
+    assert int(await run(make_exec(oom_score_adj=0), *look, **way)) == ours

@@ -267,9 +267,7 @@ class Ledger:
     becomes of processes that run. New ones are for `require_room` to refuse, while half of it is left.
     """
 
-    def __init__(
-        self, path: str, compaction: Compaction | None = None, reserve_bytes: int = RESERVE_BYTES
-    ) -> None:
+    def __init__(self, path: str, compaction: Compaction | None = None, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.path = path
         self._reserve_bytes = reserve_bytes
         self._compaction = compaction

@@ -87,7 +87,10 @@ class LocalExec:
         `keeping` lets what we have outlive us."""
         self.config = config or ExecServerConfig()
         self._keeping = keeping
-        self._spool = Spool(self.config.spool_directory) if keeping is None else keeping.spool
+        if keeping is None:
+            self._spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
+        else:
+            self._spool = keeping.spool
         self._spool.make_room = self._spare_ended_output
         self._spool_limit = min(self.config.retained_output_bytes_total, self._spool.room // 2)
         self._processes: dict[str, ManagedProcess] = {}
@@ -493,6 +496,9 @@ class LocalExec:
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,
+            spool_limit=self._spool_limit,
+            spool_free=self._spool.free,
+            spool_file_system=self._spool.file_system.kind,
             containment=(*(() if self._cgroups is None else (self._cgroups.kind,)), "mark", "tree"),
             keeper_pid=None if link is None else link.pid,
             keeper_uptime=None if link is None else time.monotonic() - link.started_at,

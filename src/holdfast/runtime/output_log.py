@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.libc import punch_hole
+from holdfast.runtime.spool_place import FileSystem, choose_place, file_system_of, used_below
 
 PAGE: Final = 4096
 #: At most this much is moved by one call, so that one flood does not hold the event loop.
@@ -36,8 +37,6 @@ SWEEP_AFTER_SECONDS: Final = 10.0
 #: What the kernel says when there is no room for a file, and when there is no descriptor for it.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-#: Room that a spool needs to be worth choosing.
-WANTED_ROOM: Final = 256 * 1024 * 1024
 
 
 class Spool:
@@ -46,19 +45,27 @@ class Spool:
     `taken` is one that an earlier server made, its path and its lock: kept for us, and ours from now on.
     """
 
-    def __init__(self, directory: str = "", *, taken: tuple[str, int] | None = None) -> None:
+    def __init__(self, directory: str = "", *, wanted_bytes: int = 0, taken: tuple[str, int] | None = None) -> None:
+        """Without a `directory` it is put where there are `wanted_bytes`, if they are anywhere."""
         #: `lock` is held while we live; the kernel lets go of it however we end, so others see that we are gone.
-        self.path, self.lock = taken or _make_spool(directory or choose_place())
+        self.path, self.lock = taken or _make_spool(directory or choose_place(wanted_bytes))
         self.used = 0
         #: Gives up what can best be spared, once there is no room; False if nothing can.
         self.make_room: Callable[[], bool] = lambda: False
         self._files = 0
         #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
-        self.lends_pages = lends_pages(self.path)
+        self.file_system = file_system_of(self.path)
+        self.lends_pages = lends_pages(self.file_system)
         found = os.statvfs(self.path)
-        #: Bytes that were free when we began, and all there are.
-        self.room = found.f_bavail * found.f_frsize
+        #: All the bytes there are, and those that were free when we began, or were ours already.
         self.size = found.f_blocks * found.f_frsize
+        self.room = self.free + (0 if taken is None else used_below(self.path))
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free now."""
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
 
     def open(self) -> tuple[int, str]:
         """A new file: its descriptor and its path."""
@@ -84,31 +91,13 @@ def _make_spool(parent: str) -> tuple[str, int]:
     return path, lock
 
 
-def choose_place() -> str:
-    """Memory where it has room (a container's /dev/shm may have 64 MB), else the temporary directory."""
-    try:
-        room = os.statvfs("/dev/shm")
-        if room.f_bavail * room.f_frsize >= WANTED_ROOM and os.access("/dev/shm", os.W_OK | os.X_OK):
-            return "/dev/shm"
-    except OSError:
-        pass
-    return tempfile.gettempdir()
-
-
-def lends_pages(path: str) -> bool:
+def lends_pages(on: FileSystem) -> bool:
     """Whether a page that a socket still refers to keeps its bytes when the file gives it back.
 
     True of tmpfs with pages of the usual size. Where the cache works in larger units (ext4, huge pages), punching a
     part of one zeroes bytes that are already on their way to a reader: there, output is copied.
     """
-    best, kind, options = "", "", ""
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            point = before.split()[4]
-            if len(point) >= len(best) and os.path.commonpath((path, point)) == point:
-                best, (kind, _, options) = point, after.split()
-    if kind != "tmpfs" or any(o.startswith("huge=") and o != "huge=never" for o in options.split(",")):
+    if on.kind != "tmpfs" or any(option.startswith("huge=") and option != "huge=never" for option in on.options):
         return False
     try:
         with open("/sys/kernel/mm/transparent_hugepage/shmem_enabled") as file:

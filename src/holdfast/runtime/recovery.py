@@ -45,7 +45,11 @@ class Recovery:
         self._held = link.take()
         found = self._held.pop(SPOOL_KEY, None)
         self.is_first = found is None
-        spool = Spool(config.spool_directory, taken=None if found is None else (found.path, found.fds[0]))
+        spool = Spool(
+            config.spool_directory,
+            wanted_bytes=config.spool_minimum_bytes,
+            taken=None if found is None else (found.path, found.fds[0]),
+        )
         if self.is_first:
             link.keep(SPOOL_KEY, [spool.lock], spool.path)
         path = f"{spool.path}/{LEDGER_NAME}"
