@@ -26,7 +26,13 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
 from holdfast.model import OutputChunk, OutputGap
-from holdfast.testing.servers import RunningServer, running_server, server_command, server_environment
+from holdfast.testing.servers import (
+    RunningServer,
+    is_alive,
+    running_server,
+    server_command,
+    server_environment,
+)
 
 #: Answers each line of input; the rest of the machine is none of its business.
 BYSTANDER = "echo ready; while read line; do echo got $line; done; exit 5"
@@ -172,7 +178,9 @@ async def test_a_flood_over_a_small_spool_is_bounded_and_accounted_for_to_the_by
 
 
 #: Prints so many kilobytes for each number that it reads.
-PRINTER = "echo ready; while read count; do head -c ${count}k /dev/zero | tr '\\0' $count; echo done >&2; done; exit 4"
+PRINTER = (
+    "echo ready; while read count; do head -c ${count}k /dev/zero | tr '\\0' $count; echo done >&2; done; exit 4"
+)
 
 
 async def test_what_is_printed_while_somebody_fills_the_spool_is_a_gap_and_later_output_is_kept() -> None:
@@ -184,7 +192,7 @@ async def test_what_is_printed_while_somebody_fills_the_spool_is_a_gap_and_later
         fill(path)
         await printer.write(b"100\n")
         while (await printer.describe()).stdout_bytes < 8 * 1024 + 100 * 1024:
-            await printer.read(after_seq=(await printer.read()).next_seq - 1, wait=1.0)
+            await printer.read(since=(await printer.read()).next_seq - 1, wait=1.0)
         empty(path)
         await printer.write(b"9\n")
         await printer.close_stdin()
@@ -202,12 +210,10 @@ async def test_what_is_printed_while_somebody_fills_the_spool_is_a_gap_and_later
 async def test_a_lossless_process_waits_until_there_is_room() -> None:
     async with on_small_spool("size=2m") as (path, _, box), bystander(box):
         held = await box.start(["sh", "-c", "read x; seq 20000; exit 6"], stdin="open", overflow="block")
-        await held.write(b"")
         fill(path)
-        # The file of its input has no page yet: close it, which `read` takes as well.
         await held.close_stdin()
-        other = await box.exec(["true"])
-        assert other.success
+        assert (await box.exec(["true"])).success
+        assert (await held.describe()).stdout_bytes == 0
         empty(path)
         assert (await held.wait()).exit_code == 6
         snapshot = await held.snapshot()
@@ -277,10 +283,11 @@ async def test_starts_are_refused_when_they_could_not_be_noted_and_what_runs_goe
 
 
 @contextmanager
-def descriptor_limit(pid: int, more: int) -> Iterator[None]:
-    """A process may open so many descriptors more than it has."""
+def no_descriptors(pid: int) -> Iterator[None]:
+    """A process may open none beside those that it has: the limit is the lowest number that is free."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    limit = max(int(name) for name in os.listdir(f"/proc/{pid}/fd")) + 1 + more
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    limit = next(number for number in range(len(used) + 1) if number not in used)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
     try:
         yield
@@ -299,7 +306,7 @@ async def on_server() -> AsyncIterator[tuple[RunningServer, Sandbox]]:
 async def test_without_descriptors_starts_are_refused_and_what_runs_goes_on() -> None:
     async with on_server() as (server, box), bystander(box) as running:
         silent = await box.start(["sh", "-c", "read x; echo first words; exit 7"], stdin="open")
-        with descriptor_limit(server.pid, 0):
+        with no_descriptors(server.pid):
             for start in (box.exec(["true"]), box.start(["cat"], tty=holdfast.TerminalSize(24, 80))):
                 with pytest.raises(ResourceExhausted, match=r"too many open files .* limit is \d+ .*RLIMIT_NOFILE"):
                     await start
@@ -309,6 +316,10 @@ async def test_without_descriptors_starts_are_refused_and_what_runs_goes_on() ->
             await running.wait_for_output("got meanwhile")
             # It has printed nothing yet, and there is no descriptor for its log: the pipe keeps its words.
             await silent.close_stdin()
+            while is_alive(silent.pid):
+                await box.status()
+            await box.status()  # by now the server has seen its end
+            assert (await silent.describe()).stdout_bytes == 0
         assert (await silent.wait()).exit_code == 7
         assert (await silent.snapshot()).stdout == b"first words\n"
         assert (await box.exec(["echo", "again"])).stdout == "again\n"
@@ -321,7 +332,7 @@ async def test_who_connects_while_there_are_no_descriptors_waits_and_the_log_tel
             async with holdfast.connect(server.address("unix")) as other:
                 return (await other.exec(["echo", "here"])).stdout
 
-        with descriptor_limit(server.pid, 0):
+        with no_descriptors(server.pid):
             waiting = asyncio.create_task(connect())
             while "cannot accept" not in server.log():  # noqa: ASYNC110 - a file tells nobody
                 assert (await box.status()).pid == server.pid
@@ -332,8 +343,10 @@ async def test_who_connects_while_there_are_no_descriptors_waits_and_the_log_tel
 
 async def test_a_keeper_without_descriptors_gets_no_new_processes_to_hold() -> None:
     async with on_server() as (server, box), bystander(box):
-        with descriptor_limit(server.process.pid, 0):
-            with pytest.raises(ResourceExhausted, match=r"keeper, pid \d+, holds \d+ descriptors, and its limit is"):
+        with no_descriptors(server.process.pid):
+            with pytest.raises(
+                ResourceExhausted, match=r"keeper, pid \d+, holds \d+ descriptors, and its limit is"
+            ):
                 await box.exec(["true"])
         assert (await box.exec(["echo", "again"])).stdout == "again\n"
 
@@ -402,7 +415,7 @@ asyncio.run(main())
 def test_without_terminals_one_is_refused_and_the_others_stay() -> None:
     mounts = (
         "mount -t devpts -o newinstance,ptmxmode=0666,max=2 devpts /dev/pts"
-        " && mount --bind /dev/pts/ptmx /dev/ptmx && exec \"$0\" -c \"$1\""
+        ' && mount --bind /dev/pts/ptmx /dev/ptmx && exec "$0" -c "$1"'
     )
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare(1) here")

@@ -143,22 +143,31 @@ class PidHandles:
                 self.left_out.add(entry.pid)
                 continue
             try:
-                fd = os.pidfd_open(entry.pid)
+                self._open(entry)
             except ProcessLookupError:
                 continue
             except OSError as error:
-                # One for `read_entry`, and for the table in between.
-                if error.errno in (errno.EMFILE, errno.ENFILE) and len(self._fds) > 2:
-                    os.close(self._fds.popitem()[1])
-                    self.left_out.add(entry.pid)
+                self.left_out.add(entry.pid)
+                if error.errno in (errno.EMFILE, errno.ENFILE) and len(self._fds) > 1:
+                    # Whoever looks at the process table meanwhile needs one.
+                    pid, fd = self._fds.popitem()
+                    self.left_out.add(pid)
+                    os.close(fd)
                     continue
                 self.__exit__()
                 raise ResourceExhausted(f"process {entry.pid} cannot be signalled: {error.strerror}") from None
+
+    def _open(self, entry: Entry) -> None:
+        fd = os.pidfd_open(entry.pid)
+        try:
             now = read_entry(entry.pid)
-            if now is not None and now.started == entry.started:
-                self._fds[entry.pid] = fd
-            else:
-                os.close(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        if now is not None and now.started == entry.started:
+            self._fds[entry.pid] = fd
+        else:
+            os.close(fd)
 
     def __enter__(self) -> PidHandles:
         return self
