@@ -93,8 +93,8 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spool_minimum_bytes: int = 256 * MIB
     #: Use cgroups to contain processes: `auto` where one can be written, or `off`.
     cgroup: Literal["auto", "off"] = "auto"
-    #: Added to the server's own OOM score for processes, so that the kernel takes the job before the server; 0 leaves
-    #: them as they are. 500 counts as if a job used half of the machine's memory more than it does.
+    #: Added to the server's own OOM score for processes, so that the kernel takes the job before the server; 0
+    #: leaves them as they are. 500 counts as if a job used half of the machine's memory more than it does.
     oom_score_adj: int = 500
 
 

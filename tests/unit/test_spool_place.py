@@ -1,4 +1,4 @@
-"""Where the spool goes: the first place with enough room, else the one with most; nowhere is an error that says so."""
+"""Where the spool goes: the first place with enough room, else the one with most; nowhere is an error."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def test_the_first_with_enough_room_or_the_one_with_most(
 
 
 def test_no_place_at_all_is_told() -> None:
-    with pytest.raises(
-        ResourceExhausted, match="no place for a spool: none of /nowhere can be written; set spool_d"
-    ):
+    with pytest.raises(ResourceExhausted, match="none of /nowhere can be written; set spool_directory"):
         choose_place(1, ["/nowhere"])
 
 

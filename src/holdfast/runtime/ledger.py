@@ -327,8 +327,15 @@ class Ledger:
             self._set_room_aside()
         if self._size > self._compact_at and self._thread is None and self._compaction is not None:
             self._compact_at = 2 * self._size  # not again if it fails
-            self._thread = threading.Thread(target=self._compact, args=(self._size,), name="holdfast-ledger")
+            self._compact_aside()
+
+    def _compact_aside(self) -> None:
+        self._thread = threading.Thread(target=self._compact, args=(self._size,), name="holdfast-ledger")
+        try:
             self._thread.start()
+        except RuntimeError as error:  # no pids are left, or no memory
+            self._thread = None
+            log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
 
     def close(self) -> None:
         self.settle()

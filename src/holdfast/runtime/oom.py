@@ -1,4 +1,4 @@
-"""The kernel's choice when memory runs out: a process that we start is to go before us. Touches our own oom_score_adj.
+"""The kernel's choice when memory runs out: what we started is to go before us. Touches our own oom_score_adj.
 
 A child has its parent's from its first instruction, and gives it to all that it starts. So ours is raised for the
 moment of a spawn; written to the child afterwards, it would come too late for what the child forks at once.

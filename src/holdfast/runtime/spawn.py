@@ -258,8 +258,8 @@ def explain(number: int, command: Command, *, cwd_failed: bool = False) -> Holdf
         return InvalidParams(f"{name}: the arguments and the environment together are too long for this kernel")
     if number == errno.EAGAIN:
         return ResourceExhausted(
-            f"{name}: no more processes can be started: the user's limit (RLIMIT_NPROC), pids.max of the cgroup, or "
-            "kernel.pid_max is reached; end some"
+            f"{name}: no more processes can be started: the user's limit (RLIMIT_NPROC), pids.max of the cgroup, "
+            "or kernel.pid_max is reached; end some"
         )
     if number == errno.ENOMEM:
         return ResourceExhausted(f"{name}: no memory is left to start it: {text}")
