@@ -152,17 +152,6 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
         assert (await (await box.shell()).run("echo again")).stdout == "again\n"
 
 
-async def test_a_shell_runs_again_once_there_is_room() -> None:
-    async with on_small_spool("size=2m") as (path, _, box):
-        shell = await box.shell()
-        await shell.run("word=kept")
-        fill(path)
-        with pytest.raises(ResourceExhausted, match=r"command cannot be written: No space left on device"):
-            await shell.run("echo " + 5_000 * "x")
-        empty(path)
-        assert (await shell.run("echo $word")).stdout == "kept\n"
-
-
 async def test_a_flood_over_a_small_spool_is_bounded_and_accounted_for_to_the_byte() -> None:
     amount = 20_000_000
     async with on_small_spool("size=4m") as (_, _, box), bystander(box):
@@ -207,27 +196,22 @@ async def test_what_is_printed_while_somebody_fills_the_spool_is_a_gap_and_later
         assert (await printer.snapshot()).stdout.endswith(b"9" * 9 * 1024)
 
 
-async def test_a_lossless_process_waits_until_there_is_room() -> None:
+async def test_a_lossless_process_waits_until_there_is_room_and_ended_output_goes_first() -> None:
     async with on_small_spool("size=2m") as (path, _, box), bystander(box):
-        held = await box.start(["sh", "-c", "read x; seq 20000; exit 6"], stdin="open", overflow="block")
-        fill(path)
-        await held.close_stdin()
-        assert (await box.exec(["true"])).success
-        assert (await held.describe()).stdout_bytes == 0
-        empty(path)
-        assert (await held.wait()).exit_code == 6
-        snapshot = await held.snapshot()
-        assert snapshot.stdout == b"".join(b"%d\n" % n for n in range(1, 20_001))
-
-
-async def test_ended_output_goes_before_that_of_what_runs() -> None:
-    async with on_small_spool("size=2m") as (path, _, box), bystander(box):
-        ended = await box.start(["sh", "-c", "head -c 200000 /dev/zero"])
+        ended = await box.start(["sh", "-c", "head -c 8000 /dev/zero"])
         await ended.wait()
+        held = await box.start(["sh", "-c", "read x; seq 50000; exit 6"], stdin="open", overflow="block")
         fill(path)
         assert (await box.exec(["echo", "fits now"])).stdout == "fits now\n"
         assert (await ended.snapshot()).truncated
+        fill(path)
+        await held.close_stdin()
+        assert (await box.exec(["true"])).success
+        assert (await held.describe()).running, "a pipe holds less than it prints"
         empty(path)
+        assert (await held.wait()).exit_code == 6
+        snapshot = await held.snapshot()
+        assert snapshot.stdout == b"".join(b"%d\n" % n for n in range(1, 50_001))
 
 
 async def test_input_that_finds_no_room_is_refused_and_what_was_taken_before_arrives_once() -> None:
@@ -248,16 +232,19 @@ async def test_input_that_finds_no_room_is_refused_and_what_was_taken_before_arr
         assert (await fed.snapshot()).stdout == first + b"the end"
 
 
-async def test_a_terminal_goes_on_through_a_full_spool() -> None:
+async def test_a_terminal_and_a_shell_keep_their_state_through_a_full_spool() -> None:
     async with on_small_spool("size=2m") as (path, _, box), bystander(box):
-        terminal = await box.terminal()
+        terminal, shell = await box.terminal(), await box.shell()
         assert (await terminal.run("word=kept; echo ok")).exit_code == 0
+        await shell.run("word=kept")
         fill(path)
         result = await terminal.run("head -c 30000 /dev/zero | tr '\\0' x; (exit 7)")
         assert result.exit_code == 7
+        with pytest.raises(ResourceExhausted, match=r"command cannot be written: No space left on device"):
+            await shell.run("echo " + 5_000 * "x")
         empty(path)
-        after = await terminal.run("echo is-$word")
-        assert "is-kept" in after.output
+        assert "is-kept" in (await terminal.run("echo is-$word")).output
+        assert (await shell.run("echo $word")).stdout == "kept\n"
         await terminal.close()
 
 

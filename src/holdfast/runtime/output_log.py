@@ -35,7 +35,7 @@ SLACK_FRACTION: Final = 8
 SPOOL_PREFIX: Final = "holdfast-spool-"
 SWEEP_AFTER_SECONDS: Final = 10.0
 #: What the kernel says when there is no room for a file, and when there is no descriptor for it.
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -204,11 +204,11 @@ class OutputLog:
         except OSError as error:
             if error.errno == errno.EINVAL:  # a file system that does not take part in splicing
                 return self._copy_from(pipe, limit)
-            if error.errno in NO_ROOM:
-                if self._spool.make_room():
-                    return self.move_from(pipe, limit)
-                if error.errno not in self.waits_for:
-                    return self._drop_from(pipe, limit)
+            if error.errno in NO_ROOM and self._spool.make_room():
+                return self.move_from(pipe, limit)
+            # EFBIG: over our own RLIMIT_FSIZE, which no room of others' changes.
+            if error.errno in (NO_ROOM | {errno.EFBIG}) - self.waits_for:
+                return self._drop_from(pipe, limit)
             raise
         self._grown(moved)
         return moved
@@ -228,9 +228,9 @@ class OutputLog:
             while written < len(data):
                 written += os.pwrite(self.fd, data[written:], self.end + written)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_ROOM | {errno.EFBIG}:
                 raise
-            if self._spool.make_room():
+            if error.errno in NO_ROOM and self._spool.make_room():
                 self.append(data)
             else:
                 self._lose(len(data))
