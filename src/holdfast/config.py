@@ -86,11 +86,15 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_prepared_exec: bool = True
 
     # --- the machine -----------------------------------------------------------------------------------------
-    #: Where output is kept; empty chooses: /dev/shm if it has room, else the temporary directory.
+    #: Where output is kept; empty chooses by room: /dev/shm, the temporary directory, /var/tmp.
     spool_directory: str = ""
+    #: Room that a place must have to be chosen before those that follow; if none has, the one with most is. So much
+    #: holds all that eight processes keep; a container's /dev/shm, 64 MiB, does not.
+    spool_minimum_bytes: int = 256 * MIB
     #: Use cgroups to contain processes: `auto` where one can be written, or `off`.
     cgroup: Literal["auto", "off"] = "auto"
-    #: Added to the OOM score of processes, so that the kernel takes the job before the server.
+    #: Added to the server's own OOM score for processes, so that the kernel takes the job before the server; 0
+    #: leaves them as they are. 500 counts as if a job used half of the machine's memory more than it does.
     oom_score_adj: int = 500
 
 
@@ -109,7 +113,7 @@ def load_config(
         raise InvalidParams(f"settings: {error}") from None
     for name in config.__struct_fields__:
         value = getattr(config, name)
-        if name != "oom_score_adj" and isinstance(value, int | float) and value < 0:
+        if isinstance(value, int | float) and value < 0:
             raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
     return config
 

@@ -225,6 +225,10 @@ class ServerStatus(Struct, frozen=True):
     keeper_pid: int | None = None
     keeper_uptime: float | None = None
     restarts: int = 0
+    #: How much output is kept at most, how much room is left on the spool's file system, and what that is.
+    spool_limit: int = 0
+    spool_free: int = 0
+    spool_file_system: str = ""
 
 
 class ShellSpec(Struct, frozen=True):

@@ -78,6 +78,33 @@ sys.exit(3)
     assert log.count("was killed by signal 9; starting it again") == 1
 
 
+def test_descriptors_that_the_keeper_has_no_room_for_are_told_and_not_taken_for_the_whole(
+    play: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = play(
+        """
+import resource
+if turn == 0:
+    link.keep("before", [0])
+    link.up()
+    link.status(os.getpid())
+    limits = resource.prlimit(link.pid, resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir(f"/proc/{link.pid}/fd"))
+    resource.prlimit(link.pid, resource.RLIMIT_NOFILE, (used + 2, limits[1]))
+    link.keep("too many", [0] * 10)
+    link.status(os.getpid())
+    resource.prlimit(link.pid, resource.RLIMIT_NOFILE, limits)
+    link.keep("after", [0, 0])
+    os.kill(os.getpid(), 9)
+say(str({key: len(one.fds) for key, one in held.items()}))
+link.stop()
+"""
+    )
+    said, log = process.communicate(timeout=60)
+    assert said == "{'before': 1, 'after': 2}\n", log
+    assert "too many will not survive the server: no descriptors are left, of" in log
+
+
 def test_the_status_of_a_process_outlives_the_server_that_started_it(
     play: Callable[..., subprocess.Popen[str]],
 ) -> None:

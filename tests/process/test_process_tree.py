@@ -275,6 +275,24 @@ async def test_a_table_that_cannot_be_read_is_told_and_nobody_hangs(box: LocalEx
     assert await box.terminate("p", force=True)
 
 
+async def test_a_tree_with_more_members_than_we_have_descriptors_ends(make_exec: Callable[..., LocalExec]) -> None:
+    box = make_exec(cgroup="off")
+    family = "for i in $(seq 30); do setsid sleep 1000 & done; echo started; wait"
+    await box.start(ProcessSpec("p", ("sh", "-c", family)))
+    assert await lines(box, 1) == [b"started"]
+    assert len(marked(box, "p")) == 31
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 10, hard))
+    try:
+        async with asyncio.timeout(SAFETY_NET):
+            assert await box.terminate("p", grace=0.05)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(taken)
+    assert marked(box, "p") == []
+
+
 def run_python(script: str) -> str:
     """In a process of its own: these change what cannot be changed back."""
     done = subprocess.run(

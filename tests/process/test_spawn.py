@@ -346,12 +346,15 @@ async def test_exit_codes_are_the_programs(box: LocalExec, code: int) -> None:
     assert status.success == (code == 0)
 
 
-async def test_a_started_job_is_taken_by_the_kernel_before_us(make_exec: MakeExec) -> None:
-    box = make_exec(oom_score_adj=321)
-    await box.start(ProcessSpec("p", ("sh", "-c", "echo; read x; cat /proc/self/oom_score_adj"), pipe_stdin=True))
-    events = box.events("p")
-    await anext(events)
-    await box.write("p", b"\n")
-    event = await anext(events)
-    assert isinstance(event, OutputChunk)
-    assert event.data == b"321\n"
+def our_oom_score() -> int:
+    return int(Path("/proc/self/oom_score_adj").read_text())
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_started_job_is_taken_by_the_kernel_before_us(make_exec: MakeExec, way: dict[str, Any]) -> None:
+    ours = our_oom_score()
+    # From its first instruction on: the first thing that it does is to start another.
+    look = ("sh", "-c", "cat /proc/self/oom_score_adj; true")
+    assert int(await run(make_exec(oom_score_adj=321), *look, **way)) == min(1_000, ours + 321)
+    assert our_oom_score() == ours
+    assert int(await run(make_exec(oom_score_adj=0), *look, **way)) == ours

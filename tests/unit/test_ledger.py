@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import ResourceExhausted
 from holdfast.model import ProcessSpec
 from holdfast.runtime import ledger as l
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
@@ -72,7 +73,7 @@ def test_compaction_writes_what_is_true_now_and_goes_on_in_the_new_file(
     assert records[-1] == l.Printed(1, 0, 0, 999)
 
 
-def test_a_ledger_without_room_says_so_once_and_stays_readable(
+def test_what_finds_no_room_is_told_once_and_written_when_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(tmp_path / "ledger")
@@ -83,9 +84,13 @@ def test_a_ledger_without_room_says_so_once_and_stays_readable(
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
         ledger.write(l.Closed(1, 1.0))
         ledger.write(l.Closed(1, 2.0))
+        assert l.read_ledger(path) == [BEGUN]
+        with pytest.raises(ResourceExhausted, match=r"ledger cannot be written on \(no room\).* make room there"):
+            ledger.require_room()
+    ledger.require_room()
     ledger.write(l.Closed(1, 3.0))
     ledger.close()
-    assert l.read_ledger(path) == [BEGUN, l.Closed(1, 3.0)]
+    assert l.read_ledger(path) == [BEGUN, l.Closed(1, 1.0), l.Closed(1, 2.0), l.Closed(1, 3.0)]
     assert [record.message for record in caplog.records if "no room" in record.message] == [
         f"{path} cannot be written (no room): what happens now would not survive a restart"
     ]

@@ -20,7 +20,10 @@ import msgspec
 
 from holdfast.cli.sandbox_option import JsonOption
 from holdfast.cli.text import amount, show_table
+from holdfast.config import ExecServerConfig
+from holdfast.errors import ResourceExhausted
 from holdfast.model import Struct
+from holdfast.runtime.spool_place import choose_place, room_in
 
 State = Literal["ok", "limited", "missing"]
 
@@ -165,13 +168,13 @@ def spool() -> Finding:
     if chosen:
         state: State = "ok" if os.access(chosen, os.W_OK) else "missing"
         return Finding("spool", state, f"{chosen} (set)", "where output is kept")
-    memory = shared_memory()
-    if memory.state == "ok":
-        return Finding("spool", "ok", "/dev/shm", "where output is kept unless spool_directory is set")
-    place = os.environ.get("TMPDIR") or "/tmp"
-    if not os.access(place, os.W_OK):
-        return Finding("spool", "missing", f"{place} is not writable", "set spool_directory")
-    return Finding("spool", "limited", place, "where output is kept unless spool_directory is set")
+    try:
+        place = choose_place(ExecServerConfig().spool_minimum_bytes)
+    except ResourceExhausted as error:
+        return Finding("spool", "missing", str(error), "set spool_directory")
+    room = f"{place}, {amount(room_in(place) or 0)} free"
+    state = "ok" if place == "/dev/shm" else "limited"
+    return Finding("spool", state, room, "where output is kept unless spool_directory is set")
 
 
 # --- control groups --------------------------------------------------------------------------------------------

@@ -54,6 +54,11 @@ def _keeper(status: ServerStatus) -> str:
     return f"pid {status.keeper_pid}, up {age(status.keeper_uptime or 0.0)}, {restarts}"
 
 
+def _spool(status: ServerStatus) -> str:
+    kept = f"{amount(status.spool_bytes)} of {amount(status.spool_limit)} kept"
+    return f"{status.spool} ({kept}, {amount(status.spool_free)} free on {status.spool_file_system})"
+
+
 def _rows(status: ServerStatus) -> list[tuple[str, str]]:
     return [
         ("version", status.version),
@@ -64,7 +69,7 @@ def _rows(status: ServerStatus) -> list[tuple[str, str]]:
         ("ended, kept", str(status.processes_kept)),
         ("shells", str(status.shells)),
         ("sessions", str(status.sessions)),
-        ("spool", f"{status.spool} ({amount(status.spool_bytes)})"),
+        ("spool", _spool(status)),
         ("containment", ", ".join(status.containment) or "none"),
         ("listening", ", ".join(status.listening) or socket_path()),
         ("log", log_path()),

@@ -176,7 +176,8 @@ class Subscription:
         data, offset, stream = output.chunk, output.offset, output.stream
         if self._ended:
             return
-        if output.seq <= self._seq:
+        # An empty chunk has the number of one that was lost: it shows a gap that nothing follows.
+        if output.seq < self._seq or (output.seq == self._seq and data):
             self._taken += len(data)
             # Nothing for the consumer, but whoever waits must give credit for it.
             self._wake()

@@ -119,7 +119,9 @@ class Cgroups:
             if tree.leader_lives:
                 self._made += 1
                 tree.cgroup = Cgroup(f"{self.parent}/{self._made if key is None else key}")
-                self._thread.submit(tree.cgroup.join, tree.leader)
+                # Without a pid for the thread it waits for the next: until then the tree is enough to find it.
+                with contextlib.suppress(RuntimeError):
+                    self._thread.submit(tree.cgroup.join, tree.leader)
         if self._young:
             self._timer = self._loop.call_at(self._young[0][0], self._join_due)
 

@@ -239,11 +239,11 @@ class Keeper:
         space = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
         while self._link is not None:
             try:
-                packet, extra, _, _ = self._link.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+                packet, extra, flags, _ = self._link.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 break
             except ConnectionError:
-                packet, extra = b"", []
+                packet, extra, flags = b"", [], 0
             if not packet:
                 # Its pidfd tells the rest. One that closed its end and runs on cannot be helped: it ends.
                 self._hang_up()
@@ -252,6 +252,13 @@ class Keeper:
             for _, _, data in extra:
                 descriptors.frombytes(data)
             verb, *arguments = marshal.loads(packet)
+            if flags & socket.MSG_CTRUNC:
+                # The kernel gave us what we had room for. A part of them would be taken for the whole.
+                for fd in descriptors:
+                    os.close(fd)
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                _log(f"{arguments[0]} will not survive the server: no descriptors are left, of {limit}")
+                continue
             self._obey(verb, arguments, list(descriptors))
         try:
             while self._answers and self._link is not None:

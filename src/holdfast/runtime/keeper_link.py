@@ -8,15 +8,17 @@ server had started, wait for the keeper. Touches one socket, and signals the kee
 from __future__ import annotations
 
 import array
+import errno
 import marshal
 import os
+import resource
 import select
 import signal
 import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from holdfast.errors import SandboxError
+from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.keeper import BELL, PACKET_BYTES, PACKET_DESCRIPTORS
 
 #: The keeper answers in microseconds. One that does not is stopped or dead, and there is no going on without it.
@@ -25,6 +27,8 @@ ANSWER_SECONDS: Final = 10.0
 _PIDS_A_PACKET: Final = 1_000
 #: So many may wait before the keeper is rung: a socket holds some 160 of them.
 _PACKETS_A_RING: Final = 64
+#: Descriptors that the keeper needs for itself, and to start a server.
+_KEEPERS_OWN: Final = 32
 _SPACE: Final = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -48,17 +52,38 @@ class KeeperLink:
         self.lost = False
         self._pidfd = os.pidfd_open(self.pid)
         self._waiting = 0
+        #: How many descriptors the keeper holds, by key.
+        self._held: dict[str, int] = {}
+        self._held_in_all = 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def keep(self, key: str, fds: Sequence[int], path: str = "") -> None:
         """Hold duplicates of these descriptors, whatever becomes of us."""
+        self._count(key, len(fds))
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
         self._send(("KEEP", key, path), [rights])
 
+    def require_room(self, count: int) -> None:
+        """Raise if the keeper could not hold so many more: it would lose them without a word to us."""
+        if self.lost:
+            return
+        limit = _descriptor_limit(self.pid)
+        if limit is not None and self._held_in_all + count + _KEEPERS_OWN > limit:
+            raise ResourceExhausted(
+                f"the keeper, pid {self.pid}, holds {self._held_in_all} descriptors, and its limit is {limit} "
+                "(RLIMIT_NOFILE): what is started now would not survive a restart of the server"
+            )
+
+    def _count(self, key: str, count: int) -> None:
+        self._held_in_all += count - self._held.pop(key, 0)
+        if count:
+            self._held[key] = count
+
     def drop(self, key: str, *, at_once: bool = False) -> None:
         """Let go of what is held; `at_once` if somebody waits for the other end to close."""
+        self._count(key, 0)
         self._send(("DROP", key))
         if at_once:
             self.ring()
@@ -66,6 +91,8 @@ class KeeperLink:
     def ring(self) -> None:
         """Have the keeper read what we said."""
         self._waiting = 0
+        if self.lost:
+            return
         try:
             signal.pidfd_send_signal(self._pidfd, BELL)
         except ProcessLookupError:
@@ -82,6 +109,7 @@ class KeeperLink:
                 self.started_at, self.restarts = rest
                 return held
             held[key] = Held(rest[0], list(fds))
+            self._count(key, len(fds))
 
     def lead(self, pids: Iterable[int]) -> None:
         """These are processes of ours, which the keeper inherited from an earlier server."""
@@ -129,8 +157,16 @@ class KeeperLink:
     def _send(self, message: tuple[Any, ...], rights: Sequence[tuple[int, int, array.array[int]]] = ()) -> None:
         if self.lost:
             return
+        packet = marshal.dumps(message, 2)
         try:
-            self._socket.sendmsg([marshal.dumps(message, 2)], rights)
+            try:
+                self._socket.sendmsg([packet], rights)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                # More descriptors are on their way than we may have open. Once it has answered it has read them.
+                self.status(os.getpid())
+                self._socket.sendmsg([packet], rights)
         except OSError:
             # The processes go on as long as we do; `check` finds out and the server is told.
             self.lost = True
@@ -151,3 +187,10 @@ class KeeperLink:
         for _, _, data in extra:
             fds.frombytes(data)
         return marshal.loads(packet)
+
+
+def _descriptor_limit(pid: int) -> int | None:
+    try:
+        return resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
+    except (PermissionError, ProcessLookupError):
+        return None  # gone: that is told elsewhere

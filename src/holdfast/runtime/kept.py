@@ -18,7 +18,7 @@ from holdfast.model import ExitStatus, ProcessSpec, TerminalSize
 from holdfast.runtime import ledger as l
 from holdfast.runtime.journal import CLOSE, Journal
 from holdfast.runtime.kept_input import KeptInput
-from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
+from holdfast.runtime.output_log import MOVE_BYTES, NO_ROOM, OutputLog, Spool
 from holdfast.runtime.signals import exit_status
 from holdfast.runtime.terminal_reads import ReadBuffer, Unused
 
@@ -49,7 +49,13 @@ class Keeping:
     def begin(
         self, spec: ProcessSpec, mark: int, cwd: str, outputs: Mapping[int, int], stdin: int, *, internal: bool
     ) -> Notes:
-        """Before the start: from here on, whatever happens to us, the process is found by its mark."""
+        """Before the start: from here on, whatever happens to us, the process is found by its mark.
+
+        Refused if that cannot be promised.
+        """
+        self.ledger.require_room()
+        # Its streams, and the file that its input is kept in.
+        self.link.require_room(len(outputs) + 2)
         self.last_key += 1
         needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
         begun = l.Begun(self.last_key, needed, mark, os.fsencode(cwd), internal)
@@ -262,8 +268,7 @@ class KeptLog(OutputLog):
                 raise BlockingIOError
             if found[0][1] & select.POLLIN:
                 # Else nobody can write any more: there is nothing to open a file for.
-                with contextlib.suppress(OSError):  # then it is read, and counted as lost
-                    self._open()
+                self._open_if_possible()
         return super().move_from(pipe, limit)
 
     def reopen(self, printed: int, lost: tuple[int, int], end: int | None = None) -> None:
@@ -288,6 +293,16 @@ class KeptLog(OutputLog):
 
     def _open(self) -> None:
         self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def _open_if_possible(self) -> None:
+        """Else what is there is read, and counted as lost; unless this log waits."""
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno in NO_ROOM and self._spool.make_room():
+                self._open_if_possible()
+            elif error.errno in self.waits_for:
+                raise
 
     def _losing(self, start: int, end: int) -> None:
         self._notes.write(l.Lost(self._notes.key, self._kind, start, end))

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.errors import ResourceExhausted
 from holdfast.model import (
     ProcessSpec,
     ShellStatus,
@@ -24,11 +25,16 @@ from holdfast.model import (
     TerminalSpec,
     TerminalState,
 )
+from holdfast.runtime.libc import reserve
 
 log = logging.getLogger(__name__)
 
 #: A ledger below this size is not worth compacting.
 COMPACT_BYTES: Final = 4 * 1024 * 1024
+#: Room set aside behind the end of a ledger: some ten thousand records, for when the spool is full.
+RESERVE_BYTES: Final = 1024 * 1024
+#: So much of what could not be written is held in memory until there is room.
+MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
 _PREFIX_BYTES: Final = 4
 
 
@@ -255,10 +261,15 @@ Compaction = Callable[[Iterable[AnyRecord]], Iterable[AnyRecord]]
 
 
 class Ledger:
-    """The file, open for appending. What no longer matters is taken out by `compaction`, now and then."""
+    """The file, open for appending. What no longer matters is taken out by `compaction`, now and then.
 
-    def __init__(self, path: str, compaction: Compaction | None = None) -> None:
+    Room for `reserve_bytes` is set aside behind its end: a spool that others fill does not keep us from noting what
+    becomes of processes that run. New ones are for `require_room` to refuse, while half of it is left.
+    """
+
+    def __init__(self, path: str, compaction: Compaction | None = None, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.path = path
+        self._reserve_bytes = reserve_bytes
         self._compaction = compaction
         self._encoder = msgspec.msgpack.Encoder()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -267,7 +278,25 @@ class Ledger:
         self._thread: threading.Thread | None = None
         #: What the thread has made: the new file, its size, and up to where it tells the same as the old one.
         self._compacted: tuple[int, int, int] | None = None
+        #: What found no room: it goes before what comes next.
+        self._unwritten = bytearray()
         self._failed = False
+        #: The size at which more room is set aside, and why there was none.
+        self._reserve_at = 0
+        self._short = ""
+        self._set_room_aside()
+
+    def require_room(self) -> None:
+        """Raise if what a new process needs to survive us might find no room."""
+        if self._unwritten:
+            self.write()
+        if self._short:
+            self._set_room_aside()
+        if self._short or self._unwritten:
+            raise ResourceExhausted(
+                f"{self.path} cannot be written on ({self._short or 'no room'}): what is started now would not "
+                "survive a restart of the server; make room there"
+            )
 
     def write(self, *records: AnyRecord) -> None:
         """Add records, all or none of them. When it returns, a new server will know."""
@@ -277,21 +306,36 @@ class Ledger:
             data = _framed(self._encoder, records[0])
         else:
             data = b"".join([_framed(self._encoder, record) for record in records])
+        if self._unwritten:
+            data = bytes(self._unwritten) + data
         try:
             written = os.write(self._fd, data)
         except OSError as error:
-            self._tell_failure(error.strerror or str(error))
+            self._put_off(data, error.strerror or str(error))
             return
         if written < len(data):
             # A torn record would hide all that come after it.
             os.ftruncate(self._fd, self._size)
-            self._tell_failure("no room")
+            self._put_off(data, "no room")
             return
         self._size += written
+        if self._failed:
+            self._failed = False
+            self._unwritten.clear()
+            log.warning("%s can be written again", self.path)
+        if self._size > self._reserve_at:
+            self._set_room_aside()
         if self._size > self._compact_at and self._thread is None and self._compaction is not None:
             self._compact_at = 2 * self._size  # not again if it fails
-            self._thread = threading.Thread(target=self._compact, args=(self._size,), name="holdfast-ledger")
+            self._compact_aside()
+
+    def _compact_aside(self) -> None:
+        self._thread = threading.Thread(target=self._compact, args=(self._size,), name="holdfast-ledger")
+        try:
             self._thread.start()
+        except RuntimeError as error:  # no pids are left, or no memory
+            self._thread = None
+            log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
 
     def close(self) -> None:
         self.settle()
@@ -308,16 +352,19 @@ class Ledger:
         """On a thread: what the first `upto` bytes tell, into a new file."""
         assert self._compaction is not None
         aside = f"{self.path}.new"
+        fd = -1
         try:
             records = self._compaction(_decode(os.pread(self._fd, upto, 0)))
             encoder = msgspec.msgpack.Encoder()
             data = b"".join(_framed(encoder, record) for record in records)
             fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            _reserve(fd, 0, len(data) + self._reserve_bytes)
             if os.write(fd, data) < len(data):
-                os.close(fd)
-                os.unlink(aside)
                 raise OSError(errno.ENOSPC, "no room")
         except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+                os.unlink(aside)
             log.warning("%s cannot be compacted: %s; it grows on", self.path, error.strerror)
             self._thread = None
             return
@@ -339,8 +386,22 @@ class Ledger:
         self._fd, self._size = fd, size + len(rest)
         # Half of it will be garbage by then.
         self._compact_at = max(COMPACT_BYTES, 2 * self._size)
+        self._set_room_aside()
 
-    def _tell_failure(self, why: str) -> None:
+    def _set_room_aside(self) -> None:
+        try:
+            _reserve(self._fd, self._size, self._reserve_bytes)
+        except OSError as error:
+            self._short = error.strerror or str(error)
+            # Not at each record: a file system may go a long way before it finds that it is full.
+            self._reserve_at = self._size + self._reserve_bytes // 16
+        else:
+            self._short = ""
+            self._reserve_at = self._size + self._reserve_bytes // 2
+
+    def _put_off(self, data: bytes, why: str) -> None:
+        if len(data) <= MAX_UNWRITTEN_BYTES:
+            self._unwritten[:] = data
         if not self._failed:
             self._failed = True
             log.error("%s cannot be written (%s): what happens now would not survive a restart", self.path, why)
@@ -350,8 +411,18 @@ def read_ledger(path: str) -> list[AnyRecord]:
     """Every whole record of a ledger, in order. What a dying server had written halfway is cut off."""
     with open(path, "r+b") as file:
         data = file.read()
-        file.truncate(max((end for _, end in _frames(data)), default=0))
+        whole = max((end for _, end in _frames(data)), default=0)
+        if whole < len(data):
+            file.truncate(whole)  # which gives up the room behind its end, too
     return list(_decode(data))
+
+
+def _reserve(fd: int, offset: int, length: int) -> None:
+    try:
+        reserve(fd, offset, length)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):  # it has room when it has room, there
+            raise
 
 
 def _framed(encoder: msgspec.msgpack.Encoder, record: AnyRecord) -> bytes:

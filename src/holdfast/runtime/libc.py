@@ -50,6 +50,13 @@ _add_chdir: Final = _libc.posix_spawn_file_actions_addchdir_np
 _add_closefrom: Final = getattr(_libc, "posix_spawn_file_actions_addclosefrom_np", None)
 
 
+def reserve(fd: int, offset: int, length: int) -> None:
+    """Give the file blocks for this range, which may be behind its end; its length and its bytes stay."""
+    if _fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """Give the file's blocks in this range back; its length and all other bytes stay."""
     if _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length) != 0:

@@ -87,7 +87,11 @@ class LocalExec:
         `keeping` lets what we have outlive us."""
         self.config = config or ExecServerConfig()
         self._keeping = keeping
-        self._spool = Spool(self.config.spool_directory) if keeping is None else keeping.spool
+        if keeping is None:
+            self._spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
+        else:
+            self._spool = keeping.spool
+        self._spool.make_room = self._spare_ended_output
         self._spool_limit = min(self.config.retained_output_bytes_total, self._spool.room // 2)
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
@@ -98,7 +102,13 @@ class LocalExec:
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
         self._poller = Poller()
-        self._starter = Starter(os.environ if environ is None else environ, open_files, keeping)
+        self._starter = Starter(
+            os.environ if environ is None else environ,
+            open_files,
+            keeping,
+            self._spare_ended_output,
+            self.config.oom_score_adj,
+        )
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._orphans: OrphanReaper | None = None
@@ -204,9 +214,6 @@ class LocalExec:
             started.notes.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
-        loop = asyncio.get_running_loop()
-        # Not before the caller has its answer: the child is busy loading its program.
-        loop.call_soon(self._raise_oom_score, process.pid)
         if self._cgroups is not None:
             self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
         return process
@@ -267,21 +274,6 @@ class LocalExec:
             internal=on_exit is not None and not spec.tty,
             notes=started.notes,
         )
-
-    def _raise_oom_score(self, pid: int) -> None:
-        """The kernel takes a job before it takes us. Refused in some containers: then the kernel decides."""
-        if not self.config.oom_score_adj:
-            return
-        try:
-            fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            os.write(fd, b"%d" % self.config.oom_score_adj)
-        except OSError:
-            return
-        finally:
-            os.close(fd)
 
     # --- one process -----------------------------------------------------------------------------------------
 
@@ -504,6 +496,9 @@ class LocalExec:
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,
+            spool_limit=self._spool_limit,
+            spool_free=self._spool.free,
+            spool_file_system=self._spool.file_system.kind,
             containment=(*(() if self._cgroups is None else (self._cgroups.kind,)), "mark", "tree"),
             keeper_pid=None if link is None else link.pid,
             keeper_uptime=None if link is None else time.monotonic() - link.started_at,
@@ -612,6 +607,14 @@ class LocalExec:
         logs = ((keeper, kind) for keeper in keepers for kind in keeper.logs)
         keeper, kind = max(logs, key=lambda each: each[0].logs[each[1]].kept_bytes)
         keeper.keep_less(kind)
+
+    def _spare_ended_output(self) -> bool:
+        """Without room or descriptors, the oldest ended process that printed something loses its output."""
+        for process in self._ended.values():
+            if any(log.fd >= 0 for log in process.logs.values()):
+                process.give_up_output()
+                return True
+        return False
 
     def is_known(self, process_id: str) -> bool:
         return process_id in self._processes

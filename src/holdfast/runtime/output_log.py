@@ -18,10 +18,12 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.libc import punch_hole
+from holdfast.runtime.spool_place import FileSystem, choose_place, file_system_of, used_below
 
 PAGE: Final = 4096
 #: At most this much is moved by one call, so that one flood does not hold the event loop.
@@ -32,8 +34,9 @@ HEAD_FRACTION: Final = 16
 SLACK_FRACTION: Final = 8
 SPOOL_PREFIX: Final = "holdfast-spool-"
 SWEEP_AFTER_SECONDS: Final = 10.0
-#: Room that a spool needs to be worth choosing.
-WANTED_ROOM: Final = 256 * 1024 * 1024
+#: What the kernel says when there is no room for a file, and when there is no descriptor for it.
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Spool:
@@ -42,16 +45,27 @@ class Spool:
     `taken` is one that an earlier server made, its path and its lock: kept for us, and ours from now on.
     """
 
-    def __init__(self, directory: str = "", *, taken: tuple[str, int] | None = None) -> None:
+    def __init__(self, directory: str = "", *, wanted_bytes: int = 0, taken: tuple[str, int] | None = None) -> None:
+        """Without a `directory` it is put where there are `wanted_bytes`, if they are anywhere."""
         #: `lock` is held while we live; the kernel lets go of it however we end, so others see that we are gone.
-        self.path, self.lock = taken or _make_spool(directory or choose_place())
+        self.path, self.lock = taken or _make_spool(directory or choose_place(wanted_bytes))
         self.used = 0
+        #: Gives up what can best be spared, once there is no room; False if nothing can.
+        self.make_room: Callable[[], bool] = lambda: False
         self._files = 0
         #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
-        self.lends_pages = lends_pages(self.path)
+        self.file_system = file_system_of(self.path)
+        self.lends_pages = lends_pages(self.file_system)
         found = os.statvfs(self.path)
-        #: Bytes that were free when we began.
-        self.room = found.f_bavail * found.f_frsize
+        #: All the bytes there are, and those that were free when we began, or were ours already.
+        self.size = found.f_blocks * found.f_frsize
+        self.room = self.free + (0 if taken is None else used_below(self.path))
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free now."""
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
 
     def open(self) -> tuple[int, str]:
         """A new file: its descriptor and its path."""
@@ -77,31 +91,13 @@ def _make_spool(parent: str) -> tuple[str, int]:
     return path, lock
 
 
-def choose_place() -> str:
-    """Memory where it has room (a container's /dev/shm may have 64 MB), else the temporary directory."""
-    try:
-        room = os.statvfs("/dev/shm")
-        if room.f_bavail * room.f_frsize >= WANTED_ROOM and os.access("/dev/shm", os.W_OK | os.X_OK):
-            return "/dev/shm"
-    except OSError:
-        pass
-    return tempfile.gettempdir()
-
-
-def lends_pages(path: str) -> bool:
+def lends_pages(on: FileSystem) -> bool:
     """Whether a page that a socket still refers to keeps its bytes when the file gives it back.
 
     True of tmpfs with pages of the usual size. Where the cache works in larger units (ext4, huge pages), punching a
     part of one zeroes bytes that are already on their way to a reader: there, output is copied.
     """
-    best, kind, options = "", "", ""
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            point = before.split()[4]
-            if len(point) >= len(best) and os.path.commonpath((path, point)) == point:
-                best, (kind, _, options) = point, after.split()
-    if kind != "tmpfs" or any(o.startswith("huge=") and o != "huge=never" for o in options.split(",")):
+    if on.kind != "tmpfs" or any(option.startswith("huge=") and option != "huge=never" for option in on.options):
         return False
     try:
         with open("/sys/kernel/mm/transparent_hugepage/shmem_enabled") as file:
@@ -143,7 +139,19 @@ class Lease(Protocol):
 class OutputLog:
     """One stream's output. The file is opened at the first byte: most processes print little or nothing."""
 
-    __slots__ = ("_head", "_path", "_punching", "_spool", "_tail", "end", "fd", "leases", "lost_end", "lost_start")
+    __slots__ = (
+        "_head",
+        "_path",
+        "_punching",
+        "_spool",
+        "_tail",
+        "end",
+        "fd",
+        "leases",
+        "lost_end",
+        "lost_start",
+        "waits_for",
+    )
 
     def __init__(self, spool: Spool, retained_bytes: int) -> None:
         self._spool = spool
@@ -155,6 +163,9 @@ class OutputLog:
         self.end = 0
         self.lost_start = 0
         self.lost_end = 0
+        #: The errors at which a pipe is left as it is, for later: nothing of it is lost. A want of descriptors is
+        #: over soon; room may be wanting for long.
+        self.waits_for: frozenset[int] = NO_DESCRIPTORS
         #: Few at a time: one a connection that is in the middle of a frame of this log.
         self.leases: set[Lease] = set()
 
@@ -182,7 +193,7 @@ class OutputLog:
     def move_from(self, pipe: int, limit: int = MOVE_BYTES) -> int:
         """Splice what the pipe holds into the log; returns how much, 0 at its end.
 
-        Raises `BlockingIOError` when the pipe is empty for now.
+        Raises `BlockingIOError` when the pipe is empty for now, and another `OSError` that this log `waits_for`.
         """
         if self.fd < 0:
             return self._copy_from(pipe, limit)  # it may be the end and not the first byte
@@ -193,7 +204,10 @@ class OutputLog:
         except OSError as error:
             if error.errno == errno.EINVAL:  # a file system that does not take part in splicing
                 return self._copy_from(pipe, limit)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno in NO_ROOM and self._spool.make_room():
+                return self.move_from(pipe, limit)
+            # EFBIG: over our own RLIMIT_FSIZE, which no room of others' changes.
+            if error.errno in (NO_ROOM | {errno.EFBIG}) - self.waits_for:
                 return self._drop_from(pipe, limit)
             raise
         self._grown(moved)
@@ -214,9 +228,12 @@ class OutputLog:
             while written < len(data):
                 written += os.pwrite(self.fd, data[written:], self.end + written)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in NO_ROOM | {errno.EFBIG}:
                 raise
-            self._lose(len(data))
+            if error.errno in NO_ROOM and self._spool.make_room():
+                self.append(data)
+            else:
+                self._lose(len(data))
             return
         self._grown(len(data))
 

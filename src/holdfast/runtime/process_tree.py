@@ -7,6 +7,7 @@ look at the process table finds nobody.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable, Container, Iterable
@@ -101,7 +102,7 @@ async def end_all(find: Find, grace: float, kill_at_once: Callable[[], None] | N
             # Once each: a second TERM would cut short what the first made the process do.
             handles.send(signal.SIGTERM, except_for=told)
             handles.send(signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
-            told |= members.keys()
+            told |= members.keys() - handles.left_out
             await handles.wait_gone(deadline - loop.time())
         if loop.time() >= deadline:
             break
@@ -124,28 +125,49 @@ async def _freeze(find: Find) -> dict[int, Entry]:
     while fresh := [entry for pid, entry in (await find()).items() if pid not in stopped]:
         with PidHandles(fresh) as handles:
             handles.send(signal.SIGSTOP)
-        stopped.update((entry.pid, entry) for entry in fresh)
+        stopped.update((entry.pid, entry) for entry in fresh if entry.pid not in handles.left_out)
     return stopped
 
 
 class PidHandles:
-    """pidfds of some processes: signals reach these and no namesakes, and their end is an event."""
+    """pidfds of some processes: signals reach these and no namesakes, and their end is an event.
+
+    If there are not enough descriptors for all, the others are `left_out`: whoever looks again finds them.
+    """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._fds: dict[int, int] = {}
+        self.left_out: set[int] = set()
         for entry in entries:
+            if self.left_out:
+                self.left_out.add(entry.pid)
+                continue
             try:
-                fd = os.pidfd_open(entry.pid)
+                self._open(entry)
             except ProcessLookupError:
                 continue
             except OSError as error:
+                self.left_out.add(entry.pid)
+                if error.errno in (errno.EMFILE, errno.ENFILE) and len(self._fds) > 1:
+                    # Whoever looks at the process table meanwhile needs one.
+                    pid, fd = self._fds.popitem()
+                    self.left_out.add(pid)
+                    os.close(fd)
+                    continue
                 self.__exit__()
                 raise ResourceExhausted(f"process {entry.pid} cannot be signalled: {error.strerror}") from None
+
+    def _open(self, entry: Entry) -> None:
+        fd = os.pidfd_open(entry.pid)
+        try:
             now = read_entry(entry.pid)
-            if now is not None and now.started == entry.started:
-                self._fds[entry.pid] = fd
-            else:
-                os.close(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        if now is not None and now.started == entry.started:
+            self._fds[entry.pid] = fd
+        else:
+            os.close(fd)
 
     def __enter__(self) -> PidHandles:
         return self

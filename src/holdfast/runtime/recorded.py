@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from holdfast.model import ExitStatus, OutputChunk, OutputGap, ReadResult, Snapshot
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
-from holdfast.runtime.output_log import MOVE_BYTES, OutputLog, Spool
+from holdfast.runtime.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, OutputLog, Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.reader import Reader
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
 _PIPE_BYTES: Final = 64 * 1024
 _GROWN_PIPE_BYTES: Final = 1024 * 1024
+#: How soon to look whether there is a descriptor, or room, for what waits in a pipe: the kernel tells nobody.
+_LOOK_AGAIN_SECONDS: Final = 0.2
 
 
 class Follower(Protocol):
@@ -129,6 +131,9 @@ class Recorded:
             self.logs = {kind: OutputLog(spool, retained) for kind in kinds}
         else:
             self.journal, self.logs = notes.journal, notes.logs
+        if blocking:
+            for log in self.logs.values():
+                log.waits_for = NO_DESCRIPTORS | NO_ROOM
         self._outputs: list[Output] = []
         self._readers: set[Follower] = set()
         #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
@@ -259,6 +264,8 @@ class Recorded:
     def stop_blocking(self) -> None:
         """From now on output is dropped rather than held back: the process is being ended."""
         self._blocking = False
+        for log in self.logs.values():
+            log.waits_for = frozenset()
         if self._abandoned is not None:
             self._abandoned.cancel()
             self._abandoned = None
@@ -307,6 +314,8 @@ class Recorded:
             moved = self._move(output, MOVE_BYTES)
         except BlockingIOError:
             output.owed = 0  # nothing is left of what was there at the end
+        except OSError as error:
+            self._look_again(output, error)
         else:
             if moved > 0:
                 self._took(output, moved)
@@ -358,10 +367,21 @@ class Recorded:
                 moved = self._move(output, output.owed)
             except BlockingIOError:
                 moved = 0
+            except OSError as error:
+                self._look_again(output, error)
+                return
             if moved == 0:
                 output.owed = 0  # the end of file is seen, and told, by the event loop
                 return
             self._took(output, moved)
+
+    def _look_again(self, output: Output, error: OSError) -> None:
+        """What is in the pipe stays there until it can be kept."""
+        if error.errno not in output.log.waits_for:
+            raise error
+        output.paused = True
+        self._poller.unwatch(output.fd)
+        self._loop.call_later(_LOOK_AGAIN_SECONDS, self.reader_advanced)
 
     def _waiting_bytes(self, output: Output) -> int:
         count: int = struct.unpack("i", fcntl.ioctl(output.fd, termios.FIONREAD, b"\0\0\0\0"))[0]

@@ -45,7 +45,11 @@ class Recovery:
         self._held = link.take()
         found = self._held.pop(SPOOL_KEY, None)
         self.is_first = found is None
-        spool = Spool(config.spool_directory, taken=None if found is None else (found.path, found.fds[0]))
+        spool = Spool(
+            config.spool_directory,
+            wanted_bytes=config.spool_minimum_bytes,
+            taken=None if found is None else (found.path, found.fds[0]),
+        )
         if self.is_first:
             link.keep(SPOOL_KEY, [spool.lock], spool.path)
         path = f"{spool.path}/{LEDGER_NAME}"
@@ -54,9 +58,15 @@ class Recovery:
         try:
             if os.path.exists(path):
                 self.memory.replay(l.read_ledger(path))
-            self.keeping = Keeping(link, l.Ledger(path, self._compacted), spool, config)
-        except OSError as error:
-            raise ResourceExhausted(f"the spool {spool.path} cannot be used: {error.strerror}") from None
+            ledger = l.Ledger(path, self._compacted, min(l.RESERVE_BYTES, spool.size // 16))
+            self.keeping = Keeping(link, ledger, spool, config)
+            if self.is_first:
+                ledger.require_room()
+        except (OSError, ResourceExhausted) as error:
+            if self.is_first:
+                spool.remove()
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ResourceExhausted(f"the spool {spool.path} cannot be used: {why}") from None
         self.keeping.last_key = self.memory.last_key
 
     def _new_memory(self) -> Memory:

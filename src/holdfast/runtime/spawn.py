@@ -31,6 +31,7 @@ from holdfast.model import Limits
 from holdfast.runtime.environment import Account
 from holdfast.runtime.launcher import ORDERS_FD, REPORT_FD
 from holdfast.runtime.libc import SpawnPlan
+from holdfast.runtime.oom import OomScore
 
 _LAUNCHER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher.py")
 _RLIMIT_NAMES: Final = {
@@ -92,21 +93,25 @@ def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
     raise CommandNotFound(f"{name}: command not found")
 
 
-def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int]) -> int:
+def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore) -> int:
     """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we do not keep."""
     plan = _plan(streams)
     plan.chdir(os.fsencode(command.cwd))
     plan.close_from(3)
     argv = [os.fsencode(argument) for argument in command.argv]
     try:
-        with _soft_limits(soft_limits):
+        with _soft_limits(soft_limits), oom_score.for_children():
             return plan.run(os.fsencode(command.path), argv, command.variables)
     except OSError as error:
         raise explain(error.errno or 0, command) from None
 
 
 async def spawn_through_launcher(
-    command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], newborn: set[int]
+    command: Command,
+    streams: StandardStreams,
+    soft_limits: Mapping[int, int],
+    oom_score: OomScore,
+    newborn: set[int],
 ) -> int:
     """The same for a command with a user or limits: waits until the launcher has become the program.
 
@@ -139,7 +144,7 @@ async def spawn_through_launcher(
         plan.dup2(orders_fd, ORDERS_FD)
         plan.dup2(report_fd, REPORT_FD)
         plan.close_from(5)
-        with _soft_limits(soft_limits):
+        with _soft_limits(soft_limits), oom_score.for_children():
             pid = plan.run(
                 os.fsencode(sys.executable),
                 [b"holdfast-launcher", b"-I", b"-S", os.fsencode(_LAUNCHER)],
@@ -251,8 +256,13 @@ def explain(number: int, command: Command, *, cwd_failed: bool = False) -> Holdf
         return NotExecutable(f"{name}: neither a binary for this machine nor a script that begins with #!")
     if number == errno.E2BIG:
         return InvalidParams(f"{name}: the arguments and the environment together are too long for this kernel")
-    if number in (errno.EAGAIN, errno.ENOMEM):
-        return ResourceExhausted(f"{name}: no more processes can be started: {text}")
+    if number == errno.EAGAIN:
+        return ResourceExhausted(
+            f"{name}: no more processes can be started: the user's limit (RLIMIT_NPROC), pids.max of the cgroup, "
+            "or kernel.pid_max is reached; end some"
+        )
+    if number == errno.ENOMEM:
+        return ResourceExhausted(f"{name}: no memory is left to start it: {text}")
     if number in (errno.EMFILE, errno.ENFILE):
         return ResourceExhausted(f"{name}: no more descriptors: {text}")
     if number == errno.EPERM:

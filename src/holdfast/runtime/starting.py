@@ -5,16 +5,18 @@ Opens pipes and terminals, and closes what the child has taken. What happens to 
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.oom import OomScore
 from holdfast.runtime.process import set_terminal_size
 from holdfast.runtime.process_table import MARK_VARIABLE, limits_can_mark, new_mark
 from holdfast.runtime.spawn import (
@@ -29,6 +31,10 @@ from holdfast.runtime.spawn import (
 if TYPE_CHECKING:
     from holdfast.runtime.kept import Keeping, Notes
 
+#: Descriptors that starts leave free: for logs of what runs, for kills, for connections.
+SPARE_DESCRIPTORS: Final = 64
+#: Of a small limit, a part of it.
+_SPARE_FRACTION: Final = 16
 #: Erase a whole character in line mode, not its last byte. The termios module does not name it.
 _IUTF8: Final = 0o040000
 
@@ -91,6 +97,10 @@ class _Streams:
             os.fchown(slave, account.uid, -1)
         self.for_child = StandardStreams(terminal=os.ttyname(slave))
 
+    @property
+    def highest(self) -> int:
+        return max(self.stdin, *self._theirs, *self.outputs.values())
+
     def close_theirs(self) -> None:
         for fd in self._theirs:
             os.close(fd)
@@ -110,9 +120,19 @@ def starts_at_once(spec: ProcessSpec) -> bool:
 class Starter:
     """Starts processes in an environment; `open_files` is their descriptor limit, if ours was raised."""
 
-    def __init__(self, environ: Mapping[str, str], open_files: int | None, keeping: Keeping | None = None) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        open_files: int | None,
+        keeping: Keeping | None = None,
+        spare: Callable[[], bool] = lambda: False,
+        oom_score_adj: int = 0,
+    ) -> None:
+        """`spare` gives up descriptors of what is needed least; False if there are none."""
         self._environ = dict(environ)
         self._keeping = keeping
+        self._spare = spare
+        self._oom_score = OomScore(oom_score_adj)
         #: Most processes get just this: encoded once.
         self._variables = encode_variables(self._environ)
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
@@ -122,6 +142,7 @@ class Starter:
 
     def close(self) -> None:
         os.close(self._null)
+        self._oom_score.close()
 
     def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> Started:
         """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
@@ -131,7 +152,7 @@ class Starter:
         notes = None
         try:
             notes = self._note(spec, mark, command, streams, internal)
-            pid = spawn(command, streams.for_child, self._limits(mark))
+            pid = spawn(command, streams.for_child, self._limits(mark), self._oom_score)
         except BaseException:
             streams.close()
             if notes is not None:
@@ -151,7 +172,9 @@ class Starter:
         notes = None
         try:
             notes = self._note(spec, mark, command, streams, internal)
-            pid = await spawn_through_launcher(command, streams.for_child, self._limits(mark), self.newborn)
+            pid = await spawn_through_launcher(
+                command, streams.for_child, self._limits(mark), self._oom_score, self.newborn
+            )
         except BaseException:
             streams.close()
             if notes is not None:
@@ -188,12 +211,12 @@ class Starter:
                 streams.open_terminal(spec.size or TerminalSize(), account)
             else:
                 streams.open_pipes(self._null if stdin is None else stdin, pipe_stdin=spec.pipe_stdin)
+            _require_spare_descriptors(streams.highest)
         except OSError as error:
             streams.close()
-            what = "terminal" if spec.tty else "pipe"
-            raise ResourceExhausted(
-                f"cannot start {spec.argv[0]!r}: no {what} can be opened: {error.strerror}"
-            ) from None
+            if error.errno == errno.EMFILE and self._spare():
+                return self._open(spec, account, stdin)
+            raise ResourceExhausted(f"cannot start {spec.argv[0]!r}: {_why_not_opened(spec, error)}") from None
         except BaseException:
             streams.close()
             raise
@@ -202,3 +225,32 @@ class Starter:
     def _limits(self, mark: int) -> dict[int, int]:
         marked = {resource.RLIMIT_RTTIME: mark} if limits_can_mark() else {}
         return {**self._soft_limits, **marked}
+
+
+def _require_spare_descriptors(highest: int) -> None:
+    """The kernel gives the lowest number that is free: from one of them we know how many are in use."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if highest >= limit - min(SPARE_DESCRIPTORS, limit // _SPARE_FRACTION):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def _why_not_opened(spec: ProcessSpec, error: OSError) -> str:
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"too many open files in the server: its limit is {limit} descriptors (RLIMIT_NOFILE), some of which "
+            "are kept for what runs; end some processes, or start the server with a higher hard limit"
+        )
+    if error.errno == errno.ENFILE:
+        return "the machine has no descriptors left (fs.file-max)"
+    if spec.tty and error.errno in (errno.ENOSPC, errno.ENOENT):
+        return f"no terminal is left: {_terminals_of_the_machine()}; close some, or raise kernel.pty.max"
+    return f"no {'terminal' if spec.tty else 'pipe'} can be opened: {error.strerror}"
+
+
+def _terminals_of_the_machine() -> str:
+    try:
+        with open("/proc/sys/kernel/pty/nr") as used, open("/proc/sys/kernel/pty/max") as most:
+            return f"{used.read().strip()} are open on this machine, and kernel.pty.max is {most.read().strip()}"
+    except OSError:
+        return "as many are open as the machine allows"

@@ -61,7 +61,8 @@ class Subscription:
     def next_record(self, limit: int) -> Record | None:
         """The next record that may be sent now. A gap shows by itself: the next chunk's offset jumps.
 
-        Exit and close need no credit: who was sent all the output is owed them.
+        Where no chunk follows, an empty one does. Exit and close need no credit: who was sent all the output is
+        owed them.
         """
         while self.credit is None or self.credit > 0 or self.reader.next_is_event:
             if self.name is None:
@@ -69,11 +70,18 @@ class Subscription:
             if self.credit is not None:
                 limit = min(limit, max(self.credit, 1))  # chunks are joined no further than the window goes
             record = self.reader.next(limit)
-            if not isinstance(record, OutputGap):
+            if isinstance(record, OutputGap):
+                if self.reader.next_is_event:
+                    return self._empty_after(record)
+            else:
                 if record is not None and self.credit is not None:
                     self.credit -= record.length
                 return record
         return None
+
+    def _empty_after(self, gap: OutputGap) -> Record:
+        seq = self.reader.seq
+        return Record(seq, seq, STREAMS.index(gap.stream), gap.offset + gap.length, 0)
 
     def sent(self, record: Record) -> None:
         """Without credit, what the connection took counts as taken."""

@@ -48,6 +48,7 @@ class Listener:
         self._identity = _identity(path)
         self._loop = asyncio.get_running_loop()
         self._paused: asyncio.TimerHandle | None = None
+        self._exhausted = False
         self._loop.add_reader(sock, self._acceptable)
 
     @property
@@ -71,12 +72,15 @@ class Listener:
         while True:
             try:
                 peer, _ = self._socket.accept()
+                self._exhausted = False
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                log.error("unix:%s: cannot accept: %s; trying again shortly", self.path, error.strerror)
+                if not self._exhausted:
+                    self._exhausted = True
+                    log.error("unix:%s: cannot accept: %s; trying again shortly", self.path, error.strerror)
                 self._loop.remove_reader(self._socket)
                 self._paused = self._loop.call_later(EXHAUSTED_PAUSE_SECONDS, self._resume)
                 return

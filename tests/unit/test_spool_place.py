@@ -1,0 +1,58 @@
+"""Where the spool goes: the first place with enough room, else the one with most; nowhere is an error."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ResourceExhausted
+from holdfast.runtime import spool_place
+from holdfast.runtime.output_log import Spool
+from holdfast.runtime.spool_place import choose_place, file_system_of, room_in, used_below
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("rooms", "chosen"),
+    [
+        ({"memory": 900 * MIB, "disk": 5_000 * MIB}, "memory"),
+        ({"memory": 64 * MIB, "disk": 5_000 * MIB}, "disk"),
+        ({"memory": 64 * MIB, "disk": 10 * MIB}, "memory"),
+        ({"memory": None, "disk": 0}, "disk"),
+        ({"memory": 0, "small": 100 * MIB, "disk": 300 * MIB}, "disk"),
+    ],
+)
+def test_the_first_with_enough_room_or_the_one_with_most(
+    rooms: dict[str, int | None], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_place, "room_in", rooms.get)
+    assert choose_place(256 * MIB, list(rooms)) == chosen
+
+
+def test_no_place_at_all_is_told() -> None:
+    with pytest.raises(ResourceExhausted, match="none of /nowhere can be written; set spool_directory"):
+        choose_place(1, ["/nowhere"])
+
+
+def test_room_without_inodes_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (room_in(str(tmp_path)) or 0) > 0
+    monkeypatch.setattr(spool_place, "WANTED_FILES", 1 << 62)
+    found = os.statvfs(tmp_path)
+    assert room_in(str(tmp_path)) == (0 if found.f_files else found.f_bavail * found.f_frsize)
+
+
+def test_what_a_spool_is_on() -> None:
+    assert file_system_of("/proc/self").kind == "proc"
+
+
+def test_a_spool_that_was_taken_over_has_the_room_that_it_uses_itself(tmp_path: Path) -> None:
+    first = Spool(str(tmp_path))
+    Path(first.path, "1.0").write_bytes(5 * MIB * b"x")
+    assert used_below(first.path) >= 5 * MIB
+    second = Spool(taken=(first.path, first.lock))
+    assert second.room >= second.free
+    assert second.room - used_below(first.path) <= second.size
+    second.remove()
