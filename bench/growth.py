@@ -1,4 +1,6 @@
-"""Whether a program grows under steady work: samples, the slope through them, a table, a plot. Pure but for its files.
+"""Whether a program grows under steady work: samples, the slope through them, a table and a plot.
+
+Arithmetic, but for the two files that it writes.
 
 A program that was started again is another program, with memory of its own. So a slope is fitted within each life,
 one slope for all lives of a program, and what lives begin with is compared from life to life.
@@ -45,7 +47,8 @@ class Quantity(msgspec.Struct, frozen=True):
 
 #: Memory: pages that the allocator gives back later, and a ledger that is being compacted, come to a megabyte or
 #: two; a leak of 100 bytes an operation is more in half an hour. Descriptors and spool go up and down with what
-#: happens to run, and a slope through that is not exactly flat; a leak of one a minute is. Threads come one at a time.
+#: happens to run, and a slope through that is not exactly flat; one descriptor a minute is a leak and shows. Threads
+#: come one at a time.
 QUANTITIES: Final = (
     Quantity("rss_kb", "RSS", "MB", 1e-3, 4.0),
     Quantity("descriptors", "descriptors", "", 1.0, 10.0),
@@ -79,9 +82,7 @@ def measure(samples: Sequence[Sample]) -> list[Growth]:
         if not lives:
             raise ValueError(f"every life of the {who} was shorter than {WARM_UP_SECONDS:g} s: nothing can be said")
         for quantity in QUANTITIES:
-            series = [
-                [(s.at, getattr(s, quantity.field) * quantity.scale) for s in life] for life in lives
-            ]
+            series = [[(s.at, getattr(s, quantity.field) * quantity.scale) for s in life] for life in lives]
             if any(value for life in series for _, value in life):
                 found.append(_growth(who, quantity, series))
     return found
@@ -99,9 +100,7 @@ def _growth(who: str, quantity: Quantity, lives: Sequence[Sequence[tuple[float, 
     quarter = max(1, len(points) // 4)
     means = [tuple(map(statistics.fmean, zip(*life, strict=True))) for life in lives]
     centred = [
-        (at - middle, value - mean)
-        for life, (middle, mean) in zip(lives, means, strict=True)
-        for at, value in life
+        (at - middle, value - mean) for life, (middle, mean) in zip(lives, means, strict=True) for at, value in life
     ]
     return Growth(
         who,
@@ -121,7 +120,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 def table(growths: Sequence[Growth]) -> str:
     """As Markdown."""
     lines = [
-        "| program | quantity | first quarter | last quarter | grew within lives | from life to life | allowed | flat |",
+        "| program | quantity | first quarter | last quarter | grew within lives | between lives | allowed | flat |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for each in growths:
@@ -141,7 +140,7 @@ def write_csv(path: str, samples: Sequence[Sample]) -> None:
         writer.writerows(msgspec.structs.astuple(sample) for sample in samples)
 
 
-# --- the plot ------------------------------------------------------------------------------------------------------
+# --- the plot -----------------------------------------------------------------------------------------------------
 
 _WIDTH: Final = 900
 _HEIGHT: Final = 180
@@ -160,7 +159,8 @@ def write_svg(path: str, samples: Sequence[Sample], kills: Sequence[float]) -> N
     with open(path, "w", encoding="utf-8") as file:
         file.write(
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 2 * _LEFT}" height="{height}" '
-            f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>{panels}</svg>\n'
+            f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+            f"{panels}</svg>\n"
         )
 
 

@@ -1,8 +1,8 @@
 """`python -m bench.soak`: hours of work in minutes, to see whether anything grows that should not.
 
-A kept server runs a steady mix of processes, streams, shells, terminals and connections that come, go and break; now
-and then it is killed with -9. All that comes back is compared. Memory, descriptors and threads of server, keeper and
-client are looked at every few seconds; `bench/growth.py` says what of it grew. Ends with 1 if anything did.
+A kept server runs a steady mix of processes, streams, shells, terminals and connections that come, go and break;
+now and then it is killed with -9. All that comes back is compared. Memory, descriptors and threads of server, keeper
+and client are looked at every few seconds; `bench/growth.py` says what of it grew. Ends with 1 if anything did.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Soak:
 
     async def _kill(self) -> None:
         """Kill the server, again and again; not so late that nothing could be seen of the next one."""
-        while self._now + 2 * self._kill_seconds <= self._seconds:
+        while self._now + 1.5 * self._kill_seconds <= self._seconds:
             await asyncio.sleep(self._kill_seconds)
             self.kills.append(self._now)
             os.kill(self._server.pid, signal.SIGKILL)
