@@ -47,8 +47,8 @@ class Quantity(msgspec.Struct, frozen=True):
 
 #: Memory: pages that the allocator gives back later, and a ledger that is being compacted, come to a megabyte or
 #: two; a leak of 100 bytes an operation is more in half an hour. Descriptors and spool go up and down with what
-#: happens to run, and a slope through that is not exactly flat; one descriptor a minute is a leak and shows. Threads
-#: come one at a time.
+#: happens to run, and a slope through that is not exactly flat; one descriptor a minute is a leak and shows.
+#: Threads come one at a time.
 QUANTITIES: Final = (
     Quantity("rss_kb", "RSS", "MB", 1e-3, 4.0),
     Quantity("descriptors", "descriptors", "", 1.0, 10.0),
@@ -120,7 +120,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 def table(growths: Sequence[Growth]) -> str:
     """As Markdown."""
     lines = [
-        "| program | quantity | first quarter | last quarter | grew within lives | between lives | allowed | flat |",
+        "| program | quantity | first quarter | last quarter | within lives | between lives | allowed | flat |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for each in growths:

@@ -1,8 +1,8 @@
 """`python -m bench.soak`: hours of work in minutes, to see whether anything grows that should not.
 
 A kept server runs a steady mix of processes, streams, shells, terminals and connections that come, go and break;
-now and then it is killed with -9. All that comes back is compared. Memory, descriptors and threads of server, keeper
-and client are looked at every few seconds; `bench/growth.py` says what of it grew. Ends with 1 if anything did.
+now and then it is killed with -9. All that comes back is compared. Memory, descriptors and threads of server,
+keeper and client are looked at every few seconds; `bench/growth.py` says what grew. Ends with 1 if anything did.
 """
 
 from __future__ import annotations

@@ -317,8 +317,8 @@ class Ledger:
                 os.close(fd)
                 os.unlink(aside)
                 raise OSError(errno.ENOSPC, "no room")
-        except OSError as error:
-            log.warning("%s cannot be compacted: %s; it grows on", self.path, error.strerror)
+        except (OSError, SandboxError) as error:
+            log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
             self._thread = None
             return
         self._compacted = (fd, len(data), upto)
