@@ -17,8 +17,9 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-#: What is loaded, cached and kept on purpose is there after so many seconds of a life.
-WARM_UP_SECONDS: Final = 45.0
+#: What is loaded, cached and kept on purpose is there after so many seconds of a life, and the ledger has been
+#: compacted once or twice, which takes memory that the allocator keeps.
+WARM_UP_SECONDS: Final = 90.0
 
 
 class Sample(msgspec.Struct, frozen=True):
