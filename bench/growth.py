@@ -75,13 +75,13 @@ class Growth(msgspec.Struct, frozen=True):
         return max(self.within, self.between) > self.quantity.tolerance
 
 
-def measure(samples: Sequence[Sample]) -> list[Growth]:
+def measure(samples: Sequence[Sample], warm_up: float = WARM_UP_SECONDS) -> list[Growth]:
     """What every quantity of every program did. The first seconds of each life do not count."""
     found = []
     for who in dict.fromkeys(sample.who for sample in samples):
-        lives = _lives([sample for sample in samples if sample.who == who])
+        lives = _lives([sample for sample in samples if sample.who == who], warm_up)
         if not lives:
-            raise ValueError(f"every life of the {who} was shorter than {WARM_UP_SECONDS:g} s: nothing can be said")
+            raise ValueError(f"every life of the {who} was shorter than {warm_up:g} s: nothing can be said")
         for quantity in QUANTITIES:
             series = [[(s.at, getattr(s, quantity.field) * quantity.scale) for s in life] for life in lives]
             if any(value for life in series for _, value in life):
@@ -89,9 +89,9 @@ def measure(samples: Sequence[Sample]) -> list[Growth]:
     return found
 
 
-def _lives(samples: Sequence[Sample]) -> list[list[Sample]]:
+def _lives(samples: Sequence[Sample], warm_up: float) -> list[list[Sample]]:
     lives = [list(life) for _, life in itertools.groupby(samples, key=lambda sample: sample.life)]
-    settled = [[s for s in life if s.at >= life[0].at + WARM_UP_SECONDS] for life in lives]
+    settled = [[s for s in life if s.at >= life[0].at + warm_up] for life in lives]
     return [life for life in settled if len(life) > 1]
 
 

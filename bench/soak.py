@@ -37,6 +37,7 @@ from holdfast.transport.channel import Channel, Receiver
 SETTINGS: Final[dict[str, object]] = {"max_exited_processes": 100, "detached_session_seconds": 5.0}
 #: Between two pieces of work of one worker: the load is to be steady, not the highest possible.
 PAUSE_SECONDS: Final = 0.05
+#: Our own list of samples grows, too: by half a megabyte in half an hour.
 SAMPLE_SECONDS: Final = 2.0
 #: A piece of work takes less than a second, and a restart less than that; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 120.0
@@ -49,11 +50,14 @@ LASTING: Final = 20
 class Soak:
     """One run: the workers, what they have done, and what was seen of the programs meanwhile."""
 
-    def __init__(self, server: RunningServer, box: Sandbox, *, seconds: float, kill_seconds: float) -> None:
+    def __init__(
+        self, server: RunningServer, box: Sandbox, *, seconds: float, kill_seconds: float, sample_seconds: float
+    ) -> None:
         self._server = server
         self._box = box
         self._seconds = seconds
         self._kill_seconds = kill_seconds
+        self._sample_seconds = sample_seconds
         self._began = monotonic()
         self._life = 0
         self._random = random.Random(5)
@@ -227,7 +231,7 @@ class Soak:
                             spool_kb=_disk_bytes(self._server.spool) / 1000 if who == "server" else 0.0,
                         )
                     )
-            await asyncio.sleep(SAMPLE_SECONDS)
+            await asyncio.sleep(self._sample_seconds)
 
 
 def _check(right: bool, otherwise: str) -> None:
@@ -250,10 +254,10 @@ def _disk_bytes(directory: str) -> int:
     return total
 
 
-async def soak(seconds: float, kill_seconds: float) -> Soak:
+async def soak(*, seconds: float, kill_seconds: float, sample_seconds: float) -> Soak:
     with running_server(settings=SETTINGS) as server:
         async with holdfast.connect(server.address("unix")) as box:
-            run = Soak(server, box, seconds=seconds, kill_seconds=kill_seconds)
+            run = Soak(server, box, seconds=seconds, kill_seconds=kill_seconds, sample_seconds=sample_seconds)
             await run.run()
     return run
 
@@ -261,12 +265,18 @@ async def soak(seconds: float, kill_seconds: float) -> Soak:
 def main() -> int:
     options = _options()
     try:
-        run = asyncio.run(soak(options.seconds, options.kill_seconds))
+        run = asyncio.run(
+            soak(
+                seconds=options.seconds,
+                kill_seconds=options.kill_seconds,
+                sample_seconds=options.sample_seconds,
+            )
+        )
     except* (BenchmarkError, HoldfastError, TimeoutError) as errors:
         for error in errors.exceptions:
             sys.stderr.write(f"failed: {type(error).__name__}: {error}\n")
         raise
-    growths = growth.measure(run.samples)
+    growths = growth.measure(run.samples, options.warm_up_seconds)
     machine = report.this_machine()
     print(f"{machine.cores} cores, {machine.kernel}, {machine.python}, {machine.date}; {options.seconds:g} s")
     print(", ".join(f"{count:,} {name}" for name, count in run.done.items()))
@@ -282,6 +292,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1800.0, help="how long (%(default)s)")
     parser.add_argument(
         "--kill-seconds", type=float, default=300.0, help="how long each server lives (%(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up-seconds",
+        type=float,
+        default=growth.WARM_UP_SECONDS,
+        help="how much of each life does not count (%(default)s)",
+    )
+    parser.add_argument(
+        "--sample-seconds", type=float, default=SAMPLE_SECONDS, help="how often to look (%(default)s)"
     )
     parser.add_argument(
         "--output", default="bench/soak", metavar="PATH", help="where the samples and the plot go (%(default)s)"
