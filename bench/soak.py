@@ -61,6 +61,7 @@ class Soak:
         self._began = monotonic()
         self._life = 0
         self._random = random.Random(5)
+        self._stream_digest = _stream_digest()
         self.samples: list[Sample] = []
         self.kills: list[float] = []
         self.done: collections.Counter[str] = collections.Counter()
@@ -126,7 +127,7 @@ class Soak:
             elif isinstance(event, Closed):
                 break
         _check((size, code) == (STREAM_BYTES, 3), f"a stream ended after {size} bytes with {code}")
-        _check(digest.digest() == _stream_digest(), "a stream was not what was printed")
+        _check(digest.digest() == self._stream_digest, "a stream was not what was printed")
         await process.forget()
 
     async def _tree(self) -> None:

@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fuzz.targets import Target, targets
+from fuzz.target import Target
+from fuzz.targets import targets
 
 #: Parsers of messages meet their limits long before this; longer inputs only take longer.
 MAX_INPUT_BYTES: Final = 8_192

@@ -7,13 +7,13 @@ what the parser reads, so that they cannot grow old. Touches nothing but memory.
 from __future__ import annotations
 
 import io
-import itertools
 import marshal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
+from fuzz.target import Target, cut_at, places_of, target
 from holdfast.client.asciicast import CastEvent, read_cast, resize_event, write_cast
 from holdfast.config import parse_settings
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, SandboxError
@@ -33,38 +33,10 @@ from holdfast.wire.messages import Empty, Encoding, ReadParams, WriteParams
 from holdfast.wire.methods import PING, methods, notifications
 from holdfast.wire.peer import Peer, Request
 
-Run = Callable[[bytes], None]
-
-
-class Target:
-    """A function of bytes that raises when a promise is broken, and inputs to begin with."""
-
-    def __init__(self, run: Run, seeds: tuple[bytes, ...]) -> None:
-        self.name = run.__name__.replace("_", "-")
-        self.run = run
-        self.seeds = seeds
-
-
-def target(*seeds: bytes) -> Callable[[Run], Target]:
-    """Makes a target of the function below it."""
-    return lambda run: Target(run, seeds)
-
 
 def targets() -> dict[str, Target]:
     """Every target of this module by its name."""
     return {each.name: each for each in globals().values() if isinstance(each, Target)}
-
-
-def _cut(data: bytes, places: bytes) -> list[bytes]:
-    """The same in pieces; each byte of `places` is the length of one."""
-    edges = [0, *itertools.accumulate(places), len(data)]
-    return [data[a:b] for a, b in itertools.pairwise(min(edge, len(data)) for edge in edges)]
-
-
-def _places(data: bytes) -> tuple[bytes, bytes]:
-    """Where to cut, and what: the first byte says how many of the next ones are places."""
-    count = data[0] % 16 if data else 0
-    return data[1 : 1 + count], data[1 + count :]
 
 
 # --- the wire -----------------------------------------------------------------------------------------------------
@@ -91,9 +63,9 @@ def framing_lengths(data: bytes) -> None:
 
 
 def _framing(data: bytes, *, by_length: bool) -> None:
-    places, stream = _places(data)
+    places, stream = places_of(data)
     whole = _messages([stream], by_length)
-    assert _messages(_cut(stream, places), by_length) == whole
+    assert _messages(cut_at(stream, places), by_length) == whole
     assert _messages([stream[at : at + 1] for at in range(len(stream))], by_length) == whole
 
 
@@ -287,9 +259,9 @@ def _mark(letter: str, argument: str = "") -> bytes:
 )
 def marks(data: bytes) -> None:
     """Any cut of the stream gives the same output and the same marks; with the marks put back it is the stream."""
-    places, stream = _places(data)
+    places, stream = places_of(data)
     whole = _filtered([stream])
-    assert _filtered(_cut(stream, places)) == whole
+    assert _filtered(cut_at(stream, places)) == whole
     assert _filtered([stream[at : at + 1] for at in range(len(stream))]) == whole
     assert len(whole[0]) <= len(stream)
 

@@ -6,7 +6,8 @@ What fuzzing has found is below, each with the input that showed it.
 from __future__ import annotations
 
 import pytest
-from fuzz.targets import Target, targets
+from fuzz.target import Target
+from fuzz.targets import targets
 from hypothesis import given, settings, strategies as st
 
 from holdfast.client.asciicast import read_cast
