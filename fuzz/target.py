@@ -1,4 +1,4 @@
-"""What a fuzz target is: a function of bytes with a name and seeds. Also how such a function cuts a stream. Pure."""
+"""What a fuzz target is: a function of bytes with a name and seeds; and how it may cut a stream. Pure."""
 
 from __future__ import annotations
 
