@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import subprocess
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Final
 
 from bench.measure import Row, Scale, Target, compare, figures, interleave, interleave_samples, latencies
-from bench.servers import BLOCK, BenchmarkError, size_of, spec_of, start_crowd, talking_to
+from bench.servers import BLOCK, BenchmarkError, kill_server, size_of, spec_of, start_crowd, talking_to
 from bench.starts import run_streamed
 from holdfast.client.remote import RemoteExec
 from holdfast.model import Closed, Exited, OutputChunk
@@ -125,7 +124,7 @@ async def _back_after_a_kill(count: int) -> float:
         async with talking_to(server.address("unix")) as api:
             await start_crowd(server, api, count)
             began = perf_counter()
-            os.kill(server.pid, signal.SIGKILL)
+            await kill_server(server)
             listed = await api.list()
             took = perf_counter() - began
             running = sum(info.running for info in listed)
@@ -149,7 +148,7 @@ async def _stream(server: RunningServer, api: RemoteExec, size: int, expected: b
             digest.update(event.data)
             if killing and received >= size // 2:
                 killing = False
-                os.kill(server.pid, signal.SIGKILL)
+                await kill_server(server)
         elif isinstance(event, Exited):
             code = event.status.exit_code
         elif isinstance(event, Closed):

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import os
 import random
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -23,7 +22,7 @@ from typing import Final
 import holdfast
 from bench import growth, report
 from bench.growth import Sample
-from bench.servers import BenchmarkError, memory_bytes
+from bench.servers import BenchmarkError, kill_server, memory_bytes
 from holdfast.client.connection import Connection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
@@ -204,11 +203,8 @@ class Soak:
         while self._now + 1.5 * self._kill_seconds <= self._seconds:
             await asyncio.sleep(self._kill_seconds)
             self.kills.append(self._now)
-            os.kill(self._server.pid, signal.SIGKILL)
-            # The next one answers; the dead one cannot.
-            pid = (await self._box.status()).pid
-            _check(pid != self._server.pid, "a killed server answered")
-            self._server.pid = pid
+            await kill_server(self._server)
+            self._server.pid = (await self._box.status()).pid
             self._life += 1
             self.done["kills of the server"] += 1
 
