@@ -119,11 +119,15 @@ def _table(outcomes: list[Outcome]) -> str:
 
 def _options(names: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description="Throw bytes at every parser.")
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *names], help=", ".join(names))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--seconds", type=int, default=30, help="for each target (%(default)s)")
     parser.add_argument("--crashes", type=Path, default=Path("fuzz/crashes"), help="where inputs go (%(default)s)")
     parser.add_argument("--repeat", type=Path, metavar="FILE", help="give one input to one target")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in names:
+            parser.error(f"no target is called {name!r}: {', '.join(names)}")
+    return options
 
 
 if __name__ == "__main__":

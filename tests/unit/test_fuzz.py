@@ -5,6 +5,11 @@ What fuzzing has found is below, each with the input that showed it.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from fuzz.target import Target
 from fuzz.targets import targets
@@ -20,6 +25,7 @@ from holdfast.runtime.marks import MARK_BYTES, MarkFilter
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.process_table import mark_in_environment
 
+ROOT = Path(__file__).parents[2]
 TARGETS = targets()
 #: `make fuzz` makes millions of inputs; these show that the targets run, and find what lies at the surface.
 EXAMPLES = 60
@@ -64,6 +70,20 @@ def test_bytes_of_any_kind_keep_every_promise(target: Target) -> None:
 
     holds()
     assert tried >= EXAMPLES
+
+
+def test_an_input_is_repeated_without_atheris(tmp_path: Path) -> None:
+    kept = tmp_path / "input"
+    kept.write_bytes(TARGETS["keys"].seeds[0])
+    told = subprocess.run(
+        [sys.executable, "-m", "fuzz", "keys", "--repeat", str(kept)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == f"keys: every promise holds for {kept}\n"
 
 
 # --- what was found -----------------------------------------------------------------------------------------------
