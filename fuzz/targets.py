@@ -112,7 +112,7 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
     try:
         message = peer.receive(data)
     except (ParseError, InvalidRequest) as error:
-        _can_be_told(peer.codec, error)
+        assert peer.codec.failure(None, error)
         return
     if message is None:
         assert len(replies) + peer.pending == 1
@@ -126,7 +126,7 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
         try:
             params = peer.codec.decode_body(message.params, row.params, "params")
         except (ParseError, InvalidParams) as error:
-            _can_be_told(peer.codec, error)
+            assert peer.codec.failure(None, error)
             continue
         sent = peer.codec.request(1, row.name, params)
         again = Peer(Codec(encoding)).receive(sent)
@@ -134,10 +134,6 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
         read = peer.codec.decode_body(again.params, row.params, "params")
         # As bytes: a NaN is not equal to itself.
         assert peer.codec.request(1, row.name, read) == sent
-
-
-def _can_be_told(codec: Codec, error: HoldfastError) -> None:
-    assert codec.failure(None, error)
 
 
 # --- what survives a server ---------------------------------------------------------------------------------------

@@ -199,7 +199,9 @@ class Memory:
                         try:
                             self.processes[record.key].replay(record, self._max_events)
                         except (ValueError, OverflowError) as error:
-                            raise SandboxError(f"the ledger tells what cannot be: {error}") from None
+                            raise SandboxError(
+                                f"the ledger tells of {record.key} what cannot be: {error}"
+                            ) from None
 
     def _begin(self, begun: l.Begun) -> None:
         self.last_key = max(self.last_key, begun.key)
