@@ -135,7 +135,7 @@ def test_a_size_that_no_terminal_has_is_none(size: str) -> None:
 )
 def test_a_ledger_that_tells_what_cannot_be_is_refused(record: l.AnyRecord) -> None:
     memory = Memory(max_chunks=16, max_events=4)
-    with pytest.raises(SandboxError, match="the ledger tells of 1 what cannot be"):
+    with pytest.raises(SandboxError, match="the ledger is wrong about 1"):
         memory.replay([l.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False), record])
 
 

@@ -200,7 +200,7 @@ class Memory:
                             self.processes[record.key].replay(record, self._max_events)
                         except (ValueError, OverflowError) as error:
                             raise SandboxError(
-                                f"the ledger tells of {record.key} what cannot be: {error}"
+                                f"the ledger is wrong about {record.key}: {error}"
                             ) from None
 
     def _begin(self, begun: l.Begun) -> None:
