@@ -199,9 +199,7 @@ class Memory:
                         try:
                             self.processes[record.key].replay(record, self._max_events)
                         except (ValueError, OverflowError) as error:
-                            raise SandboxError(
-                                f"the ledger is wrong about {record.key}: {error}"
-                            ) from None
+                            raise SandboxError(f"the ledger is wrong about {record.key}: {error}") from None
 
     def _begin(self, begun: l.Begun) -> None:
         self.last_key = max(self.last_key, begun.key)
