@@ -63,6 +63,7 @@ class Soak:
         self._stream_digest = _stream_digest()
         self.samples: list[Sample] = []
         self.kills: list[float] = []
+        self.failures: list[str] = []
         self.done: collections.Counter[str] = collections.Counter()
 
     @property
@@ -82,13 +83,14 @@ class Soak:
             "cuts": self._cut,
         }
         sampling = asyncio.create_task(self._sample())
-        async with asyncio.TaskGroup() as group:
-            for name, piece in work.items():
-                group.create_task(self._repeat(name, piece))
-            group.create_task(self._kill())
-        sampling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await sampling
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, piece in work.items():
+                    group.create_task(self._repeat(name, piece))
+                group.create_task(self._kill())
+        finally:
+            sampling.cancel()
+            await asyncio.wait([sampling])
         for process in lasting:
             _check((await process.describe()).running, "a process that was to last has ended")
 
@@ -264,33 +266,30 @@ async def soak(*, seconds: float, kill_seconds: float, sample_seconds: float) ->
     with running_server(settings=SETTINGS) as server:
         async with holdfast.connect(server.address("unix")) as box:
             run = Soak(server, box, seconds=seconds, kill_seconds=kill_seconds, sample_seconds=sample_seconds)
-            await run.run()
+            try:
+                await run.run()
+            # What was seen until then is worth having all the same.
+            except* (BenchmarkError, HoldfastError, TimeoutError) as errors:
+                run.failures += [f"{type(error).__name__}: {error}" for error in errors.exceptions]
     return run
 
 
 def main() -> int:
     options = _options()
-    try:
-        run = asyncio.run(
-            soak(
-                seconds=options.seconds,
-                kill_seconds=options.kill_seconds,
-                sample_seconds=options.sample_seconds,
-            )
-        )
-    except* (BenchmarkError, HoldfastError, TimeoutError) as errors:
-        for error in errors.exceptions:
-            sys.stderr.write(f"failed: {type(error).__name__}: {error}\n")
-        raise
+    run = asyncio.run(
+        soak(seconds=options.seconds, kill_seconds=options.kill_seconds, sample_seconds=options.sample_seconds)
+    )
+    growth.write_csv(f"{options.output}.csv", run.samples)
+    growth.write_svg(f"{options.output}.svg", run.samples, run.kills)
+    for failure in run.failures:
+        sys.stderr.write(f"failed after {run.samples[-1].at:.0f} s: {failure}\n")
     growths = growth.measure(run.samples, options.warm_up_seconds)
     machine = report.this_machine()
     print(f"{machine.cores} cores, {machine.kernel}, {machine.python}, {machine.date}; {options.seconds:g} s")
     print(", ".join(f"{count:,} {name}" for name, count in run.done.items()))
     print(f"\n{growth.table(growths)}")
-    growth.write_csv(f"{options.output}.csv", run.samples)
-    growth.write_svg(f"{options.output}.svg", run.samples, run.kills)
     print(f"\n{options.output}.csv has every sample, {options.output}.svg the plot")
-    return 1 if any(each.too_much for each in growths) else 0
+    return 1 if run.failures or any(each.too_much for each in growths) else 0
 
 
 def _options() -> argparse.Namespace:
