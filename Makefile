@@ -11,7 +11,11 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench peers clean
+.PHONY: help demo test lint format bench soak fuzz peers clean
+
+# How long: each target of `make fuzz`, and all of `make soak`.
+FUZZ_SECONDS ?= 30
+SOAK_SECONDS ?= 1800
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,6 +50,12 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 
 bench: $(VENV)/installed-dev ## print the benchmark table
 	$(BIN)/python -m bench --markdown README.md
+
+soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
+	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)
+
+fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZZ_SECONDS for each)
+	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
 peers: $(VENV)/installed-bench ## compare the live shell with others from PyPI
 	$(BIN)/python -m bench.shells
@@ -83,4 +93,8 @@ $(VENV)/installed-dev: pyproject.toml $(VENV)/made
 
 $(VENV)/installed-bench: pyproject.toml $(VENV)/made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@ $(VENV)/installed $(VENV)/installed-dev
+
+$(VENV)/installed-fuzz: pyproject.toml $(VENV)/made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	@touch $@ $(VENV)/installed $(VENV)/installed-dev

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
@@ -107,6 +109,20 @@ async def _settle(server: int, pids: Sequence[int]) -> None:
 def _cgroups(pid: int) -> str:
     with open(f"/proc/{pid}/cgroup") as file:
         return file.read()
+
+
+async def kill_server(server: RunningServer) -> None:
+    """Kill it with -9; on return it has ended, so that whatever answers is another one."""
+    watch = os.pidfd_open(server.pid)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(watch, ended.set)
+    try:
+        signal.pidfd_send_signal(watch, signal.SIGKILL)
+        await ended.wait()
+    finally:
+        loop.remove_reader(watch)
+        os.close(watch)
 
 
 def memory_bytes(pid: int, field: str = "VmRSS") -> int:

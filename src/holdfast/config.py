@@ -107,26 +107,42 @@ def load_config(
         values.update(_from_file(path))
     values.update(_from_environment(os.environ if environ is None else environ))
     values.update({name: value for name, value in flags.items() if value is not None})
+    return _checked(values)
+
+
+def parse_settings(data: bytes, path: str) -> ExecServerConfig:
+    """What a file alone says; `path` names it in errors."""
+    return _checked(_parse(data, path))
+
+
+def _checked(values: dict[str, Any]) -> ExecServerConfig:
     try:
         config = msgspec.convert(values, ExecServerConfig)
     except msgspec.ValidationError as error:
         raise InvalidParams(f"settings: {error}") from None
     for name in config.__struct_fields__:
         value = getattr(config, name)
-        if isinstance(value, int | float) and value < 0:
+        # Not `value < 0`: that does not hold of a NaN either.
+        if isinstance(value, int | float) and not value >= 0:
             raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
     return config
 
 
 def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise InvalidParams(f"settings file {path}: {error.strerror}") from None
+    return _parse(data, path)
+
+
+def _parse(data: bytes, path: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except OSError as error:
-        raise InvalidParams(f"settings file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
         raise InvalidParams(f"settings file {path}: {error}") from None
     unknown = sorted(set(values) - set(ExecServerConfig.__struct_fields__))
     if unknown:

@@ -160,7 +160,10 @@ async def test_an_end_while_no_server_is_there() -> None:
 
 async def gone(pid: int) -> None:
     """Until a process has ended; it need not be reaped."""
-    watch = os.pidfd_open(pid)
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # its keeper was faster
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(watch, ended.set)
     await ended.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TextIO
 
@@ -21,6 +22,8 @@ INPUT: Final = "i"
 RESIZE: Final = "r"
 MARKER: Final = "m"
 
+#: Rows or columns: the kernel has 16 bits for them.
+_SIZE: Final = re.compile(rb"[1-9][0-9]{0,4}")
 #: A line over this length is refused: writers make one of each chunk that they read, and none is nearly this long.
 LONGEST_LINE: Final = 16 * 1024 * 1024
 
@@ -51,7 +54,7 @@ class CastEvent(Struct, frozen=True):
     def size(self) -> TerminalSize | None:
         """The new size, if this is a resize."""
         cols, cross, rows = self.data.partition(b"x")
-        if self.code != RESIZE or not cross or not (cols.isdigit() and rows.isdigit()):
+        if self.code != RESIZE or not cross or not (_SIZE.fullmatch(cols) and _SIZE.fullmatch(rows)):
             return None
         return TerminalSize(rows=int(rows), cols=int(cols))
 
@@ -174,7 +177,7 @@ def _read_header(number: int, line: str) -> CastHeader:
         if version != 2:
             raise InvalidParams(f"line {number}: asciicast version {version} is not supported, only 2", line=number)
         header = msgspec.json.decode(line, type=CastHeader)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidParams(f"line {number}: not a header of asciicast v2: {error}", line=number) from None
     if header.width < 1 or header.height < 1:
         raise InvalidParams(f"line {number}: a size of {header.width}x{header.height}", line=number)

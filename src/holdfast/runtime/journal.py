@@ -70,6 +70,14 @@ class Journal:
     def restore(self, state: JournalState) -> None:
         """Become what another journal was."""
         self._tail_seq, kinds, ends, head_kinds, head_ends, self._sealed = state
+        if (
+            self._tail_seq < 1
+            or len(ends) != 16 * (len(kinds) + 1)
+            or len(head_ends) != (16 * (len(head_kinds) + 1) if head_kinds else 0)
+            or len(head_kinds) >= self._tail_seq
+            or max(kinds + head_kinds, default=0) > CLOSE
+        ):
+            raise ValueError("a journal whose parts do not fit")
         self._kinds, self._head_kinds = array("B", kinds), array("B", head_kinds)
         self._ends, self._head_ends = array("Q", ends), array("Q", head_ends)
 

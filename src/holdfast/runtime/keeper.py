@@ -32,6 +32,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 
 #: Seconds before the n-th start in a row; the last one goes on.
 DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
@@ -251,11 +252,15 @@ class Keeper:
             descriptors = array.array("i")
             for _, _, data in extra:
                 descriptors.frombytes(data)
-            verb, *arguments = marshal.loads(packet)
+            try:
+                verb, arguments = read_packet(packet)
+            except ValueError as error:
+                _log(f"the server said what cannot be read: {error}")
+                _close(descriptors)
+                continue
             if flags & socket.MSG_CTRUNC:
                 # The kernel gave us what we had room for. A part of them would be taken for the whole.
-                for fd in descriptors:
-                    os.close(fd)
+                _close(descriptors)
                 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
                 _log(f"{arguments[0]} will not survive the server: no descriptors are left, of {limit}")
                 continue
@@ -300,14 +305,31 @@ class Keeper:
                 self._stopping = True
             case _:
                 _log(f"the server said {verb} {arguments}, which means nothing here")
+                _close(descriptors)
 
     def _drop(self, key: str) -> None:
         _, fds = self._kept.pop(key, ("", []))
-        for fd in fds:
-            os.close(fd)
+        _close(fds)
 
     def _answer(self, message: tuple[str | int | float | None, ...] | None, fds: list[int] | None = None) -> None:
         self._answers.append((marshal.dumps(message, 2), fds or []))
+
+
+def read_packet(packet: bytes) -> tuple[str, list[object]]:
+    """A verb and its arguments."""
+    try:
+        said = marshal.loads(packet)
+    except (EOFError, TypeError, ValueError) as error:
+        raise ValueError(f"{len(packet)} bytes: {error}") from None
+    match said:
+        case (str(verb), *arguments) if isinstance(said, tuple):
+            return verb, arguments
+    raise ValueError(f"{len(packet)} bytes that are no verb with arguments")
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _status_of(pid: int) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import ResourceExhausted
+from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.model import (
     ProcessSpec,
     ShellStatus,
@@ -354,18 +354,17 @@ class Ledger:
         aside = f"{self.path}.new"
         fd = -1
         try:
-            records = self._compaction(_decode(os.pread(self._fd, upto, 0)))
-            encoder = msgspec.msgpack.Encoder()
-            data = b"".join(_framed(encoder, record) for record in records)
+            records = self._compaction(decode_records(os.pread(self._fd, upto, 0)))
+            data = encode_records(records)
             fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _reserve(fd, 0, len(data) + self._reserve_bytes)
             if os.write(fd, data) < len(data):
                 raise OSError(errno.ENOSPC, "no room")
-        except OSError as error:
+        except (OSError, SandboxError) as error:
             if fd >= 0:
                 os.close(fd)
                 os.unlink(aside)
-            log.warning("%s cannot be compacted: %s; it grows on", self.path, error.strerror)
+            log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
             self._thread = None
             return
         self._compacted = (fd, len(data), upto)
@@ -414,7 +413,16 @@ def read_ledger(path: str) -> list[AnyRecord]:
         whole = max((end for _, end in _frames(data)), default=0)
         if whole < len(data):
             file.truncate(whole)  # which gives up the room behind its end, too
-    return list(_decode(data))
+    try:
+        return list(decode_records(data))
+    except SandboxError as error:
+        raise SandboxError(f"{path}: {error.message}") from None
+
+
+def encode_records(records: Iterable[AnyRecord]) -> bytes:
+    """Records as they stand in the file."""
+    encoder = msgspec.msgpack.Encoder()
+    return b"".join(_framed(encoder, record) for record in records)
 
 
 def _reserve(fd: int, offset: int, length: int) -> None:
@@ -430,11 +438,16 @@ def _framed(encoder: msgspec.msgpack.Encoder, record: AnyRecord) -> bytes:
     return len(data).to_bytes(_PREFIX_BYTES, "little") + data
 
 
-def _decode(data: bytes) -> Iterator[AnyRecord]:
+def decode_records(data: bytes) -> Iterator[AnyRecord]:
+    """Every whole record; an end that was cut off is passed over, and anything else that is wrong is an error."""
     decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
     view = memoryview(data)
     for start, end in _frames(data):
-        yield decoder.decode(view[start:end])
+        try:
+            record = decoder.decode(view[start:end])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise SandboxError(f"the ledger is damaged at byte {start - _PREFIX_BYTES}: {error}") from None
+        yield record
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, int]]:

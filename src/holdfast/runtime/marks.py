@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-#: Longer than any mark: an unfinished one is held back no further.
+#: No mark is longer: an unfinished one is held back no further.
 MARK_BYTES: Final = 96
 #: An unfinished mode sequence is looked at again with the bytes that follow it.
 _MODE_BYTES: Final = 32
@@ -34,7 +34,9 @@ class MarkFilter:
     __slots__ = ("_pattern", "held")
 
     def __init__(self, nonce: str) -> None:
-        self._pattern = re.compile(rb"\x1b\]133;([A-Z])(?:;([^;\x07\x1b]*))?;" + nonce.encode() + rb"\x07")
+        around = len(_START) + len("A;;\x07") + len(nonce)
+        argument = rb"[^;\x07\x1b]{0,%d}" % (MARK_BYTES - around)
+        self._pattern = re.compile(rb"\x1b\]133;([A-Z])(?:;(" + argument + rb"))?;" + nonce.encode() + rb"\x07")
         #: The end of what was fed, if a mark may begin there.
         self.held = b""
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from holdfast.errors import SandboxError
 from holdfast.model import ExitStatus
 from holdfast.runtime import ledger as l
 from holdfast.runtime.input_queue import REMEMBERED_WRITES
@@ -21,6 +22,8 @@ REMEMBERED_SIGNALS: Final = 16
 REMEMBERED_RUNS: Final = 16
 #: Times of a terminal's output that are kept.
 _MAX_TIMES: Final = 4_096
+#: More than a stream prints between two records; a damaged one must not have us count chunks for ever.
+_MOST_PRINTED: Final = 1 << 40
 
 
 class RememberedTerminal:
@@ -83,8 +86,11 @@ class RememberedProcess:
     def replay(self, record: l.ProcessRecord, max_events: int) -> None:
         match record:
             case l.Printed():
+                grown = record.end - self.printed_end(record.kind)
+                if not (0 <= record.kind < EXIT and 0 <= grown <= _MOST_PRINTED):
+                    raise ValueError(f"a stream {record.kind} that grew by {grown} bytes")
                 self.journal.seal(record.sealed)
-                self.journal.add_output(record.kind, record.end - self.printed_end(record.kind))
+                self.journal.add_output(record.kind, grown)
             case l.Taken():
                 self.taken = record
                 if record.end > record.offset:
@@ -190,7 +196,10 @@ class Memory:
                     self.sessions.pop(record.id, None)
                 case _:
                     if record.key in self.processes:
-                        self.processes[record.key].replay(record, self._max_events)
+                        try:
+                            self.processes[record.key].replay(record, self._max_events)
+                        except (ValueError, OverflowError) as error:
+                            raise SandboxError(f"the ledger is wrong about {record.key}: {error}") from None
 
     def _begin(self, begun: l.Begun) -> None:
         self.last_key = max(self.last_key, begun.key)

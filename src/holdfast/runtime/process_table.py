@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import resource
 import secrets
 from collections.abc import Container, Iterable
@@ -21,10 +22,11 @@ from holdfast.errors import ResourceExhausted
 
 #: Marks are large so that they limit nothing, and below 2**63 so that the kernel and Python agree on them.
 _MARK_BASE: Final = 1 << 62
+_MARK_DIGITS: Final = 19
 #: Marks where the limit cannot; `env -i` sheds it.
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
 _MORE_THAN_ANY_PID: Final = 1 << 23
-_LIMITS_LINE: Final = b"Max realtime timeout"
+_LIMITS_LINE: Final = re.compile(rb"^Max realtime timeout +([0-9]{1,19}) ", re.MULTILINE)
 
 
 class Entry(NamedTuple):
@@ -54,26 +56,33 @@ def read_mark(pid: int) -> int | None:
 
 
 def _read_environment_mark(pid: int) -> int | None:
-    prefix = f"{MARK_VARIABLE}=".encode()
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
+            return mark_in_environment(file.read())
     except OSError:
         return None  # gone, or another user's
-    marks = [variable.removeprefix(prefix) for variable in variables if variable.startswith(prefix)]
-    return int(marks[-1]) if marks and marks[-1].isdigit() else None
+
+
+def mark_in_environment(text: bytes) -> int | None:
+    """The mark among variables, each of which ends with a NUL."""
+    prefix = f"{MARK_VARIABLE}=".encode()
+    marks = [variable.removeprefix(prefix) for variable in text.split(b"\0") if variable.startswith(prefix)]
+    # A program may have put anything there, and Python refuses to read numbers of thousands of digits.
+    return int(marks[-1]) if marks and marks[-1].isdigit() and len(marks[-1]) <= _MARK_DIGITS else None
 
 
 def _read_limit_mark(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:
-            for line in file:
-                if line.startswith(_LIMITS_LINE):
-                    soft = line.split()[3]
-                    return int(soft) if soft.isdigit() else None
+            return mark_in_limits(file.read())
     except OSError:
         return None  # gone
-    return None
+
+
+def mark_in_limits(text: bytes) -> int | None:
+    """The mark in what /proc/PID/limits says."""
+    found = _LIMITS_LINE.search(text)
+    return None if found is None else int(found[1])
 
 
 def stat_fields(text: bytes) -> list[bytes]:

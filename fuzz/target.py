@@ -1,0 +1,34 @@
+"""What a fuzz target is: a function of bytes with a name and seeds; and how it may cut a stream. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+Run = Callable[[bytes], None]
+
+
+class Target:
+    """A function of bytes that raises when a promise is broken, and inputs to begin with."""
+
+    def __init__(self, run: Run, seeds: tuple[bytes, ...]) -> None:
+        self.name = run.__name__.replace("_", "-")
+        self.run = run
+        self.seeds = seeds
+
+
+def target(*seeds: bytes) -> Callable[[Run], Target]:
+    """Makes a target of the function below it."""
+    return lambda run: Target(run, seeds)
+
+
+def cut_at(data: bytes, places: bytes) -> list[bytes]:
+    """The same in pieces; each byte of `places` is the length of one."""
+    edges = [0, *itertools.accumulate(places), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(min(edge, len(data)) for edge in edges)]
+
+
+def places_of(data: bytes) -> tuple[bytes, bytes]:
+    """Where to cut, and what: the first byte says how many of the next ones are places."""
+    count = data[0] % 16 if data else 0
+    return data[1 : 1 + count], data[1 + count :]
