@@ -39,7 +39,7 @@ class Cgroup:
     def join(self, pid: int) -> None:
         """Move a process in; its later children are born inside. Blocks: call it on the thread."""
         try:
-            os.mkdir(self._path)
+            os.makedirs(self._path)  # a server that starts elsewhere may have swept the one above, if our keeper is gone
             _write(f"{self._path}/cgroup.procs", b"%d" % pid)
             self.joined_at = time.monotonic()
         except OSError:
@@ -159,7 +159,11 @@ def _sweep(directory: str) -> None:
 
 
 def _remove_below(parent: str) -> None:
-    for name in os.listdir(parent):
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        return  # swept by another server: its keeper is gone
+    for name in names:
         if os.path.isdir(f"{parent}/{name}"):
             Cgroup(f"{parent}/{name}").remove()
     Cgroup(parent).remove()

@@ -2,21 +2,33 @@
 
 Run as `python -I -S keeper.py READY_FD ORPHANED_JOBS COMMAND...`; standard library only, one loop, and as good as
 nothing to do. It starts COMMAND, the server, and starts it again when it dies. As child subreaper it inherits every
-process that a dead server had started, ended ones with their status included; nothing of them is lost.
+process that a dead server had started, ended ones with their status included; nothing of them is lost. Told to, it
+waits without a server until a `serve`, of whatever version, brings the command for the next one.
 
 What the server says waits in the socket, descriptors too, until we are rung (SIGUSR1) or the server is dead: most
 packets cost the server one system call and wake nobody. A packet is a tuple, with descriptors beside it:
 
     KEEP key path     hold the descriptors of this packet; `path` is removed should we give up
     DROP key          close them
-    TAKE              every key with its descriptors, a packet each; then None, our start (monotonic), restarts
+    TAKE              every key with its descriptors, a packet each; then None, our start (monotonic), restarts, PROTOCOL
     LEAD pids         these children of ours are leaders of processes: theirs to end, not ours to reap
     STATUS pid        how a leader ended: (si_code, si_status), or None; it stays a zombie
     FREE pid          its status is noted: reap it
     UP                the server serves
     STOP              the server ends on purpose: do not start it again
+    WAIT path         the server ends, and we wait at this socket; answered by None, or by why we cannot
 
-SIGTERM, SIGINT and SIGHUP are the server's to obey; afterwards it is not started again.
+What comes in at that socket, from our own user alone, and what we answer:
+
+    STATUS            a dictionary: pid, command, why we wait ...
+    SERVE             with stdin, stdout, stderr, working directory, a file with (command, environment), and perhaps
+                      a ready descriptor: this is the server now. (UP, pid) once it serves; (ENDED, exit code, why)
+
+A server of a later version speaks to a keeper of an earlier one, so this protocol only grows: packets get new verbs
+and answers get new members at their end, with a new PROTOCOL; none changes its meaning.
+
+SIGTERM, SIGINT and SIGHUP are the server's to obey; afterwards it is not started again. Without a server they end
+everything.
 """
 
 from __future__ import annotations
@@ -29,6 +41,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections import deque
@@ -37,16 +50,23 @@ from collections import deque
 DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 #: A server that lived so long starts anew with the delays.
 LONG_LIFE_SECONDS = 60.0
-#: Starts in a row that did not come up, after which we give up.
-MAX_FAILURES = 5
+#: Starts in a row that did not come up, after which we give up. With the delays before them that is 21 s: a machine
+#: that is out of memory, or a disk that is full, for some seconds must not cost everything that runs.
+MAX_FAILURES = 10
 #: The first child that has ended hides the others (waitid shows one): look again after so long.
 LOOK_AGAIN_SECONDS = 0.5
-#: How long killed processes may take to be gone when we give up.
+#: What processes have between TERM and KILL when we are told to end without a server, which would know its settings.
+GRACE_SECONDS = 5.0
+#: How long killed processes may take to be gone.
 KILL_SECONDS = 10.0
 #: The largest packet, and the descriptors that one may carry.
 PACKET_BYTES = 65_536
 PACKET_DESCRIPTORS = 16
+#: What we understand; grows with what is said above.
+PROTOCOL = 1
 PR_SET_CHILD_SUBREAPER = 36
+#: Of the flags in /proc/PID/stat: the process is in exit(2).
+PF_EXITING = 4
 #: Packets wait.
 BELL = signal.SIGUSR1
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -57,6 +77,7 @@ class Keeper:
 
     def __init__(self, command: list[str], ready_fd: int | None, *, kill_jobs: bool) -> None:
         self._command = command
+        self._environment: dict[bytes, bytes] = dict(os.environb)
         #: Where the first server that comes up tells it.
         self._ready_fd = ready_fd
         self._kill_jobs = kill_jobs
@@ -74,6 +95,13 @@ class Keeper:
         self._was_up = False
         self._stopping = False
         self._started_at = 0.0
+        # While none does: where we wait for the next command, since when and why; who is there, and whose command it is.
+        self._door_path = ""
+        self._door: socket.socket | None = None
+        self._leaving = False
+        self._why = ""
+        self._visitors: dict[int, socket.socket] = {}
+        self._caller: socket.socket | None = None
         #: Starts in a row that followed a short life, and those that did not come up.
         self._short_lives = 0
         self._failures = 0
@@ -105,6 +133,10 @@ class Keeper:
             poll.register(self._link, select.POLLOUT if self._answers else 0)  # and its hang-up
         if self._pidfd >= 0:
             poll.register(self._pidfd, select.POLLIN)
+        if self._door is not None:
+            poll.register(self._door, select.POLLIN)
+        for visitor in self._visitors.values():
+            poll.register(visitor, select.POLLIN)
         due = [time for time in (self._start_due, self._reap_due) if time is not None]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
         ready = dict(poll.poll(timeout))
@@ -114,6 +146,10 @@ class Keeper:
             self._talk()
         if self._pidfd in ready:
             self._server_ended()
+        for fd in self._visitors.keys() & ready.keys():
+            self._listen_to(self._visitors.pop(fd))
+        if self._door is not None and self._door.fileno() in ready:
+            self._open_door(self._door)
 
     # --- the server ------------------------------------------------------------------------------------------
 
@@ -127,7 +163,7 @@ class Keeper:
         # It raises its limit itself, and gives the one that we had to its processes.
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
         try:
-            self._server = os.posix_spawn(command[0], command, os.environ)
+            self._server = os.posix_spawn(command[0], command, self._environment)
             self._pidfd = os.pidfd_open(self._server)
         except OSError as error:
             ours.close()
@@ -150,23 +186,37 @@ class Keeper:
         self._hang_up()
         pid, self._server, self._pidfd = self._server, 0, -1
         code = os.waitstatus_to_exitcode(status)
-        if self._stopping or (code >= 0 and not self._was_up):
-            # On purpose, or it never served and has said why.
-            self._end(128 - code if code < 0 else code, clean=code >= 0)
-            return
+        exit_code = 128 - code if code < 0 else code
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self._failed(f"the server, pid {pid}, {how}")
+        if self._leaving and not self._stopping:
+            self._wait_for_command(f"the server, pid {pid}, left its processes to us", exit_code)
+        elif self._stopping or (code >= 0 and not self._was_up and not self._door_path):
+            # On purpose, or it never served and has said why.
+            self._end(exit_code, clean=code >= 0)
+        else:
+            self._failed(f"the server, pid {pid}, {how}", exit_code)
 
-    def _failed(self, what: str) -> None:
-        """Start it again, later each time; or not, if it does not come up."""
+    def _failed(self, what: str, exit_code: int = 1) -> None:
+        """Start it again, later each time; or not, if it does not come up.
+
+        One whose command was brought to us has somebody who is told, and who may bring another: that one costs
+        nothing of what we hold.
+        """
+        if self._door_path and not self._was_up:
+            self._wait_for_command(f"{what} before it served", exit_code)
+            return
         lived = time.monotonic() - self._started_at
         self._failures = 0 if self._is_up else self._failures + 1
         self._short_lives = 1 if lived > LONG_LIFE_SECONDS else self._short_lives + 1
         self._is_up = False
         self._reap_due = None
         if self._failures >= MAX_FAILURES:
-            _log(f"{what}; given up: it did not come up {self._failures} times in a row")
-            self._end(1, clean=False)
+            what = f"{what}; given up: it did not come up {self._failures} times in a row"
+            if self._door_path:
+                self._wait_for_command(what, exit_code)
+            else:
+                _log(what)
+                self._end(1, clean=False)
             return
         delay = DELAYS[min(self._short_lives, len(DELAYS)) - 1]
         _log(f"{what}; starting it again" + (f" in {delay:g} s" if delay else ""))
@@ -175,6 +225,8 @@ class Keeper:
 
     def _end(self, code: int, *, clean: bool) -> None:
         self._exit_code = code
+        self._tell_caller("ENDED", code, "")
+        self._close_door()
         if not clean:
             if self._kill_jobs:
                 _end_children()
@@ -186,6 +238,105 @@ class Keeper:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+    # --- waiting for a command -------------------------------------------------------------------------------
+
+    def _bind_door(self, path: str) -> str | None:
+        """Let others bring a command at this path; returns why not, if we cannot."""
+        self._close_door()
+        try:
+            door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            # By the directory's descriptor: its own path may be longer than a socket's address.
+            directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+            try:
+                _remove(path)  # of a keeper that was killed here
+                door.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+            finally:
+                os.close(directory)
+            door.listen()
+            door.setblocking(False)
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        self._door_path, self._door = path, door
+        return None
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+            _remove(self._door_path)
+
+    def _wait_for_command(self, why: str, exit_code: int) -> None:
+        """Hold everything, without a server, until somebody brings the command for one."""
+        self._leaving = self._is_up = False
+        self._start_due = self._reap_due = None
+        self._why = why
+        if self._ready_fd is not None:
+            os.close(self._ready_fd)
+            self._ready_fd = None
+        self._tell_caller("ENDED", exit_code, why)
+        cannot = self._bind_door(self._door_path) if self._door is None else None
+        if cannot is not None:
+            _log(f"{why}; nobody can bring the next command: {cannot}")
+            self._end(1, clean=False)
+            return
+        _log(f"{why}; waiting at {self._door_path} for the next command")
+
+    def _open_door(self, door: socket.socket) -> None:
+        try:
+            visitor, _ = door.accept()
+        except OSError:
+            return  # gone again, or no descriptor is left: it will knock again
+        _, uid, _ = struct.unpack("3i", visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid in (os.geteuid(), 0):
+            visitor.setblocking(False)
+            self._visitors[visitor.fileno()] = visitor
+        else:
+            visitor.close()
+
+    def _listen_to(self, visitor: socket.socket) -> None:
+        try:
+            packet, fds = _receive(visitor)
+        except OSError:
+            packet, fds = b"", []
+        verb = marshal.loads(packet)[0] if packet else ""
+        if verb == "SERVE" and self._door is not None and not self._leaving and len(fds) in (5, 6):
+            self._take_command(visitor, *fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        if verb == "STATUS":
+            about = {"pid": os.getpid(), "command": self._command, "why": self._why, "protocol": PROTOCOL}
+            about |= {"started": self._born, "restarts": self._restarts, "children": len(_children())}
+            _send(visitor, about)
+        visitor.close()
+
+    def _take_command(self, caller: socket.socket, *fds: int) -> None:
+        """This is the server from now on, on these descriptors and in this directory; ours, too: we log there."""
+        *standard, cwd, order = fds[:5]
+        with open(order, "rb") as file:
+            file.seek(0)
+            self._command, self._environment = marshal.load(file)
+        for target, fd in enumerate(standard):
+            os.dup2(fd, target)
+        os.fchdir(cwd)
+        for fd in (*standard, cwd):
+            os.close(fd)
+        if len(fds) > 5:
+            self._ready_fd = fds[5]
+            os.set_inheritable(fds[5], True)
+        self._close_door()
+        self._caller = caller
+        self._was_up = False
+        self._failures = self._short_lives = 0
+        self._restarts += 1
+        self._start_due = time.monotonic()
+
+    def _tell_caller(self, *message: str | int) -> None:
+        if self._caller is not None:
+            if not _send(self._caller, message) or message[0] == "ENDED":
+                self._caller.close()
+                self._caller = None
 
     # --- signals ---------------------------------------------------------------------------------------------
 
@@ -201,6 +352,7 @@ class Keeper:
         if self._server:
             os.kill(self._server, signal.SIGINT if told[0] == signal.SIGINT else signal.SIGTERM)
         else:
+            _end_children(GRACE_SECONDS)
             self._end(128 + told[0], clean=False)
 
     def _reap(self) -> None:
@@ -216,43 +368,40 @@ class Keeper:
             if ended.si_pid in self._leaders or ended.si_pid == self._server:
                 self._reap_due = time.monotonic() + LOOK_AGAIN_SECONDS
                 return
-            if self._is_hung_up():
+            if self._is_dying():
                 return
             os.waitpid(ended.si_pid, 0)
 
-    def _is_hung_up(self) -> bool:
-        """Whether the server is dying, and this child may be one of its leaders, inherited a moment ago.
+    def _is_dying(self) -> bool:
+        """Whether the server is, and this child may be one of its leaders, inherited a moment ago.
 
-        The kernel closes a dying process's files before it gives its children away, and makes it a zombie only
-        afterwards: a line that is open now says that what we saw before was no child of the server.
+        The kernel gives the children of a process away once every one of its threads is marked as exiting; it is a
+        zombie, and its files are closed, only when the last thread is through. A main thread without the mark now
+        says that what we saw before was no child of the server.
         """
-        if self._link is None:
+        try:
+            with open(f"/proc/{self._server}/stat", "rb") as file:
+                return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
+        except OSError:
             return True
-        poll = select.poll()
-        poll.register(self._link, 0)
-        return bool(poll.poll(0))
 
     # --- what the server says --------------------------------------------------------------------------------
 
     def _talk(self) -> None:
         """Read all that is there, then answer as far as the socket takes it."""
-        space = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
         while self._link is not None:
             try:
-                packet, extra, _, _ = self._link.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+                packet, descriptors = _receive(self._link)
             except BlockingIOError:
                 break
             except ConnectionError:
-                packet, extra = b"", []
+                packet, descriptors = b"", []
             if not packet:
                 # Its pidfd tells the rest. One that closed its end and runs on cannot be helped: it ends.
                 self._hang_up()
                 return
-            descriptors = array.array("i")
-            for _, _, data in extra:
-                descriptors.frombytes(data)
             verb, *arguments = marshal.loads(packet)
-            self._obey(verb, arguments, list(descriptors))
+            self._obey(verb, arguments, descriptors)
         try:
             while self._answers and self._link is not None:
                 answer, fds = self._answers[0]
@@ -274,7 +423,7 @@ class Keeper:
             case "TAKE", []:
                 for key, (path, fds) in self._kept.items():
                     self._answer((key, path), fds)
-                self._answer((None, self._born, self._restarts))
+                self._answer((None, self._born, self._restarts, PROTOCOL))
             case "LEAD", [tuple(pids)]:
                 self._leaders.update(pids)
             case "STATUS", [int(pid)]:
@@ -289,8 +438,13 @@ class Keeper:
                     os.close(self._ready_fd)
                     self._ready_fd = None
                 self._reap_due = time.monotonic()
+                self._tell_caller("UP", self._server)
             case "STOP", []:
                 self._stopping = True
+            case "WAIT", [str(path)]:
+                cannot = self._bind_door(path)
+                self._leaving = cannot is None
+                self._answer(cannot)
             case _:
                 _log(f"the server said {verb} {arguments}, which means nothing here")
 
@@ -299,8 +453,27 @@ class Keeper:
         for fd in fds:
             os.close(fd)
 
-    def _answer(self, message: tuple[str | int | float | None, ...] | None, fds: list[int] | None = None) -> None:
+    def _answer(self, message: tuple[str | int | float | None, ...] | str | None, fds: list[int] | None = None) -> None:
         self._answers.append((marshal.dumps(message, 2), fds or []))
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """A packet and the descriptors beside it; empty at the end."""
+    space = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
+    packet, extra, _, _ = connection.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for _, _, data in extra:
+        descriptors.frombytes(data)
+    return packet, list(descriptors)
+
+
+def _send(connection: socket.socket, message: object) -> bool:
+    """Whether it was taken: one who does not read, or has gone, is not waited for."""
+    try:
+        connection.send(marshal.dumps(message, 2))
+    except OSError:
+        return False
+    return True
 
 
 def _status_of(pid: int) -> tuple[int, int] | None:
@@ -322,12 +495,18 @@ def _wake_on_signals() -> int:
     return wake
 
 
-def _end_children() -> None:
+def _end_children(grace: float = 0.0) -> None:
     """Kill everything below us: what a killed child leaves behind becomes our child, until there is none."""
-    deadline = time.monotonic() + KILL_SECONDS
-    while time.monotonic() < deadline:
+    kill_at = time.monotonic() + grace
+    told: set[int] = set()
+    while (now := time.monotonic()) < kill_at + KILL_SECONDS:
         for pid in _children():
-            os.kill(pid, signal.SIGKILL)
+            if now >= kill_at:
+                os.kill(pid, signal.SIGKILL)
+            elif pid not in told:  # a second TERM would cut short what the first made it do
+                told.add(pid)
+                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
