@@ -12,16 +12,14 @@ from holdfast.cli.typed_verb import complain
 from holdfast.errors import HandshakeFailed, error_from_wire
 from holdfast.local_server import connect_running, log_path, socket_path
 from holdfast.model import ServerStatus
+from holdfast.waiting_keeper import find
 
 
 def command(as_json: JsonOption = False) -> int:
     """Tell how this machine's server is; exit code 3 if none runs."""
     status = ask()
     if status is None:
-        if as_json:
-            print('{"running": false}')
-        else:
-            complain(f"no server runs at {socket_path()}")
+        _tell_absence(as_json)
         return NO_SERVER
     if as_json:
         print(msgspec.json.encode({"running": True, **msgspec.to_builtins(status)}).decode())
@@ -45,6 +43,27 @@ def ask() -> ServerStatus | None:
         failure = reply.message["error"]
         raise error_from_wire(failure["code"], failure["message"], failure.get("data"))
     return msgspec.convert(reply.message["result"], ServerStatus)
+
+
+def _tell_absence(as_json: bool) -> None:
+    waiting = find(socket_path())
+    if waiting is None:
+        if as_json:
+            print('{"running": false}')
+        else:
+            complain(f"no server runs at {socket_path()}")
+        return
+    about = waiting.about()
+    waiting.close()
+    if as_json:
+        told = {"keeperPid": waiting.pid, "why": about.get("why", ""), "children": about.get("children", 0)}
+        print(msgspec.json.encode({"running": False, **told}).decode())
+        return
+    complain(
+        f"no server runs at {socket_path()}; a keeper, pid {waiting.pid}, holds {about.get('children', 0)}"
+        f" processes and waits: {about.get('why') or 'no reason was given'}. `holdfast upgrade` or `holdfast serve` goes on"
+        " with them, `holdfast stop` ends them"
+    )
 
 
 def _keeper(status: ServerStatus) -> str:

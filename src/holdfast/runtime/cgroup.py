@@ -39,7 +39,9 @@ class Cgroup:
     def join(self, pid: int) -> None:
         """Move a process in; its later children are born inside. Blocks: call it on the thread."""
         try:
-            os.makedirs(self._path)  # a server that starts elsewhere may have swept the one above, if our keeper is gone
+            os.makedirs(
+                self._path
+            )  # a server that starts elsewhere may have swept the one above, if our keeper is gone
             _write(f"{self._path}/cgroup.procs", b"%d" % pid)
             self.joined_at = time.monotonic()
         except OSError:

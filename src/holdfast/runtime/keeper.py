@@ -133,7 +133,7 @@ class Keeper:
             poll.register(self._link, select.POLLOUT if self._answers else 0)  # and its hang-up
         if self._pidfd >= 0:
             poll.register(self._pidfd, select.POLLIN)
-        if self._door is not None:
+        if self._door is not None and not self._leaving:
             poll.register(self._door, select.POLLIN)
         for visitor in self._visitors.values():
             poll.register(visitor, select.POLLIN)
@@ -300,7 +300,7 @@ class Keeper:
         except OSError:
             packet, fds = b"", []
         verb = marshal.loads(packet)[0] if packet else ""
-        if verb == "SERVE" and self._door is not None and not self._leaving and len(fds) in (5, 6):
+        if verb == "SERVE" and self._door is not None and len(fds) in (5, 6):
             self._take_command(visitor, *fds)
             return
         for fd in fds:
@@ -453,7 +453,9 @@ class Keeper:
         for fd in fds:
             os.close(fd)
 
-    def _answer(self, message: tuple[str | int | float | None, ...] | str | None, fds: list[int] | None = None) -> None:
+    def _answer(
+        self, message: tuple[str | int | float | None, ...] | str | None, fds: list[int] | None = None
+    ) -> None:
         self._answers.append((marshal.dumps(message, 2), fds or []))
 
 

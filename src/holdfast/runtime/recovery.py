@@ -78,6 +78,8 @@ class Recovery:
             for fd in held.fds:
                 os.close(fd)
             self.keeping.link.drop(key)
+            if held.path:
+                _remove(held.path)  # the socket of an address that we do not listen on any more
         self._held.clear()
 
     def take_over(self, exec_: LocalExec) -> None:
