@@ -72,7 +72,11 @@ def connect_running() -> socket.socket | None:
 
 
 def is_running() -> bool:
-    """Whether a server answers, without starting one."""
+    """Whether a server answers, or could go on with what a waiting keeper holds; does not start one."""
+    keeper = waiting_keeper.find(socket_path())
+    if keeper is not None:
+        keeper.close()
+        return True
     connection = connect_running()
     if connection is None:
         return False

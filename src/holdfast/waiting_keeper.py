@@ -1,4 +1,4 @@
-"""A keeper that waits without a server: where it is found, what it tells, how it is given the next server's command.
+"""A keeper that waits without a server: where it is found, what it tells, how it gets the next server's command.
 
 Used by whoever starts a server, before it starts a keeper of its own. Standard library only, and little of it:
 `holdfast exec` imports this module. Touches the socket beside the server's, and signals the keeper.

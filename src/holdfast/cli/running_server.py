@@ -11,7 +11,7 @@ import struct
 from holdfast.cli import stateless
 
 #: A server that is stopped, or being started again, is named by its pid alone.
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 1.0
 
 
 def who_serves(path: str) -> str | None:

@@ -41,7 +41,10 @@ def main(arguments: list[str]) -> int:
             waiting = find_at(listen)
             if kept and waiting is not None:
                 return _take_over(waiting, command, options.ready_fd, unattended=options.unattended)
-            _require_free(listen, waiting)
+            in_the_way = _who_is_there(listen, waiting)
+            if in_the_way is not None:
+                sys.stderr.write(f"holdfast: serve: {in_the_way}\n")
+                return 2
             if kept:
                 _become_keeper(command, options.ready_fd, config.orphaned_jobs)
         return _serve(config, listen, options.ready_fd, token, options.no_auth, options.kept)
@@ -135,10 +138,10 @@ def _take_over(keeper: WaitingKeeper, command: list[str], ready_fd: int | None, 
     return code
 
 
-def _require_free(listen: list[str], waiting: WaitingKeeper | None) -> None:
-    """Nobody serves there, or waits to; an error tells who does, and what to do about it."""
+def _who_is_there(listen: list[str], waiting: WaitingKeeper | None) -> str | None:
+    """Who serves at one of these addresses, or waits to, and what to do about it; None if they are free."""
     if waiting is not None:
-        raise InvalidParams(
+        return (
             f"a keeper, pid {waiting.pid}, waits there with what an earlier server ran: serve with a keeper to go"
             " on with it, or end it by `holdfast stop`"
         )
@@ -147,10 +150,11 @@ def _require_free(listen: list[str], waiting: WaitingKeeper | None) -> None:
     for address in listen:
         found = who_serves(address.removeprefix("unix:")) if address.startswith("unix:") else None
         if found is not None:
-            raise InvalidParams(
+            return (
                 f"{address}: a server already listens there, {found}; `holdfast upgrade` puts this version in its"
                 " place, `holdfast stop --keep` makes room for another"
             )
+    return None
 
 
 def _serve(

@@ -61,7 +61,7 @@ def _tell_absence(as_json: bool) -> None:
         return
     complain(
         f"no server runs at {socket_path()}; a keeper, pid {waiting.pid}, holds {about.get('children', 0)}"
-        f" processes and waits: {about.get('why') or 'no reason was given'}. `holdfast upgrade` or `holdfast serve` goes on"
+        f" processes and waits: {about.get('why')}. `holdfast upgrade` or `holdfast serve` goes on"
         " with them, `holdfast stop` ends them"
     )
 

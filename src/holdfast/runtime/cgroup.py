@@ -39,9 +39,8 @@ class Cgroup:
     def join(self, pid: int) -> None:
         """Move a process in; its later children are born inside. Blocks: call it on the thread."""
         try:
-            os.makedirs(
-                self._path
-            )  # a server that starts elsewhere may have swept the one above, if our keeper is gone
+            # With the one above it: once our keeper is gone, a server that starts elsewhere takes that for stale.
+            os.makedirs(self._path)
             _write(f"{self._path}/cgroup.procs", b"%d" % pid)
             self.joined_at = time.monotonic()
         except OSError:

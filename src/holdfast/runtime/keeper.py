@@ -10,7 +10,7 @@ packets cost the server one system call and wake nobody. A packet is a tuple, wi
 
     KEEP key path     hold the descriptors of this packet; `path` is removed should we give up
     DROP key          close them
-    TAKE              every key with its descriptors, a packet each; then None, our start (monotonic), restarts, PROTOCOL
+    TAKE              every key with its descriptors, a packet each; then None, our start, restarts, PROTOCOL
     LEAD pids         these children of ours are leaders of processes: theirs to end, not ours to reap
     STATUS pid        how a leader ended: (si_code, si_status), or None; it stays a zombie
     FREE pid          its status is noted: reap it
@@ -55,7 +55,7 @@ LONG_LIFE_SECONDS = 60.0
 MAX_FAILURES = 10
 #: The first child that has ended hides the others (waitid shows one): look again after so long.
 LOOK_AGAIN_SECONDS = 0.5
-#: What processes have between TERM and KILL when we are told to end without a server, which would know its settings.
+#: What processes have between TERM and KILL when we are told to end, and have no server that knows its settings.
 GRACE_SECONDS = 5.0
 #: How long killed processes may take to be gone.
 KILL_SECONDS = 10.0
@@ -70,6 +70,11 @@ PF_EXITING = 4
 #: Packets wait.
 BELL = signal.SIGUSR1
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+#: What we answer.
+Plain = str | int | float | None
+Message = Plain | tuple[Plain, ...] | dict[str, Plain | list[str]]
 
 
 class Keeper:
@@ -95,7 +100,7 @@ class Keeper:
         self._was_up = False
         self._stopping = False
         self._started_at = 0.0
-        # While none does: where we wait for the next command, since when and why; who is there, and whose command it is.
+        # While none does: where we wait for the next command, and why; who is there, and who brought the last one.
         self._door_path = ""
         self._door: socket.socket | None = None
         self._leaving = False
@@ -306,9 +311,13 @@ class Keeper:
         for fd in fds:
             os.close(fd)
         if verb == "STATUS":
-            about = {"pid": os.getpid(), "command": self._command, "why": self._why, "protocol": PROTOCOL}
-            about |= {"started": self._born, "restarts": self._restarts, "children": len(_children())}
-            _send(visitor, about)
+            about: dict[str, Plain | list[str]] = {
+                "pid": os.getpid(),
+                "command": self._command,
+                "why": self._why,
+                "children": len(_children()),
+            }
+            _send(visitor, {**about, "started": self._born, "restarts": self._restarts, "protocol": PROTOCOL})
         visitor.close()
 
     def _take_command(self, caller: socket.socket, *fds: int) -> None:
@@ -333,10 +342,9 @@ class Keeper:
         self._start_due = time.monotonic()
 
     def _tell_caller(self, *message: str | int) -> None:
-        if self._caller is not None:
-            if not _send(self._caller, message) or message[0] == "ENDED":
-                self._caller.close()
-                self._caller = None
+        if self._caller is not None and (not _send(self._caller, message) or message[0] == "ENDED"):
+            self._caller.close()
+            self._caller = None
 
     # --- signals ---------------------------------------------------------------------------------------------
 
@@ -453,9 +461,7 @@ class Keeper:
         for fd in fds:
             os.close(fd)
 
-    def _answer(
-        self, message: tuple[str | int | float | None, ...] | str | None, fds: list[int] | None = None
-    ) -> None:
+    def _answer(self, message: Message, fds: list[int] | None = None) -> None:
         self._answers.append((marshal.dumps(message, 2), fds or []))
 
 
@@ -469,7 +475,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return packet, list(descriptors)
 
 
-def _send(connection: socket.socket, message: object) -> bool:
+def _send(connection: socket.socket, message: Message) -> bool:
     """Whether it was taken: one who does not read, or has gone, is not waited for."""
     try:
         connection.send(marshal.dumps(message, 2))
