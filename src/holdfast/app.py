@@ -240,7 +240,7 @@ async def _serve(
     keeper_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    recovery = None if keeper_fd is None else Recovery(keeper_fd, config)
+    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, _home(listen))
     keeping = None if recovery is None else recovery.keeping
     exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, keeping=keeping)
     server = Server(exec_, recovery)
@@ -248,6 +248,7 @@ async def _serve(
         loop.add_signal_handler(number, server.stopping.set)
     try:
         if recovery is not None:
+            await recovery.end_doomed()
             recovery.take_over(exec_)
             server.sessions.restore(recovery.memory.sessions.values())
         for address in listen:
@@ -272,6 +273,12 @@ async def _serve(
         server.leave()
     log.info("stopping: %d processes run", exec_.running)
     await server.close()
+
+
+def _home(listen: list[str]) -> str:
+    """What tells this server from others of the machine: its first address that has a path."""
+    paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
+    return os.path.abspath(paths[0]) if paths else ""
 
 
 async def _listen(server: Server, address: str, token: str | None, no_auth: bool) -> None:

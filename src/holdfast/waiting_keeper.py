@@ -10,6 +10,7 @@ import marshal
 import os
 import socket
 import struct
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +42,11 @@ def find(socket_path: str) -> WaitingKeeper | None:
             connection.connect(f"/proc/self/fd/{directory}/{os.path.basename(door)}")
         finally:
             os.close(directory)
-    except OSError:
-        connection.close()  # a file that a killed keeper left, or it has a server again
+    except OSError as error:
+        connection.close()
+        if isinstance(error, ConnectionRefusedError):
+            with suppress(FileNotFoundError):
+                os.unlink(door)  # of a keeper that was killed while it waited
         return None
     keeper = WaitingKeeper(connection)
     if keeper.uid not in (os.geteuid(), 0):

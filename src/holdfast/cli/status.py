@@ -79,6 +79,7 @@ def _rows(status: ServerStatus) -> list[tuple[str, str]]:
         ("pid", str(status.pid)),
         ("up", age(status.uptime)),
         ("keeper", _keeper(status)),
+        *([("lost", status.lost)] if status.lost else []),
         ("running", str(status.processes_running)),
         ("ended, kept", str(status.processes_kept)),
         ("shells", str(status.shells)),

@@ -254,11 +254,13 @@ class Keeper:
             # By the directory's descriptor: its own path may be longer than a socket's address.
             directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
             try:
-                _remove(path)  # of a keeper that was killed here
-                door.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+                # Under its name only when it listens: a door that refuses is one whose keeper is dead.
+                _remove(f"{path}.new")
+                door.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}.new")
+                door.listen()
+                os.rename(f"{path}.new", path)
             finally:
                 os.close(directory)
-            door.listen()
             door.setblocking(False)
         except OSError as error:
             return f"{path}: {error.strerror}"
@@ -267,9 +269,9 @@ class Keeper:
 
     def _close_door(self) -> None:
         if self._door is not None:
+            _remove(self._door_path)
             self._door.close()
             self._door = None
-            _remove(self._door_path)
 
     def _wait_for_command(self, why: str, exit_code: int) -> None:
         """Hold everything, without a server, until somebody brings the command for one."""
@@ -543,8 +545,11 @@ def _remove(path: str) -> None:
         import shutil
 
         shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):
-        os.unlink(path)
+    else:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
 
 
 def _log(text: str) -> None:

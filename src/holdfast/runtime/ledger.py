@@ -16,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from holdfast import __version__
+from holdfast.errors import SandboxError
 from holdfast.model import (
     ProcessSpec,
     ShellStatus,
@@ -30,10 +32,25 @@ log = logging.getLogger(__name__)
 #: A ledger below this size is not worth compacting.
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 _PREFIX_BYTES: Final = 4
+#: What records mean. A reader takes a ledger of its own version or of an earlier one. Within a version, fields are
+#: added at the end of a record, with defaults, and readers pass over those that they do not know; a new kind of
+#: record, and every other change, is a new version.
+LEDGER_VERSION: Final = 1
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="record"):
     """Base of all records. `key` names a process, for as long as the spool lives."""
+
+
+class Head(Record, frozen=True, tag=0):
+    """A server writes from here on: of this version of the program, at this address, under this keeper."""
+
+    version: int
+    program: str
+    keeper: int
+    boot: str
+    orphaned_jobs: str
+    home: str
 
 
 class Begun(Record, frozen=True, tag=1):
@@ -228,6 +245,13 @@ class ShellForgotten(Record, frozen=True, tag=23):
     shell_id: str
 
 
+class Detached(Record, frozen=True, tag=24):
+    """Its keeper and its server were killed: its streams are gone, and how it ends will not be known."""
+
+    key: int
+    reason: str
+
+
 #: What happened to a process after it had begun.
 ProcessRecord = (
     Started
@@ -245,6 +269,7 @@ ProcessRecord = (
     | Happened
     | TerminalMemory
     | EventsDropped
+    | Detached
 )
 SessionRecord = SessionOpened | SessionStarted | SessionEnded
 AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | ShellNoted | ShellForgotten
@@ -257,8 +282,9 @@ Compaction = Callable[[Iterable[AnyRecord]], Iterable[AnyRecord]]
 class Ledger:
     """The file, open for appending. What no longer matters is taken out by `compaction`, now and then."""
 
-    def __init__(self, path: str, compaction: Compaction | None = None) -> None:
+    def __init__(self, path: str, compaction: Compaction | None = None, head: Head | None = None) -> None:
         self.path = path
+        self._head = () if head is None else (head,)
         self._compaction = compaction
         self._encoder = msgspec.msgpack.Encoder()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -268,8 +294,10 @@ class Ledger:
         #: What the thread has made: the new file, its size, and up to where it tells the same as the old one.
         self._compacted: tuple[int, int, int] | None = None
         self._failed = False
+        if head is not None:
+            self.write(head)
 
-    def write(self, *records: AnyRecord) -> None:
+    def write(self, *records: AnyRecord | Head) -> None:
         """Add records, all or none of them. When it returns, a new server will know."""
         if self._compacted is not None:
             self._change_over(*self._compacted)
@@ -311,7 +339,7 @@ class Ledger:
         try:
             records = self._compaction(_decode(os.pread(self._fd, upto, 0)))
             encoder = msgspec.msgpack.Encoder()
-            data = b"".join(_framed(encoder, record) for record in records)
+            data = b"".join(_framed(encoder, record) for record in (*self._head, *records))
             fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             if os.write(fd, data) < len(data):
                 os.close(fd)
@@ -347,20 +375,56 @@ class Ledger:
 
 
 def read_ledger(path: str) -> list[AnyRecord]:
-    """Every whole record of a ledger, in order. What a dying server had written halfway is cut off."""
+    """Every whole record of a ledger, in order. What a dying server had written halfway is cut off.
+
+    `SandboxError` if a later version wrote it, in a way that we do not understand; then nothing is changed.
+    """
+    return read_headed(path)[1]
+
+
+def read_headed(path: str) -> tuple[Head | None, list[AnyRecord]]:
+    """The same, and the head of the server that wrote last."""
     with open(path, "r+b") as file:
         data = file.read()
+        head, records = None, []
+        try:
+            for record in _decode_all(data):
+                if not isinstance(record, Head):
+                    records.append(record)
+                    continue
+                head = record
+                if head.version > LEDGER_VERSION:
+                    raise SandboxError(
+                        f"{path}: holdfast {head.program} wrote it in version {head.version}, and"
+                        f" holdfast {__version__} knows {LEDGER_VERSION}: serve with that version, or a later one"
+                    )
+        except msgspec.DecodeError as error:
+            program = "unknown" if head is None else head.program
+            raise SandboxError(
+                f"{path}: a record of holdfast {program} means nothing to holdfast {__version__}: {error};"
+                " serve with that version, or a later one"
+            ) from None
         file.truncate(max((end for _, end in _frames(data)), default=0))
-    return list(_decode(data))
+    return head, records
 
 
-def _framed(encoder: msgspec.msgpack.Encoder, record: AnyRecord) -> bytes:
+def boot_id() -> str:
+    """What tells this run of the machine from others."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _framed(encoder: msgspec.msgpack.Encoder, record: AnyRecord | Head) -> bytes:
     data = encoder.encode(record)
     return len(data).to_bytes(_PREFIX_BYTES, "little") + data
 
 
 def _decode(data: bytes) -> Iterator[AnyRecord]:
-    decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+    return (record for record in _decode_all(data) if not isinstance(record, Head))
+
+
+def _decode_all(data: bytes) -> Iterator[AnyRecord | Head]:
+    decoder: msgspec.msgpack.Decoder[AnyRecord | Head] = msgspec.msgpack.Decoder(AnyRecord | Head)
     view = memoryview(data)
     for start, end in _frames(data):
         yield decoder.decode(view[start:end])

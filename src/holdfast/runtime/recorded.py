@@ -94,6 +94,7 @@ class Recorded:
         "_waiters",
         "closed_at",
         "exited_at",
+        "failure",
         "journal",
         "logs",
         "process_id",
@@ -120,6 +121,8 @@ class Recorded:
         #: By the monotonic clock: retention counts from here.
         self.closed_at: float | None = None
         self.status: ExitStatus | None = None
+        #: Why its output, or how it ended, is not all known.
+        self.failure: str | None = None
         self.journal: Journal
         self.logs: dict[int, OutputLog]
         if notes is None:
@@ -196,6 +199,7 @@ class Recorded:
             exited=not self.running,
             exit_code=self.status.exit_code if self.status else None,
             closed=self.closed,
+            failure=self.failure,
             gap=tuple(gaps),
         )
 
