@@ -281,8 +281,8 @@ class Keeper:
         if self._ready_fd is not None:
             os.close(self._ready_fd)
             self._ready_fd = None
-        self._tell_caller("ENDED", exit_code, why)
         cannot = self._bind_door(self._door_path) if self._door is None else None
+        self._tell_caller("ENDED", exit_code, why)
         if cannot is not None:
             _log(f"{why}; nobody can bring the next command: {cannot}")
             self._end(1, clean=False)
