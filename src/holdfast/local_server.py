@@ -197,7 +197,7 @@ def _arguments(path: str) -> list[str]:
     keeper = waiting_keeper.find(path)
     if keeper is not None:
         try:
-            command: list[str] = keeper.about().get("command", [])
+            command = keeper.about().command
         finally:
             keeper.close()
         if "serve" in command:

@@ -63,6 +63,17 @@ def find_at(addresses: Sequence[str]) -> WaitingKeeper | None:
     return None
 
 
+class About:
+    """The command of its last server, why it waits for another, and how many processes it holds."""
+
+    __slots__ = ("children", "command", "why")
+
+    def __init__(self, command: list[str], why: str, children: int) -> None:
+        self.command = command
+        self.why = why
+        self.children = children
+
+
 class WaitingKeeper:
     """One connection to it."""
 
@@ -75,11 +86,11 @@ class WaitingKeeper:
     def close(self) -> None:
         self._connection.close()
 
-    def about(self) -> dict[str, Any]:
-        """What it says of itself: `pid`, `command`, `why` it waits, `children` ... It says so once."""
+    def about(self) -> About:
+        """What it says of itself, once; the answer of a later version may have more."""
         self._connection.send(marshal.dumps(("STATUS",), 2))
-        answer: dict[str, Any] = self._hear() or {}
-        return answer
+        _, command, why, children, *_ = self._hear() or (0, [], "it does not say why", 0)
+        return About(command, why, children)
 
     def give(self, command: Sequence[str], ready_fd: int | None) -> None:
         """This is the server's command from now on, with our environment, directory, and standard descriptors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import marshal
 import os
 import signal
 import socket
@@ -161,6 +162,16 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
         process = await box.start(["sh", "-c", ECHO], stdin="open")
         await process.wait_for_output("ready")
         await here.leave()
+        for packet in (
+            b"no language of ours",
+            marshal.dumps(("SERVE",), 2),
+            marshal.dumps(("SERVE", 1, 2), 2),
+            b"",
+        ):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(f"{here.socket}{SUFFIX}")
+                stranger.send(packet)
+                assert stranger.recv(1) == b""
         ends, dies = "os._exit(9)", "os.kill(os.getpid(), 9)"
         server_only = "import os, sys\nif '--kept' in sys.orig_argv: "
         demanding = "import holdfast.runtime.recovery as recovery; recovery.NEEDED_PROTOCOL = 2"

@@ -56,12 +56,12 @@ def _tell_absence(as_json: bool) -> None:
     about = waiting.about()
     waiting.close()
     if as_json:
-        told = {"keeperPid": waiting.pid, "why": about.get("why", ""), "children": about.get("children", 0)}
+        told = {"keeperPid": waiting.pid, "why": about.why, "children": about.children}
         print(msgspec.json.encode({"running": False, **told}).decode())
         return
     complain(
-        f"no server runs at {socket_path()}; a keeper, pid {waiting.pid}, holds {about.get('children', 0)}"
-        f" processes and waits: {about.get('why')}. `holdfast upgrade` or `holdfast serve` goes on"
+        f"no server runs at {socket_path()}; a keeper, pid {waiting.pid}, holds {about.children}"
+        f" processes and waits: {about.why}. `holdfast upgrade` or `holdfast serve` goes on"
         " with them, `holdfast stop` ends them"
     )
 

@@ -20,7 +20,7 @@ packets cost the server one system call and wake nobody. A packet is a tuple, wi
 
 What comes in at that socket, from our own user alone, and what we answer:
 
-    STATUS            a dictionary: pid, command, why we wait ...
+    STATUS            our pid, the last command, why we wait, how many children we have, start, restarts, PROTOCOL
     SERVE             with stdin, stdout, stderr, working directory, a file with (command, environment), and perhaps
                       a ready descriptor: this is the server now. (UP, pid) once it serves; (ENDED, exit code, why)
 
@@ -74,7 +74,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: What we answer.
 Plain = str | int | float | None
-Message = Plain | tuple[Plain, ...] | dict[str, Plain | list[str]]
+Message = Plain | tuple[Plain | list[str], ...]
 
 
 class Keeper:
@@ -283,11 +283,11 @@ class Keeper:
             self._ready_fd = None
         cannot = self._bind_door(self._door_path) if self._door is None else None
         self._tell_caller("ENDED", exit_code, why)
-        if cannot is not None:
-            _log(f"{why}; nobody can bring the next command: {cannot}")
-            self._end(1, clean=False)
-            return
-        _log(f"{why}; waiting at {self._door_path} for the next command")
+        if cannot is None:
+            _log(f"{why}; waiting at {self._door_path} for the next command")
+        else:
+            _log(f"{why}; starting it again, for nobody can bring another command: {cannot}")
+            self._start_due = time.monotonic() + DELAYS[-1]
 
     def _open_door(self, door: socket.socket) -> None:
         try:
@@ -302,40 +302,35 @@ class Keeper:
             visitor.close()
 
     def _listen_to(self, visitor: socket.socket) -> None:
+        fds: list[int] = []
         try:
             packet, fds = _receive(visitor)
-        except OSError:
-            packet, fds = b"", []
-        verb = marshal.loads(packet)[0] if packet else ""
-        if verb == "SERVE" and self._door is not None and len(fds) in (5, 6):
-            self._take_command(visitor, *fds)
-            return
+            verb, *_ = marshal.loads(packet)
+            if verb == "SERVE" and self._door is not None:
+                self._take_command(visitor, *fds)
+                return
+        except (OSError, ValueError, TypeError, EOFError):
+            verb = ""  # gone, or it speaks another language: not a reason to lose what we hold
         for fd in fds:
             os.close(fd)
         if verb == "STATUS":
-            about: dict[str, Plain | list[str]] = {
-                "pid": os.getpid(),
-                "command": self._command,
-                "why": self._why,
-                "children": len(_children()),
-            }
-            _send(visitor, {**about, "started": self._born, "restarts": self._restarts, "protocol": PROTOCOL})
+            about = (os.getpid(), self._command, self._why, len(_children()), self._born, self._restarts, PROTOCOL)
+            _send(visitor, about)
         visitor.close()
 
-    def _take_command(self, caller: socket.socket, *fds: int) -> None:
+    def _take_command(
+        self, caller: socket.socket, stdin: int, stdout: int, stderr: int, cwd: int, order: int, ready: int = -1
+    ) -> None:
         """This is the server from now on, on these descriptors and in this directory; ours, too: we log there."""
-        *standard, cwd, order = fds[:5]
-        with open(order, "rb") as file:
-            file.seek(0)
-            self._command, self._environment = marshal.load(file)
-        for target, fd in enumerate(standard):
-            os.dup2(fd, target)
+        self._command, self._environment = marshal.loads(os.pread(order, os.fstat(order).st_size, 0))
         os.fchdir(cwd)
-        for fd in (*standard, cwd):
+        for target, fd in enumerate((stdin, stdout, stderr)):
+            os.dup2(fd, target)
+        for fd in (stdin, stdout, stderr, cwd, order):
             os.close(fd)
-        if len(fds) > 5:
-            self._ready_fd = fds[5]
-            os.set_inheritable(fds[5], True)
+        if ready >= 0:
+            self._ready_fd = ready
+            os.set_inheritable(ready, True)
         self._close_door()
         self._caller = caller
         self._was_up = False
@@ -512,11 +507,11 @@ def _end_children(grace: float = 0.0) -> None:
     while (now := time.monotonic()) < kill_at + KILL_SECONDS:
         for pid in _children():
             if now >= kill_at:
-                os.kill(pid, signal.SIGKILL)
+                _signal(pid, signal.SIGKILL)
             elif pid not in told:  # a second TERM would cut short what the first made it do
                 told.add(pid)
-                os.kill(pid, signal.SIGTERM)
-                os.kill(pid, signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
+                _signal(pid, signal.SIGTERM)
+                _signal(pid, signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -540,16 +535,23 @@ def _parent_of(pid: str) -> int:
         return 0  # gone
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        import shutil
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        return  # it changed its user; if it does not end by itself that is told in the end
 
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
+
+def _remove(path: str) -> None:
+    """A file, or a directory and what is below it."""
+    is_directory = os.path.isdir(path) and not os.path.islink(path)
+    try:
+        if is_directory:
+            for name in os.listdir(path):
+                _remove(f"{path}/{name}")
+        (os.rmdir if is_directory else os.unlink)(path)
+    except OSError:
+        return  # gone, or not ours to remove
 
 
 def _log(text: str) -> None:
