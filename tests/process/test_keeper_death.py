@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,6 +165,7 @@ def test_a_process_is_dying_from_the_moment_its_main_thread_is() -> None:
         [sys.executable, "-I", "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         one = object.__new__(keeper.Keeper)
+        one._link, theirs = socket.socketpair()
         one._server = os.getpid()
         assert not one._is_dying()
         one._server = process.pid
@@ -173,5 +175,8 @@ def test_a_process_is_dying_from_the_moment_its_main_thread_is() -> None:
             os.sched_yield()
         assert process.poll() is None, "its files are open"
         process.kill()
-    one._server = process.pid
     assert one._is_dying(), "it is gone"
+    one._server = os.getpid()
+    theirs.close()
+    assert one._is_dying(), "it hung up"
+    one._link.close()

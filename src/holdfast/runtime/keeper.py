@@ -233,10 +233,12 @@ class Keeper:
         self._tell_caller("ENDED", code, "")
         self._close_door()
         if not clean:
-            if self._kill_jobs:
-                _end_children()
+            everything = self._stopping or self._kill_jobs
+            if everything:
+                _end_children(GRACE_SECONDS if self._stopping else 0.0)
             for path, _ in self._kept.values():
-                if path:
+                # A spool tells the next server what runs on.
+                if path and (everything or not os.path.isdir(path)):
                     _remove(path)
 
     def _hang_up(self) -> None:
@@ -357,7 +359,6 @@ class Keeper:
         if self._server:
             os.kill(self._server, signal.SIGINT if told[0] == signal.SIGINT else signal.SIGTERM)
         else:
-            _end_children(GRACE_SECONDS)
             self._end(128 + told[0], clean=False)
 
     def _reap(self) -> None:
@@ -382,8 +383,13 @@ class Keeper:
 
         The kernel gives the children of a process away once every one of its threads is marked as exiting; it is a
         zombie, and its files are closed, only when the last thread is through. A main thread without the mark now
-        says that what we saw before was no child of the server.
+        says that what we saw before was no child of the server. A kernel that tells no flags closes the line first.
         """
+        hang_up = select.poll()
+        if self._link is not None:
+            hang_up.register(self._link, 0)
+        if self._link is None or hang_up.poll(0):
+            return True
         try:
             with open(f"/proc/{self._server}/stat", "rb") as file:
                 return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)

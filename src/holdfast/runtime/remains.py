@@ -91,7 +91,8 @@ def find_remains(directory: str, home: str, new_memory: Callable[[], Memory]) ->
             continue
         head = remains.head
         if head.boot != l.boot_id():
-            remains.remove()  # nothing runs that was started before the machine was
+            log.warning("the spool %s is of an earlier boot: removed, for nothing of it can run", remains.path)
+            remains.remove()
         elif head.orphaned_jobs == "kill":
             doomed.append(remains)
         elif head.home == home and ours is None:
