@@ -15,17 +15,18 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.config import ExecServerConfig
-from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ResourceExhausted
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.recovery import Recovery
 from holdfast.server.connection import ServerConnection
 from holdfast.server.dispatch import Dispatcher
 from holdfast.server.sessions import Sessions
 from holdfast.transport import stdio, stream, unix
+from holdfast.waiting_keeper import door_of
 
 log = logging.getLogger("holdfast.server")
 
@@ -112,6 +113,8 @@ class Server:
         )
         self.connections: set[ServerConnection] = set()
         self.stopping = asyncio.Event()
+        #: We stop, and what runs stays with the keeper.
+        self.leaving = False
         self.grace = exec_.config.shutdown_grace_period_ms / 1000
         self._idle: asyncio.TimerHandle | None = None
         self._watch_idle()
@@ -155,6 +158,17 @@ class Server:
         # The channels tell their loss in the next turn of the loop.
         await asyncio.sleep(0)
 
+    def leave(self) -> NoReturn:
+        """Stop, and leave everything to the keeper for the next server.
+
+        As a killed server does, and no other way: nothing is undone, no task comes to its end. What the next server
+        needs is written down before each fact counts.
+        """
+        assert self._recovery is not None
+        self._recovery.keeping.ledger.settle()
+        logging.shutdown()
+        os._exit(0)
+
     def taken(self, address: str) -> int | None:
         """The socket that an earlier server listened on at this address."""
         held = None if self._recovery is None else self._recovery.held(f"{LISTENER_KEY}{address}")
@@ -180,11 +194,24 @@ class Server:
         else:
             log.error("the keeper, pid %d, is gone: nothing survives this server from now on", link.pid)
 
-    def _shutdown_requested(self, grace: float | None) -> None:
+    def _shutdown_requested(self, grace: float | None, keep: bool) -> None:
+        if keep:
+            self._have_keeper_wait()
+            self.leaving = True
         if grace is not None:
             self.grace = grace
         # After the reply to whoever asked.
         asyncio.get_running_loop().call_soon(self.stopping.set)
+
+    def _have_keeper_wait(self) -> None:
+        if self._recovery is None or not self._recovery.keeping.link.check():
+            raise InvalidRequest("this server has no keeper, and what runs would end with it: nothing was stopped")
+        paths = [each.address.removeprefix("unix:") for each in self.listeners if each.address.startswith("unix:")]
+        if not paths:
+            raise InvalidRequest("this server has no Unix socket to find its keeper by: nothing was stopped")
+        cannot = self._recovery.keeping.link.wait_for_next(door_of(paths[0]))
+        if cannot is not None:
+            raise ResourceExhausted(f"the keeper cannot wait for another server: {cannot}; nothing was stopped")
 
     def _closed(self, connection: ServerConnection) -> None:
         self.connections.discard(connection)
@@ -213,7 +240,7 @@ async def _serve(
     keeper_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    recovery = None if keeper_fd is None else Recovery(keeper_fd, config)
+    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, _home(listen))
     keeping = None if recovery is None else recovery.keeping
     exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, keeping=keeping)
     server = Server(exec_, recovery)
@@ -221,6 +248,7 @@ async def _serve(
         loop.add_signal_handler(number, server.stopping.set)
     try:
         if recovery is not None:
+            await recovery.end_doomed()
             recovery.take_over(exec_)
             server.sessions.restore(recovery.memory.sessions.values())
         for address in listen:
@@ -240,8 +268,17 @@ async def _serve(
             await server.close()
         raise
     await server.stopping.wait()
+    if server.leaving:
+        log.info("stopping: %d processes are left to the keeper", exec_.running)
+        server.leave()
     log.info("stopping: %d processes run", exec_.running)
     await server.close()
+
+
+def _home(listen: list[str]) -> str:
+    """What tells this server from others of the machine: its first address that has a path."""
+    paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
+    return os.path.abspath(paths[0]) if paths else ""
 
 
 async def _listen(server: Server, address: str, token: str | None, no_auth: bool) -> None:

@@ -10,9 +10,14 @@ import os
 import socket
 import stat
 import sys
+from contextlib import contextmanager
+
+from holdfast import waiting_keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.errors import HoldfastError
 
 #: `sun_path` has 108 bytes and the kernel wants the last one for the final NUL.
@@ -67,7 +72,11 @@ def connect_running() -> socket.socket | None:
 
 
 def is_running() -> bool:
-    """Whether a server answers, without starting one."""
+    """Whether a server answers, or could go on with what a waiting keeper holds; does not start one."""
+    keeper = waiting_keeper.find(socket_path())
+    if keeper is not None:
+        keeper.close()
+        return True
     connection = connect_running()
     if connection is None:
         return False
@@ -77,24 +86,36 @@ def is_running() -> bool:
 
 def connect_server(*, start_timeout: float = 10) -> socket.socket:
     """A connection to the machine's server, which is started if none runs."""
-    path = socket_path()
-    connection = _connect(path)
+    connection = _connect(socket_path())
     if connection is not None:
         return connection
+    with hold_start_lock():
+        return start_locked(start_timeout=start_timeout)
+
+
+@contextmanager
+def hold_start_lock() -> Iterator[None]:
+    """While this is held nobody else starts the machine's server."""
     import fcntl
 
-    lock = os.open(os.path.join(os.path.dirname(path), "server.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(os.path.join(directory(), "server.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        connection = _connect(path)
-        if connection is None:
-            _start(path, start_timeout)
-            connection = _connect(path)
-        if connection is None:
-            raise _not_started(f"the server said it was ready, but nobody listens at {path}")
-        return connection
+        yield
     finally:
         os.close(lock)
+
+
+def start_locked(*, start_timeout: float = 10) -> socket.socket:
+    """`connect_server` for who holds the lock."""
+    path = socket_path()
+    connection = _connect(path)
+    if connection is None:
+        _start(path, start_timeout)
+        connection = _connect(path)
+    if connection is None:
+        raise _not_started(f"the server said it was ready, but nobody listens at {path}")
+    return connection
 
 
 def ensure_server(*, start_timeout: float = 10) -> str:
@@ -120,6 +141,10 @@ def _chosen_directory() -> str:
 
 
 def _connect(path: str) -> socket.socket | None:
+    keeper = waiting_keeper.find(path)
+    if keeper is not None:
+        keeper.close()
+        return None  # a connection would be taken, by the next server
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
@@ -139,7 +164,8 @@ def _start(path: str, timeout: float) -> None:
 
     log = _open_log()
     ready, tell = os.pipe()
-    server = [sys.executable, "-m", "holdfast", "serve", "--listen", f"unix:{path}", "--ready-fd", str(tell)]
+    arguments = [*_arguments(path), "--ready-fd", str(tell), "--unattended"]
+    server = [sys.executable, "-m", "holdfast", "serve", *arguments]
     try:
         began = os.fstat(log).st_size
         try:
@@ -164,6 +190,19 @@ def _start(path: str, timeout: float) -> None:
         os.close(log)
         if tell >= 0:
             os.close(tell)
+
+
+def _arguments(path: str) -> list[str]:
+    """For `serve`: those of the server that left its processes to a keeper, if one waits, else the usual ones."""
+    keeper = waiting_keeper.find(path)
+    if keeper is not None:
+        try:
+            command = keeper.about().command
+        finally:
+            keeper.close()
+        if "serve" in command:
+            return command[command.index("serve") + 1 :]
+    return ["--listen", f"unix:{path}"]
 
 
 def _await_ready(ready: int, log: int, began: int, timeout: float) -> None:

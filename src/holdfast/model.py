@@ -180,6 +180,8 @@ class ProcessInfo(Struct, frozen=True):
     pty_bytes: int = 0
     size: TerminalSize | None = None
     user: str | None = None
+    #: Why its output, or how it ended, is not all known.
+    failure: str | None = None
 
 
 class ShellInfo(Struct, frozen=True):
@@ -229,6 +231,8 @@ class ServerStatus(Struct, frozen=True):
     spool_limit: int = 0
     spool_free: int = 0
     spool_file_system: str = ""
+    #: What was lost when an earlier keeper was killed with its server; empty if nothing was.
+    lost: str = ""
 
 
 class ShellSpec(Struct, frozen=True):

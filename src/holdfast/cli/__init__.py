@@ -16,6 +16,7 @@ VERBS = {
     "serve": "Run the server.",
     "status": "Tell how this machine's server is; exit 3 if none runs.",
     "stop": "Stop this machine's server and everything that runs in it.",
+    "upgrade": "Put this version's server in the place of the one that runs.",
     "exec": "Send one JSON-RPC request to the server and print the reply.",
     "connect": "Bridge stdin and stdout to the server's socket.",
     "doctor": "Tell what this machine offers and what is missing.",

@@ -10,10 +10,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
-from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.errors import HoldfastError, InvalidParams, SandboxError
+from holdfast.waiting_keeper import find_at
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from holdfast.config import ExecServerConfig
+    from holdfast.waiting_keeper import WaitingKeeper
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -31,8 +35,18 @@ def main(arguments: list[str]) -> int:
         config = load_config(options.config, **_settings(options))
         listen = options.listen or [f"unix:{_default_socket()}"]
         token = _token(options.token_file)
-        if options.kept is None and config.keeper and "stdio" not in listen:
-            _become_keeper(arguments, options.ready_fd, config.orphaned_jobs)
+        if options.kept is None:
+            command = [sys.executable, "-m", "holdfast", "serve", *_for_server(arguments)]
+            kept = config.keeper and "stdio" not in listen
+            waiting = find_at(listen)
+            if kept and waiting is not None:
+                return _take_over(waiting, command, options.ready_fd, unattended=options.unattended)
+            in_the_way = _who_is_there(listen, waiting)
+            if in_the_way is not None:
+                sys.stderr.write(f"holdfast: serve: {in_the_way}\n")
+                return 2
+            if kept:
+                _become_keeper(command, options.ready_fd, config.orphaned_jobs)
         return _serve(config, listen, options.ready_fd, token, options.no_auth, options.kept)
     except (HoldfastError, OSError) as error:
         sys.stderr.write(f"holdfast: serve: {error}\n")
@@ -63,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--ready-fd", type=int, metavar="N", help="write a JSON line to descriptor N once listening")
     # The keeper's line to us, which nobody types.
     made.add_argument("--kept", type=int, help=argparse.SUPPRESS)
+    # Of a server that is started in the background: nobody waits for this process.
+    made.add_argument("--unattended", action="store_true", help=argparse.SUPPRESS)
     settings = made.add_argument_group("settings")
     hints = get_type_hints(ExecServerConfig)
     defaults = ExecServerConfig()
@@ -85,19 +101,60 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ExecServerConfig.__struct_fields__}
 
 
-def _become_keeper(arguments: list[str], ready_fd: int | None, orphaned_jobs: str) -> NoReturn:
+def _for_server(arguments: list[str]) -> list[str]:
+    """The same without what is about this start alone."""
+    others = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    others.add_argument("--ready-fd")
+    others.add_argument("--unattended", action="store_true")
+    return others.parse_known_args(arguments)[1]
+
+
+def _become_keeper(server: list[str], ready_fd: int | None, orphaned_jobs: str) -> NoReturn:
     """The options are right: this process becomes the keeper, and the server its child."""
     from holdfast.runtime import keeper
 
-    without_ready = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    without_ready.add_argument("--ready-fd")
-    _, rest = without_ready.parse_known_args(arguments)
+    path = os.path.abspath(keeper.__file__)
+    # A package in a zip file has no path that Python could run: then its text is the program.
+    program = [path] if os.path.isfile(path) else ["-c", _source_of(keeper)]
     ready = "-" if ready_fd is None else str(ready_fd)
-    server = [sys.executable, "-m", "holdfast", "serve", *rest]
-    os.execv(
-        sys.executable,
-        [sys.executable, "-I", "-S", os.path.abspath(keeper.__file__), ready, orphaned_jobs, *server],
-    )
+    os.execv(sys.executable, [sys.executable, "-I", "-S", *program, ready, orphaned_jobs, *server])
+
+
+def _source_of(module: ModuleType) -> str:
+    import inspect
+
+    return inspect.getsource(module)
+
+
+def _take_over(keeper: WaitingKeeper, command: list[str], ready_fd: int | None, *, unattended: bool) -> int:
+    """A keeper waits there: our command is its server's, and this process stays as long as whoever started it would
+    have waited for a server."""
+    keeper.give(command, ready_fd)
+    if ready_fd is not None:
+        os.close(ready_fd)
+    code, why = keeper.attend(unattended=unattended)
+    if code and why:
+        raise SandboxError(f"{why}; the keeper, pid {keeper.pid}, holds what runs and waits for another command")
+    return code
+
+
+def _who_is_there(listen: list[str], waiting: WaitingKeeper | None) -> str | None:
+    """Who serves at one of these addresses, or waits to, and what to do about it; None if they are free."""
+    if waiting is not None:
+        return (
+            f"a keeper, pid {waiting.pid}, waits there with what an earlier server ran: serve with a keeper to go"
+            " on with it, or end it by `holdfast stop`"
+        )
+    from holdfast.cli.running_server import who_serves
+
+    for address in listen:
+        found = who_serves(address.removeprefix("unix:")) if address.startswith("unix:") else None
+        if found is not None:
+            return (
+                f"{address}: a server already listens there, {found}; `holdfast upgrade` puts this version in its"
+                " place, `holdfast stop --keep` makes room for another"
+            )
+    return None
 
 
 def _serve(

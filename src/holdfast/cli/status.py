@@ -12,16 +12,14 @@ from holdfast.cli.typed_verb import complain
 from holdfast.errors import HandshakeFailed, error_from_wire
 from holdfast.local_server import connect_running, log_path, socket_path
 from holdfast.model import ServerStatus
+from holdfast.waiting_keeper import find
 
 
 def command(as_json: JsonOption = False) -> int:
     """Tell how this machine's server is; exit code 3 if none runs."""
     status = ask()
     if status is None:
-        if as_json:
-            print('{"running": false}')
-        else:
-            complain(f"no server runs at {socket_path()}")
+        _tell_absence(as_json)
         return NO_SERVER
     if as_json:
         print(msgspec.json.encode({"running": True, **msgspec.to_builtins(status)}).decode())
@@ -47,6 +45,27 @@ def ask() -> ServerStatus | None:
     return msgspec.convert(reply.message["result"], ServerStatus)
 
 
+def _tell_absence(as_json: bool) -> None:
+    waiting = find(socket_path())
+    if waiting is None:
+        if as_json:
+            print('{"running": false}')
+        else:
+            complain(f"no server runs at {socket_path()}")
+        return
+    about = waiting.about()
+    waiting.close()
+    if as_json:
+        told = {"keeperPid": waiting.pid, "why": about.why, "children": about.children}
+        print(msgspec.json.encode({"running": False, **told}).decode())
+        return
+    complain(
+        f"no server runs at {socket_path()}; a keeper, pid {waiting.pid}, holds {about.children}"
+        f" processes and waits: {about.why}. `holdfast upgrade` or `holdfast serve` goes on"
+        " with them, `holdfast stop` ends them"
+    )
+
+
 def _keeper(status: ServerStatus) -> str:
     if status.keeper_pid is None:
         return "none: what runs ends with the server"
@@ -65,6 +84,7 @@ def _rows(status: ServerStatus) -> list[tuple[str, str]]:
         ("pid", str(status.pid)),
         ("up", age(status.uptime)),
         ("keeper", _keeper(status)),
+        *([("lost", status.lost)] if status.lost else []),
         ("running", str(status.processes_running)),
         ("ended, kept", str(status.processes_kept)),
         ("shells", str(status.shells)),

@@ -39,11 +39,22 @@ class Cgroup:
     def join(self, pid: int) -> None:
         """Move a process in; its later children are born inside. Blocks: call it on the thread."""
         try:
-            os.mkdir(self._path)
+            # With the one above it: once our keeper is gone, a server that starts elsewhere takes that for stale.
+            os.makedirs(self._path)
             _write(f"{self._path}/cgroup.procs", b"%d" % pid)
             self.joined_at = time.monotonic()
         except OSError:
             self.remove()  # the process is gone, or not ours to move: the tree finds it all the same
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self._path)
+
+    def take(self, pid: int) -> None:
+        """Move in one that another keeper had; it may have ended meanwhile."""
+        with contextlib.suppress(OSError):
+            os.makedirs(self._path, exist_ok=True)
+            _write(f"{self._path}/cgroup.procs", b"%d" % pid)
 
     def exists(self) -> bool:
         return os.path.isdir(self._path)
@@ -81,8 +92,8 @@ class Cgroups:
     def open(cls, keeper: int | None = None) -> Cgroups | None:
         """Ours, or None where no cgroup can be written. All servers of one keeper have the same."""
         for mount, path in _hierarchies():
-            owner = f"{os.getpid()}-{secrets.token_hex(4)}" if keeper is None else f"{keeper}-kept"
-            parent = f"{mount}{path.rstrip('/')}/holdfast-{owner}"
+            name = f"holdfast-{os.getpid()}-{secrets.token_hex(4)}" if keeper is None else _name_of(keeper)
+            parent = f"{mount}{path.rstrip('/')}/{name}"
             with contextlib.suppress(OSError):
                 _sweep(os.path.dirname(parent))
                 os.makedirs(parent, exist_ok=keeper is not None)
@@ -93,6 +104,14 @@ class Cgroups:
     def kind(self) -> str:
         """For people: what a kill does here."""
         return "cgroup.kill" if os.path.exists(f"{self.parent}/cgroup.kill") else "cgroup"
+
+    def inherit(self, keeper: int) -> None:
+        """What was in the cgroups of a keeper that was killed is in ours, under the same names."""
+        for former in former_cgroups(keeper):
+            own = Cgroup(f"{self.parent}/{former.name}")
+            for pid in former.pids():
+                own.take(pid)
+        remove_former(keeper)
 
     def join_later(self, tree: Tree, key: int | None = None) -> None:
         """Give a process a cgroup once it has lived for a while. One timer serves all that wait.
@@ -151,6 +170,30 @@ def _hierarchies() -> Iterator[tuple[str, str]]:
         yield mounts["freezer"], ours["freezer"]
 
 
+def former_cgroups(keeper: int) -> list[Cgroup]:
+    """The cgroups of processes whose keeper had this pid; none if somebody has it."""
+    found: list[Cgroup] = []
+    if os.path.exists(f"/proc/{keeper}"):
+        return found
+    for mount, path in _hierarchies():
+        parent = f"{mount}{path.rstrip('/')}/{_name_of(keeper)}"
+        with contextlib.suppress(OSError):
+            names = os.listdir(parent)
+            found += [Cgroup(f"{parent}/{name}") for name in names if os.path.isdir(f"{parent}/{name}")]
+    return found
+
+
+def remove_former(keeper: int) -> None:
+    """Give them back, and the one above them."""
+    if not os.path.exists(f"/proc/{keeper}"):
+        for mount, path in _hierarchies():
+            _remove_below(f"{mount}{path.rstrip('/')}/{_name_of(keeper)}")
+
+
+def _name_of(keeper: int) -> str:
+    return f"holdfast-{keeper}-kept"
+
+
 def _sweep(directory: str) -> None:
     """Remove what servers left that were killed; a cgroup that somebody is in stays."""
     for name in os.listdir(directory):
@@ -161,7 +204,11 @@ def _sweep(directory: str) -> None:
 
 
 def _remove_below(parent: str) -> None:
-    for name in os.listdir(parent):
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        return  # swept by another server: its keeper is gone
+    for name in names:
         if os.path.isdir(f"{parent}/{name}"):
             Cgroup(f"{parent}/{name}").remove()
     Cgroup(parent).remove()

@@ -2,21 +2,33 @@
 
 Run as `python -I -S keeper.py READY_FD ORPHANED_JOBS COMMAND...`; standard library only, one loop, and as good as
 nothing to do. It starts COMMAND, the server, and starts it again when it dies. As child subreaper it inherits every
-process that a dead server had started, ended ones with their status included; nothing of them is lost.
+process that a dead server had started, ended ones with their status included; nothing of them is lost. Told to, it
+waits without a server until a `serve`, of whatever version, brings the command for the next one.
 
 What the server says waits in the socket, descriptors too, until we are rung (SIGUSR1) or the server is dead: most
 packets cost the server one system call and wake nobody. A packet is a tuple, with descriptors beside it:
 
     KEEP key path     hold the descriptors of this packet; `path` is removed should we give up
     DROP key          close them
-    TAKE              every key with its descriptors, a packet each; then None, our start (monotonic), restarts
+    TAKE              every key with its descriptors, a packet each; then None, our start, restarts, PROTOCOL
     LEAD pids         these children of ours are leaders of processes: theirs to end, not ours to reap
     STATUS pid        how a leader ended: (si_code, si_status), or None; it stays a zombie
     FREE pid          its status is noted: reap it
     UP                the server serves
     STOP              the server ends on purpose: do not start it again
+    WAIT path         the server ends, and we wait at this socket; answered by None, or by why we cannot
 
-SIGTERM, SIGINT and SIGHUP are the server's to obey; afterwards it is not started again.
+What comes in at that socket, from our own user alone, and what we answer:
+
+    STATUS            our pid, the last command, why we wait, how many children we have, start, restarts, PROTOCOL
+    SERVE             with stdin, stdout, stderr, working directory, a file with (command, environment), and perhaps
+                      a ready descriptor: this is the server now. (UP, pid) once it serves; (ENDED, exit code, why)
+
+A server of a later version speaks to a keeper of an earlier one, so this protocol only grows: packets get new verbs
+and answers get new members at their end, with a new PROTOCOL; none changes its meaning.
+
+SIGTERM, SIGINT and SIGHUP are the server's to obey; afterwards it is not started again. Without a server they end
+everything.
 """
 
 from __future__ import annotations
@@ -29,6 +41,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections import deque
@@ -38,19 +51,31 @@ from collections.abc import Iterable
 DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 #: A server that lived so long starts anew with the delays.
 LONG_LIFE_SECONDS = 60.0
-#: Starts in a row that did not come up, after which we give up.
-MAX_FAILURES = 5
+#: Starts in a row that did not come up, after which we give up. With the delays before them that is 21 s: a machine
+#: that is out of memory, or a disk that is full, for some seconds must not cost everything that runs.
+MAX_FAILURES = 10
 #: The first child that has ended hides the others (waitid shows one): look again after so long.
 LOOK_AGAIN_SECONDS = 0.5
-#: How long killed processes may take to be gone when we give up.
+#: What processes have between TERM and KILL when we are told to end, and have no server that knows its settings.
+GRACE_SECONDS = 5.0
+#: How long killed processes may take to be gone.
 KILL_SECONDS = 10.0
 #: The largest packet, and the descriptors that one may carry.
 PACKET_BYTES = 65_536
 PACKET_DESCRIPTORS = 16
+#: What we understand; grows with what is said above.
+PROTOCOL = 1
 PR_SET_CHILD_SUBREAPER = 36
+#: Of the flags in /proc/PID/stat: the process is in exit(2).
+PF_EXITING = 4
 #: Packets wait.
 BELL = signal.SIGUSR1
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+#: What we answer.
+Plain = str | int | float | None
+Message = Plain | tuple[Plain | list[str], ...]
 
 
 class Keeper:
@@ -58,6 +83,7 @@ class Keeper:
 
     def __init__(self, command: list[str], ready_fd: int | None, *, kill_jobs: bool) -> None:
         self._command = command
+        self._environment: dict[bytes, bytes] = dict(os.environb)
         #: Where the first server that comes up tells it.
         self._ready_fd = ready_fd
         self._kill_jobs = kill_jobs
@@ -75,6 +101,13 @@ class Keeper:
         self._was_up = False
         self._stopping = False
         self._started_at = 0.0
+        # While none does: where we wait for the next command, and why; who is there, and who brought the last one.
+        self._door_path = ""
+        self._door: socket.socket | None = None
+        self._leaving = False
+        self._why = ""
+        self._visitors: dict[int, socket.socket] = {}
+        self._caller: socket.socket | None = None
         #: Starts in a row that followed a short life, and those that did not come up.
         self._short_lives = 0
         self._failures = 0
@@ -106,6 +139,10 @@ class Keeper:
             poll.register(self._link, select.POLLOUT if self._answers else 0)  # and its hang-up
         if self._pidfd >= 0:
             poll.register(self._pidfd, select.POLLIN)
+        if self._door is not None and not self._leaving:
+            poll.register(self._door, select.POLLIN)
+        for visitor in self._visitors.values():
+            poll.register(visitor, select.POLLIN)
         due = [time for time in (self._start_due, self._reap_due) if time is not None]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
         ready = dict(poll.poll(timeout))
@@ -115,6 +152,10 @@ class Keeper:
             self._talk()
         if self._pidfd in ready:
             self._server_ended()
+        for fd in self._visitors.keys() & ready.keys():
+            self._listen_to(self._visitors.pop(fd))
+        if self._door is not None and self._door.fileno() in ready:
+            self._open_door(self._door)
 
     # --- the server ------------------------------------------------------------------------------------------
 
@@ -128,7 +169,7 @@ class Keeper:
         # It raises its limit itself, and gives the one that we had to its processes.
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
         try:
-            self._server = os.posix_spawn(command[0], command, os.environ)
+            self._server = os.posix_spawn(command[0], command, self._environment)
             self._pidfd = os.pidfd_open(self._server)
         except OSError as error:
             ours.close()
@@ -151,23 +192,37 @@ class Keeper:
         self._hang_up()
         pid, self._server, self._pidfd = self._server, 0, -1
         code = os.waitstatus_to_exitcode(status)
-        if self._stopping or (code >= 0 and not self._was_up):
-            # On purpose, or it never served and has said why.
-            self._end(128 - code if code < 0 else code, clean=code >= 0)
-            return
+        exit_code = 128 - code if code < 0 else code
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self._failed(f"the server, pid {pid}, {how}")
+        if self._leaving and not self._stopping:
+            self._wait_for_command(f"the server, pid {pid}, left its processes to us", exit_code)
+        elif self._stopping or (code >= 0 and not self._was_up and not self._door_path):
+            # On purpose, or it never served and has said why.
+            self._end(exit_code, clean=code >= 0)
+        else:
+            self._failed(f"the server, pid {pid}, {how}", exit_code)
 
-    def _failed(self, what: str) -> None:
-        """Start it again, later each time; or not, if it does not come up."""
+    def _failed(self, what: str, exit_code: int = 1) -> None:
+        """Start it again, later each time; or not, if it does not come up.
+
+        One whose command was brought to us has somebody who is told, and who may bring another: that one costs
+        nothing of what we hold.
+        """
+        if self._door_path and not self._was_up:
+            self._wait_for_command(f"{what} before it served", exit_code)
+            return
         lived = time.monotonic() - self._started_at
         self._failures = 0 if self._is_up else self._failures + 1
         self._short_lives = 1 if lived > LONG_LIFE_SECONDS else self._short_lives + 1
         self._is_up = False
         self._reap_due = None
         if self._failures >= MAX_FAILURES:
-            _log(f"{what}; given up: it did not come up {self._failures} times in a row")
-            self._end(1, clean=False)
+            what = f"{what}; given up: it did not come up {self._failures} times in a row"
+            if self._door_path:
+                self._wait_for_command(what, exit_code)
+            else:
+                _log(what)
+                self._end(1, clean=False)
             return
         delay = DELAYS[min(self._short_lives, len(DELAYS)) - 1]
         _log(f"{what}; starting it again" + (f" in {delay:g} s" if delay else ""))
@@ -176,17 +231,120 @@ class Keeper:
 
     def _end(self, code: int, *, clean: bool) -> None:
         self._exit_code = code
+        self._tell_caller("ENDED", code, "")
+        self._close_door()
         if not clean:
-            if self._kill_jobs:
-                _end_children()
+            everything = self._stopping or self._kill_jobs
+            if everything:
+                _end_children(GRACE_SECONDS if self._stopping else 0.0)
             for path, _ in self._kept.values():
-                if path:
+                # A spool tells the next server what runs on.
+                if path and (everything or not os.path.isdir(path)):
                     _remove(path)
 
     def _hang_up(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+    # --- waiting for a command -------------------------------------------------------------------------------
+
+    def _bind_door(self, path: str) -> str | None:
+        """Let others bring a command at this path; returns why not, if we cannot."""
+        self._close_door()
+        try:
+            door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            # By the directory's descriptor: its own path may be longer than a socket's address.
+            directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+            try:
+                # Under its name only when it listens: a door that refuses is one whose keeper is dead.
+                _remove(f"{path}.new")
+                door.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}.new")
+                door.listen()
+                os.rename(f"{path}.new", path)
+            finally:
+                os.close(directory)
+            door.setblocking(False)
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        self._door_path, self._door = path, door
+        return None
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            _remove(self._door_path)
+            self._door.close()
+            self._door = None
+
+    def _wait_for_command(self, why: str, exit_code: int) -> None:
+        """Hold everything, without a server, until somebody brings the command for one."""
+        self._leaving = self._is_up = False
+        self._start_due = self._reap_due = None
+        self._why = why
+        if self._ready_fd is not None:
+            os.close(self._ready_fd)
+            self._ready_fd = None
+        cannot = self._bind_door(self._door_path) if self._door is None else None
+        self._tell_caller("ENDED", exit_code, why)
+        if cannot is None:
+            _log(f"{why}; waiting at {self._door_path} for the next command")
+        else:
+            _log(f"{why}; starting it again, for nobody can bring another command: {cannot}")
+            self._start_due = time.monotonic() + DELAYS[-1]
+
+    def _open_door(self, door: socket.socket) -> None:
+        try:
+            visitor, _ = door.accept()
+        except OSError:
+            return  # gone again, or no descriptor is left: it will knock again
+        _, uid, _ = struct.unpack("3i", visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid in (os.geteuid(), 0):
+            visitor.setblocking(False)
+            self._visitors[visitor.fileno()] = visitor
+        else:
+            visitor.close()
+
+    def _listen_to(self, visitor: socket.socket) -> None:
+        fds: list[int] = []
+        try:
+            packet, fds, _ = _receive(visitor)
+            verb, *_ = marshal.loads(packet)
+            if verb == "SERVE" and self._door is not None:
+                self._take_command(visitor, *fds)
+                return
+        except (OSError, ValueError, TypeError, EOFError):
+            verb = ""  # gone, or it speaks another language: not a reason to lose what we hold
+        for fd in fds:
+            os.close(fd)
+        if verb == "STATUS":
+            about = (os.getpid(), self._command, self._why, len(_children()), self._born, self._restarts, PROTOCOL)
+            _send(visitor, about)
+        visitor.close()
+
+    def _take_command(
+        self, caller: socket.socket, stdin: int, stdout: int, stderr: int, cwd: int, order: int, ready: int = -1
+    ) -> None:
+        """This is the server from now on, on these descriptors and in this directory; ours, too: we log there."""
+        self._command, self._environment = marshal.loads(os.pread(order, os.fstat(order).st_size, 0))
+        os.fchdir(cwd)
+        for target, fd in enumerate((stdin, stdout, stderr)):
+            os.dup2(fd, target)
+        for fd in (stdin, stdout, stderr, cwd, order):
+            os.close(fd)
+        if ready >= 0:
+            self._ready_fd = ready
+            os.set_inheritable(ready, True)
+        self._close_door()
+        self._caller = caller
+        self._was_up = False
+        self._failures = self._short_lives = 0
+        self._restarts += 1
+        self._start_due = time.monotonic()
+
+    def _tell_caller(self, *message: str | int) -> None:
+        if self._caller is not None and (not _send(self._caller, message) or message[0] == "ENDED"):
+            self._caller.close()
+            self._caller = None
 
     # --- signals ---------------------------------------------------------------------------------------------
 
@@ -217,54 +375,56 @@ class Keeper:
             if ended.si_pid in self._leaders or ended.si_pid == self._server:
                 self._reap_due = time.monotonic() + LOOK_AGAIN_SECONDS
                 return
-            if self._is_hung_up():
+            if self._is_dying():
                 return
             os.waitpid(ended.si_pid, 0)
 
-    def _is_hung_up(self) -> bool:
-        """Whether the server is dying, and this child may be one of its leaders, inherited a moment ago.
+    def _is_dying(self) -> bool:
+        """Whether the server is, and this child may be one of its leaders, inherited a moment ago.
 
-        The kernel closes a dying process's files before it gives its children away, and makes it a zombie only
-        afterwards: a line that is open now says that what we saw before was no child of the server.
+        The kernel gives the children of a process away once every one of its threads is marked as exiting; it is a
+        zombie, and its files are closed, only when the last thread is through. A main thread without the mark now
+        says that what we saw before was no child of the server. A kernel that tells no flags closes the line first.
         """
-        if self._link is None:
+        hang_up = select.poll()
+        if self._link is not None:
+            hang_up.register(self._link, 0)
+        if self._link is None or hang_up.poll(0):
             return True
-        poll = select.poll()
-        poll.register(self._link, 0)
-        return bool(poll.poll(0))
+        try:
+            with open(f"/proc/{self._server}/stat", "rb") as file:
+                return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
+        except OSError:
+            return True
 
     # --- what the server says --------------------------------------------------------------------------------
 
     def _talk(self) -> None:
         """Read all that is there, then answer as far as the socket takes it."""
-        space = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
         while self._link is not None:
             try:
-                packet, extra, flags, _ = self._link.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+                packet, descriptors, complete = _receive(self._link)
             except BlockingIOError:
                 break
             except ConnectionError:
-                packet, extra, flags = b"", [], 0
+                packet, descriptors, complete = b"", [], True
             if not packet:
                 # Its pidfd tells the rest. One that closed its end and runs on cannot be helped: it ends.
                 self._hang_up()
                 return
-            descriptors = array.array("i")
-            for _, _, data in extra:
-                descriptors.frombytes(data)
             try:
                 verb, arguments = read_packet(packet)
             except ValueError as error:
                 _log(f"the server said what cannot be read: {error}")
                 _close(descriptors)
                 continue
-            if flags & socket.MSG_CTRUNC:
+            if not complete:
                 # The kernel gave us what we had room for. A part of them would be taken for the whole.
                 _close(descriptors)
                 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
                 _log(f"{arguments[0]} will not survive the server: no descriptors are left, of {limit}")
                 continue
-            self._obey(verb, arguments, list(descriptors))
+            self._obey(verb, arguments, descriptors)
         try:
             while self._answers and self._link is not None:
                 answer, fds = self._answers[0]
@@ -286,7 +446,7 @@ class Keeper:
             case "TAKE", []:
                 for key, (path, fds) in self._kept.items():
                     self._answer((key, path), fds)
-                self._answer((None, self._born, self._restarts))
+                self._answer((None, self._born, self._restarts, PROTOCOL))
             case "LEAD", [tuple(pids)]:
                 self._leaders.update(pids)
             case "STATUS", [int(pid)]:
@@ -301,8 +461,13 @@ class Keeper:
                     os.close(self._ready_fd)
                     self._ready_fd = None
                 self._reap_due = time.monotonic()
+                self._tell_caller("UP", self._server)
             case "STOP", []:
                 self._stopping = True
+            case "WAIT", [str(path)]:
+                cannot = self._bind_door(path)
+                self._leaving = cannot is None
+                self._answer(cannot)
             case _:
                 _log(f"the server said {verb} {arguments}, which means nothing here")
                 _close(descriptors)
@@ -311,7 +476,7 @@ class Keeper:
         _, fds = self._kept.pop(key, ("", []))
         _close(fds)
 
-    def _answer(self, message: tuple[str | int | float | None, ...] | None, fds: list[int] | None = None) -> None:
+    def _answer(self, message: Message, fds: list[int] | None = None) -> None:
         self._answers.append((marshal.dumps(message, 2), fds or []))
 
 
@@ -330,6 +495,25 @@ def read_packet(packet: bytes) -> tuple[str, list[object]]:
 def _close(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int], bool]:
+    """A packet, empty at the end; the descriptors beside it; and whether these are all that were sent."""
+    space = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
+    packet, extra, flags, _ = connection.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for _, _, data in extra:
+        descriptors.frombytes(data)
+    return packet, list(descriptors), not flags & socket.MSG_CTRUNC
+
+
+def _send(connection: socket.socket, message: Message) -> bool:
+    """Whether it was taken: one who does not read, or has gone, is not waited for."""
+    try:
+        connection.send(marshal.dumps(message, 2))
+    except OSError:
+        return False
+    return True
 
 
 def _status_of(pid: int) -> tuple[int, int] | None:
@@ -351,12 +535,18 @@ def _wake_on_signals() -> int:
     return wake
 
 
-def _end_children() -> None:
+def _end_children(grace: float = 0.0) -> None:
     """Kill everything below us: what a killed child leaves behind becomes our child, until there is none."""
-    deadline = time.monotonic() + KILL_SECONDS
-    while time.monotonic() < deadline:
+    kill_at = time.monotonic() + grace
+    told: set[int] = set()
+    while (now := time.monotonic()) < kill_at + KILL_SECONDS:
         for pid in _children():
-            os.kill(pid, signal.SIGKILL)
+            if now >= kill_at:
+                _signal(pid, signal.SIGKILL)
+            elif pid not in told:  # a second TERM would cut short what the first made it do
+                told.add(pid)
+                _signal(pid, signal.SIGTERM)
+                _signal(pid, signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -380,13 +570,23 @@ def _parent_of(pid: str) -> int:
         return 0  # gone
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        import shutil
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        return  # it changed its user; if it does not end by itself that is told in the end
 
-        shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):
-        os.unlink(path)
+
+def _remove(path: str) -> None:
+    """A file, or a directory and what is below it."""
+    is_directory = os.path.isdir(path) and not os.path.islink(path)
+    try:
+        if is_directory:
+            for name in os.listdir(path):
+                _remove(f"{path}/{name}")
+        (os.rmdir if is_directory else os.unlink)(path)
+    except OSError:
+        return  # gone, or not ours to remove
 
 
 def _log(text: str) -> None:

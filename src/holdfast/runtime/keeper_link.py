@@ -49,6 +49,8 @@ class KeeperLink:
         #: By the monotonic clock, as the keeper told it at `take`.
         self.started_at = 0.0
         self.restarts = 0
+        #: What the keeper understands; it may be of an earlier version than we are.
+        self.protocol = 0
         self.lost = False
         self._pidfd = os.pidfd_open(self.pid)
         self._waiting = 0
@@ -106,7 +108,7 @@ class KeeperLink:
         while True:
             key, *rest = self._receive(fds := array.array("i"))
             if key is None:
-                self.started_at, self.restarts = rest
+                self.started_at, self.restarts, self.protocol = rest[:3]
                 return held
             held[key] = Held(rest[0], list(fds))
             self._count(key, len(fds))
@@ -142,6 +144,15 @@ class KeeperLink:
         """We end on purpose."""
         self._send(("STOP",))
         self.ring()
+
+    def wait_for_next(self, path: str) -> str | None:
+        """We end and leave everything: the next server's command is brought to this socket. Or why it cannot."""
+        self._send(("WAIT", path))
+        self.ring()
+        if self.lost:
+            return f"the keeper, pid {self.pid}, is gone"
+        cannot: str | None = self._receive(array.array("i"))
+        return cannot
 
     def close(self) -> None:
         self._socket.close()

@@ -44,6 +44,8 @@ class Keeping:
         self.config = config
         #: The last key that was given.
         self.last_key = 0
+        #: What a keeper that was killed took with it, for people.
+        self.lost = ""
         self.reads = ReadBuffer(f"{spool.path}/{READS_NAME}")
 
     def begin(

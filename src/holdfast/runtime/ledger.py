@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast import __version__
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.model import (
     ProcessSpec,
@@ -36,10 +37,25 @@ RESERVE_BYTES: Final = 1024 * 1024
 #: So much of what could not be written is held in memory until there is room.
 MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
 _PREFIX_BYTES: Final = 4
+#: What records mean. A reader takes a ledger of its own version or of an earlier one. Within a version, fields are
+#: added at the end of a record, with defaults, and readers pass over those that they do not know; a new kind of
+#: record, and every other change, is a new version.
+LEDGER_VERSION: Final = 1
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="record"):
     """Base of all records. `key` names a process, for as long as the spool lives."""
+
+
+class Head(Record, frozen=True, tag=0):
+    """A server writes from here on: of this version of the program, at this address, under this keeper."""
+
+    version: int
+    program: str
+    keeper: int
+    boot: str
+    orphaned_jobs: str
+    home: str
 
 
 class Begun(Record, frozen=True, tag=1):
@@ -234,6 +250,13 @@ class ShellForgotten(Record, frozen=True, tag=23):
     shell_id: str
 
 
+class Detached(Record, frozen=True, tag=24):
+    """Its keeper and its server were killed: its streams are gone, and how it ends will not be known."""
+
+    key: int
+    reason: str
+
+
 #: What happened to a process after it had begun.
 ProcessRecord = (
     Started
@@ -251,6 +274,7 @@ ProcessRecord = (
     | Happened
     | TerminalMemory
     | EventsDropped
+    | Detached
 )
 SessionRecord = SessionOpened | SessionStarted | SessionEnded
 AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | ShellNoted | ShellForgotten
@@ -267,8 +291,15 @@ class Ledger:
     becomes of processes that run. New ones are for `require_room` to refuse, while half of it is left.
     """
 
-    def __init__(self, path: str, compaction: Compaction | None = None, reserve_bytes: int = RESERVE_BYTES) -> None:
+    def __init__(
+        self,
+        path: str,
+        compaction: Compaction | None = None,
+        head: Head | None = None,
+        reserve_bytes: int = RESERVE_BYTES,
+    ) -> None:
         self.path = path
+        self._head = () if head is None else (head,)
         self._reserve_bytes = reserve_bytes
         self._compaction = compaction
         self._encoder = msgspec.msgpack.Encoder()
@@ -285,6 +316,8 @@ class Ledger:
         self._reserve_at = 0
         self._short = ""
         self._set_room_aside()
+        if head is not None:
+            self.write(head)
 
     def require_room(self) -> None:
         """Raise if what a new process needs to survive us might find no room."""
@@ -298,7 +331,7 @@ class Ledger:
                 "survive a restart of the server; make room there"
             )
 
-    def write(self, *records: AnyRecord) -> None:
+    def write(self, *records: AnyRecord | Head) -> None:
         """Add records, all or none of them. When it returns, a new server will know."""
         if self._compacted is not None:
             self._change_over(*self._compacted)
@@ -355,7 +388,7 @@ class Ledger:
         fd = -1
         try:
             records = self._compaction(decode_records(os.pread(self._fd, upto, 0)))
-            data = encode_records(records)
+            data = encode_records((*self._head, *records))
             fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _reserve(fd, 0, len(data) + self._reserve_bytes)
             if os.write(fd, data) < len(data):
@@ -407,19 +440,35 @@ class Ledger:
 
 
 def read_ledger(path: str) -> list[AnyRecord]:
-    """Every whole record of a ledger, in order. What a dying server had written halfway is cut off."""
+    """Every whole record of a ledger, in order. What a dying server had written halfway is cut off.
+
+    `SandboxError` if a later version wrote it, in a way that we do not understand; then nothing is changed.
+    """
+    return read_headed(path)[1]
+
+
+def read_headed(path: str) -> tuple[Head | None, list[AnyRecord]]:
+    """The same, and the head of the server that wrote last."""
     with open(path, "r+b") as file:
         data = file.read()
+        head, records = None, []
+        for record in _decode_all(data, path):
+            if not isinstance(record, Head):
+                records.append(record)
+                continue
+            head = record
+            if head.version > LEDGER_VERSION:
+                raise SandboxError(
+                    f"{path}: holdfast {head.program} wrote it in version {head.version}, and"
+                    f" holdfast {__version__} knows {LEDGER_VERSION}: serve with that version, or a later one"
+                )
         whole = max((end for _, end in _frames(data)), default=0)
         if whole < len(data):
             file.truncate(whole)  # which gives up the room behind its end, too
-    try:
-        return list(decode_records(data))
-    except SandboxError as error:
-        raise SandboxError(f"{path}: {error.message}") from None
+    return head, records
 
 
-def encode_records(records: Iterable[AnyRecord]) -> bytes:
+def encode_records(records: Iterable[AnyRecord | Head]) -> bytes:
     """Records as they stand in the file."""
     encoder = msgspec.msgpack.Encoder()
     return b"".join(_framed(encoder, record) for record in records)
@@ -433,20 +482,39 @@ def _reserve(fd: int, offset: int, length: int) -> None:
             raise
 
 
-def _framed(encoder: msgspec.msgpack.Encoder, record: AnyRecord) -> bytes:
+def boot_id() -> str:
+    """What tells this run of the machine from others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""  # hidden from us: then a spool of another boot is one whose processes are gone
+
+
+def _framed(encoder: msgspec.msgpack.Encoder, record: AnyRecord | Head) -> bytes:
     data = encoder.encode(record)
     return len(data).to_bytes(_PREFIX_BYTES, "little") + data
 
 
 def decode_records(data: bytes) -> Iterator[AnyRecord]:
-    """Every whole record; an end that was cut off is passed over, and anything else that is wrong is an error."""
-    decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+    """Every whole record but the heads; a cut end is passed over, and all else that is wrong is raised."""
+    return (record for record in _decode_all(data, "the ledger") if not isinstance(record, Head))
+
+
+def _decode_all(data: bytes, name: str) -> Iterator[AnyRecord | Head]:
+    decoder: msgspec.msgpack.Decoder[AnyRecord | Head] = msgspec.msgpack.Decoder(AnyRecord | Head)
+    program = "unknown"
     view = memoryview(data)
     for start, end in _frames(data):
         try:
             record = decoder.decode(view[start:end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SandboxError(f"the ledger is damaged at byte {start - _PREFIX_BYTES}: {error}") from None
+            raise SandboxError(
+                f"{name} is damaged at byte {start - _PREFIX_BYTES}, or of a version that holdfast {__version__} does"
+                f" not know: {error}; serve with the version that wrote it, {program}, or a later one"
+            ) from None
+        if isinstance(record, Head):
+            program = record.program
         yield record
 
 

@@ -238,6 +238,11 @@ class LocalExec:
             process.follow(started.outputs)
         return process
 
+    def inherit_cgroups(self, keeper: int) -> None:
+        """Before `take_over`: of a keeper that was killed."""
+        if self._cgroups is not None:
+            self._cgroups.inherit(keeper)
+
     def end_remains(self, leader: int, mark: int, done: Callable[[], None]) -> None:
         """End what is left of the program of a shell: its pipes went with the server that spoke through them."""
         tree = Tree(leader, mark, self._tables)
@@ -484,7 +489,7 @@ class LocalExec:
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]
         running = sum(process.running for process in processes)
-        link = None if self._keeping is None else self._keeping.link
+        link = None if self._keeping is None or self._keeping.link.lost else self._keeping.link
         return ServerStatus(
             version=__version__,
             pid=os.getpid(),
@@ -503,6 +508,7 @@ class LocalExec:
             keeper_pid=None if link is None else link.pid,
             keeper_uptime=None if link is None else time.monotonic() - link.started_at,
             restarts=0 if link is None else link.restarts,
+            lost="" if self._keeping is None else self._keeping.lost,
         )
 
     @property

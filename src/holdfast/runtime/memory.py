@@ -59,6 +59,8 @@ class RememberedProcess:
         self.writes: deque[str] = deque(maxlen=REMEMBERED_WRITES)
         self.signals: deque[str] = deque(maxlen=REMEMBERED_SIGNALS)
         self.resized: l.Resized | None = None
+        #: Its streams went with a keeper that was killed.
+        self.detached: l.Detached | None = None
         #: Of one on a terminal: the last gathering whose bytes are in the log, and the times of its output.
         self.taken: l.Taken | None = None
         self.times: deque[l.Taken] = deque(maxlen=_MAX_TIMES)
@@ -115,6 +117,8 @@ class RememberedProcess:
                 self.signals.append(record.signal_id)
             case l.Resized():
                 self.resized = record
+            case l.Detached():
+                self.detached = record
             case l.Journalled():
                 self.journal.restore(record.state)
             case l.Happened() if self.terminal is not None:
@@ -130,7 +134,15 @@ class RememberedProcess:
         if self.terminal is not None:
             yield self.terminal.opening
         yield self.begun
-        told = (self.started, *self.lost.values(), self.ended, self.closed, self.resized, *self.times)
+        told = (
+            self.started,
+            *self.lost.values(),
+            self.ended,
+            self.closed,
+            self.resized,
+            self.detached,
+            *self.times,
+        )
         yield from (record for record in told if record is not None)
         if self.taken is not None and self.taken not in list(self.times)[-1:]:
             yield self.taken

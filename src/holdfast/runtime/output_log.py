@@ -118,6 +118,8 @@ def sweep_spools(parent: str) -> None:
             continue  # another user's
         try:
             found = os.fstat(lock)
+            if os.path.exists(f"{path}/ledger"):
+                continue  # of a kept server: the next one finds there what runs on, and ends it first
             # A spool just made is not locked yet for an instant.
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > SWEEP_AFTER_SECONDS:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

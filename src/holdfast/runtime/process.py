@@ -149,6 +149,7 @@ class ManagedProcess(Recorded):
             pty_bytes=printed.get(2, 0),
             size=self.size,
             user=self.spec.user,
+            failure=self.failure,
         )
 
     # --- doing -----------------------------------------------------------------------------------------------

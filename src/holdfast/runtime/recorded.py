@@ -96,6 +96,7 @@ class Recorded:
         "_waiters",
         "closed_at",
         "exited_at",
+        "failure",
         "journal",
         "logs",
         "process_id",
@@ -122,6 +123,8 @@ class Recorded:
         #: By the monotonic clock: retention counts from here.
         self.closed_at: float | None = None
         self.status: ExitStatus | None = None
+        #: Why its output, or how it ended, is not all known.
+        self.failure: str | None = None
         self.journal: Journal
         self.logs: dict[int, OutputLog]
         if notes is None:
@@ -201,6 +204,7 @@ class Recorded:
             exited=not self.running,
             exit_code=self.status.exit_code if self.status else None,
             closed=self.closed,
+            failure=self.failure,
             gap=tuple(gaps),
         )
 

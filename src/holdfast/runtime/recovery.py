@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import ResourceExhausted
+from holdfast import __version__
+from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.model import TerminalSize
 from holdfast.runtime import ledger as l
 from holdfast.runtime.keeper_link import Held, KeeperLink
@@ -24,6 +25,7 @@ from holdfast.runtime.kept_input import KeptInput
 from holdfast.runtime.memory import Memory, RememberedProcess
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process_table import ProcessTable, read_entry, read_mark
+from holdfast.runtime.remains import Remains, find_remains
 from holdfast.runtime.starting import Started
 from holdfast.runtime.terminal_reads import Unused
 
@@ -35,30 +37,43 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SPOOL_KEY: Final = "spool"
+#: What the keeper must understand. It may be of an earlier version, and stays when the server changes.
+NEEDED_PROTOCOL: Final = 1
 
 
 class Recovery:
     """What the keeper held for us: nothing, if we are the first server."""
 
-    def __init__(self, keeper_fd: int, config: ExecServerConfig) -> None:
+    def __init__(self, keeper_fd: int, config: ExecServerConfig, home: str = "") -> None:
+        """`home` is the address that tells us from other servers of this machine."""
         link = KeeperLink(keeper_fd)
         self._held = link.take()
+        if link.protocol < NEEDED_PROTOCOL:
+            raise SandboxError(
+                f"the keeper, pid {link.pid}, speaks version {link.protocol}, and this server needs"
+                f" {NEEDED_PROTOCOL}: serve with an earlier version, or end everything by `holdfast stop`"
+            )
+        self._config = config
         found = self._held.pop(SPOOL_KEY, None)
-        self.is_first = found is None
-        spool = Spool(
-            config.spool_directory,
-            wanted_bytes=config.spool_minimum_bytes,
-            taken=None if found is None else (found.path, found.fds[0]),
-        )
-        if self.is_first:
+        taken = None if found is None else (found.path, found.fds[0])
+        #: What a keeper before ours left that was killed with its server: to be gone on with, and to be ended.
+        self._remains: Remains | None = None
+        self._doomed: list[Remains] = []
+        if found is None:
+            self._remains, self._doomed = find_remains(config.spool_directory, home, self._new_memory)
+            if self._remains is not None:
+                taken = (self._remains.path, self._remains.lock)
+        self.is_first = taken is None
+        spool = Spool(config.spool_directory, wanted_bytes=config.spool_minimum_bytes, taken=taken)
+        if found is None:
             link.keep(SPOOL_KEY, [spool.lock], spool.path)
         path = f"{spool.path}/{LEDGER_NAME}"
-        self._config = config
         self.memory = self._new_memory()
+        head = l.Head(l.LEDGER_VERSION, __version__, link.pid, l.boot_id(), config.orphaned_jobs, home)
         try:
             if os.path.exists(path):
                 self.memory.replay(l.read_ledger(path))
-            ledger = l.Ledger(path, self._compacted, min(l.RESERVE_BYTES, spool.size // 16))
+            ledger = l.Ledger(path, self._compacted, head, min(l.RESERVE_BYTES, spool.size // 16))
             self.keeping = Keeping(link, ledger, spool, config)
             if self.is_first:
                 ledger.require_room()
@@ -78,6 +93,13 @@ class Recovery:
         memory.replay(records)
         return memory.records()
 
+    async def end_doomed(self) -> None:
+        """End what is left of keepers that were killed, where it was not to be kept."""
+        for remains in self._doomed:
+            self.keeping.lost = await remains.end()
+            log.error("%s", self.keeping.lost)
+        self._doomed.clear()
+
     def held(self, key: str) -> Held | None:
         """What the keeper holds under a key; from now on it is the caller's."""
         return self._held.pop(key, None)
@@ -88,11 +110,15 @@ class Recovery:
             for fd in held.fds:
                 os.close(fd)
             self.keeping.link.drop(key)
+            if held.path:
+                _remove(held.path)  # the socket of an address that we do not listen on any more
         self._held.clear()
 
     def take_over(self, exec_: LocalExec) -> None:
         """Go on with every process."""
         remembered = self.memory.processes
+        if self._remains is not None:
+            self._detach(self._remains, exec_)
         self._find_unnamed([each for each in remembered.values() if not each.pid])
         self._remove_stale_files()
         exec_.terminals.remember_runs(self.memory.runs)
@@ -114,13 +140,14 @@ class Recovery:
 
     def _take_over(self, exec_: LocalExec, remembered: RememberedProcess, notes: Notes) -> ManagedProcess:
         begun = remembered.begun
-        if remembered.ended is None and not self._is_ours(remembered.pid):
-            log.error("process %r: how it ended is lost", begun.spec.process_id)
+        if remembered.ended is None and not self._is_ours(remembered):
+            if remembered.detached is None:  # else it was told
+                log.error("process %r, pid %d: how it ended is lost", begun.spec.process_id, remembered.pid)
             ended = l.Ended(begun.key, 255, None, time.time())
             notes.write(ended)
             remembered.replay(ended, 0)
         streams = self.held(notes.output_key)
-        if streams is None and remembered.closed is None:
+        if streams is None and remembered.closed is None and remembered.detached is None:
             log.error("process %r: its streams are lost", begun.spec.process_id)
         outputs = {} if streams is None else dict(zip(notes.logs, streams.fds, strict=False))
         stdin = self.held(notes.input_key)
@@ -129,6 +156,8 @@ class Recovery:
         self._reopen(remembered, notes, unused)
         started = Started(remembered.pid, begun.mark, os.fsdecode(begun.cwd), outputs, stdin_fd, notes)
         process = self._go_on(exec_, remembered, started)
+        if remembered.detached is not None:
+            process.failure = remembered.detached.reason
         for signal_id in remembered.signals:
             process.remember_signal(signal_id)
         if remembered.resized is not None:
@@ -186,21 +215,49 @@ class Recovery:
             return None
         return unused
 
-    def _is_ours(self, pid: int) -> bool:
+    def _is_ours(self, remembered: RememberedProcess) -> bool:
         """Whether this is still the process that was started: its pid is free for others only once it was reaped,
-        and until then the keeper is its parent."""
+        and until then the keeper is its parent. Of one whose keeper was killed the mark tells."""
+        pid = remembered.pid
         entry = read_entry(pid) if pid else None
+        if entry is not None and remembered.detached is not None:
+            return not entry.dead and read_mark(pid) == remembered.begun.mark
         return entry is not None and entry.parent == self.keeping.link.pid
+
+    def _detach(self, remains: Remains, exec_: LocalExec) -> None:
+        """Note of every process that its streams were lost; logs, and what was told, are as they were."""
+        keeper = remains.head.keeper
+        exec_.inherit_cgroups(keeper)
+        reason = f"its keeper, pid {keeper}, and its server were killed: what it printed after that is lost"
+        running = lost = 0
+        for key, each in self.memory.processes.items():
+            if each.closed is not None or each.begun.internal:
+                continue
+            each.detached = l.Detached(key, f"{reason}, and how it ended" if each.ended is None else reason)
+            self.keeping.ledger.write(each.detached)
+            if each.ended is None:
+                lives = self._is_ours(each)
+                running, lost = running + lives, lost + (not lives)
+                how = "runs on, without its streams" if lives else "is gone"
+                log.error(
+                    "process %r, pid %d, %s: its keeper was killed", each.begun.spec.process_id, each.pid, how
+                )
+        self.keeping.lost = (
+            f"the keeper, pid {keeper}, was killed: {lost} processes are gone,"
+            f" {running} run on without their streams"
+        )
+        log.error("%s", self.keeping.lost)
 
     def _find_unnamed(self, unnamed: Sequence[RememberedProcess]) -> None:
         """Pids of processes whose start was under way when the server died: their mark tells who they are."""
         if not unnamed:
             return
         by_mark = {each.begun.mark: each for each in unnamed}
-        keeper = self.keeping.link.pid
+        # Who inherits the children of a keeper that was killed is not known.
+        keeper = self.keeping.link.pid if self._remains is None else None
         for entry in ProcessTable.read().entries.values():
             # The first of its kind leads its session; what it started does not.
-            if entry.parent == keeper and entry.session == entry.pid:
+            if keeper in (entry.parent, None) and entry.session == entry.pid:
                 found = by_mark.pop(read_mark(entry.pid) or 0, None)
                 if found is not None:
                     found.started = l.Started(found.begun.key, entry.pid, time.time())

@@ -51,7 +51,7 @@ class Dispatcher:
         sessions: Sessions,
         *,
         listening: Callable[[], tuple[str, ...]],
-        shutdown: Callable[[float | None], None] | None,
+        shutdown: Callable[[float | None, bool], None] | None,
     ) -> None:
         self._exec = exec_
         self._sessions = sessions
@@ -123,7 +123,7 @@ class Dispatcher:
     def _stop(self, connection: ServerConnection, params: m.ShutdownParams) -> m.Empty:
         if self._shutdown is None:
             raise Forbidden("this server is not for clients to shut down")
-        self._shutdown(None if params.grace_ms is None else params.grace_ms / 1000)
+        self._shutdown(None if params.grace_ms is None else params.grace_ms / 1000, params.keep)
         return m.Empty()
 
     async def _wait_for_port(self, connection: ServerConnection, params: m.WaitForPortParams) -> m.Empty:

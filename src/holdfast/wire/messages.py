@@ -165,9 +165,10 @@ class WaitForPortParams(Struct, frozen=True):
 
 
 class ShutdownParams(Struct, frozen=True):
-    """End the server; None takes the grace period of its settings."""
+    """End the server; None takes the grace period of its settings. `keep` leaves what runs to the keeper."""
 
     grace_ms: int | None = None
+    keep: bool = False
 
 
 # --- the exec_remote family: snake_case on the wire, as its callers have it -----------------------------------

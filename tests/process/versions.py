@@ -1,0 +1,140 @@
+"""Servers of several versions for the tests of upgrades and of a keeper's death: copies of the package, one place.
+
+A copy differs from the package in what a test says. It touches a directory of the test and what runs there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.testing.servers import MARK_VARIABLE, conversation, marked_processes, server_environment
+
+PATIENCE_SECONDS = 60.0
+
+
+def copy_package(target: Path, *changes: tuple[str, str, str]) -> Path:
+    """The package with these changes (a file, a text in it, what is there instead), to be put on PYTHONPATH."""
+    source = Path(holdfast.__file__).parent
+    shutil.copytree(source, target / "holdfast", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text, other in changes:
+        path = target / "holdfast" / name
+        before = path.read_text()
+        assert before.count(text) == 1, f"{name}: {text!r}"
+        path.write_text(before.replace(text, other))
+    return target
+
+
+def variation(target: Path, code: str) -> str:
+    """The package as it is, but for what this code does to it when a Python with this PYTHONPATH starts."""
+    target.mkdir()
+    (target / "sitecustomize.py").write_text(code)
+    return f"{target}{os.pathsep}{Path(holdfast.__file__).parents[1]}"
+
+
+class Place:
+    """Where one server after another listens at one socket. At the end nothing may be left."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.spool = directory / "spool"
+        self.socket = directory / "server.sock"
+        self.mark = secrets.token_hex(8)
+        self.log = directory / "log"
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.socket}"
+
+    def environment(self, package: Path | str | None = None, **more: str) -> dict[str, str]:
+        mine = {"HOLDFAST_DIRECTORY": str(self.directory), MARK_VARIABLE: self.mark, **more}
+        own = {} if package is None else {"PYTHONPATH": str(package)}
+        return {**server_environment(**mine), "HOLDFAST_SPOOL_DIRECTORY": str(self.spool), **own}
+
+    async def leave(self) -> None:
+        """The server leaves what it runs to its keeper, as by `holdfast stop --keep`."""
+        async with conversation(self.address) as talk:
+            await talk.initialize()
+            watch = os.pidfd_open((await talk.result("environment/status"))["pid"])
+            await talk.result("server/shutdown", keep=True)
+        await asyncio.to_thread(select.select, [watch], [], [])
+        os.close(watch)
+
+    def stop(self, keeper: subprocess.Popen[bytes]) -> None:
+        """In order."""
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
+        for process in self._started:  # those who brought a command are told
+            process.wait(PATIENCE_SECONDS)
+
+    def serve(
+        self, package: Path | str | None = None, settings: Mapping[str, str] | None = None
+    ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+        """`holdfast serve` of this version, and what it said when it was ready; nothing, if it ended before."""
+        ready, tell = os.pipe()
+        command = [sys.executable, "-m", "holdfast", "serve", "--listen", self.address, "--ready-fd", str(tell)]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(package, **(settings or {})),
+                pass_fds=(tell,),
+            )
+        self._started.append(process)
+        os.close(tell)
+        told = b""
+        with open(ready, "rb", buffering=0) as file:
+            while not told.endswith(b"\n"):
+                assert select.select([file], [], [], PATIENCE_SECONDS)[0], self.log.read_text()
+                data = file.read(65_536)
+                if not data:
+                    return process, {}
+                told += data
+        message: dict[str, Any] = json.loads(told)
+        return process, message
+
+    def holdfast(self, *arguments: str, package: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end."""
+        command = [sys.executable, "-m", "holdfast", *arguments]
+        return subprocess.run(
+            command, env=self.environment(package), capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        )
+
+    def close(self) -> None:
+        """End whatever a failed test left; wait for what we started."""
+        for pid in marked_processes(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            process.wait(PATIENCE_SECONDS)
+
+    def leftovers(self) -> list[str]:
+        found = [f"process {pid}" for pid in marked_processes(self.mark)]
+        found += [str(path) for path in self.directory.glob("server.sock*")]
+        return found + ([str(path) for path in self.spool.iterdir()] if self.spool.exists() else [])
+
+
+@contextlib.contextmanager
+def place(directory: Path) -> Iterator[Place]:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    made = Place(directory)
+    try:
+        yield made
+        assert made.leftovers() == [], made.log.read_text()
+    finally:
+        made.close()
