@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -27,6 +28,9 @@ SETTLE_SECONDS: Final = 20.0
 POOL_THREADS: Final = 8
 #: Files of a spool without processes.
 SPOOL_FILES: Final = frozenset({"ledger", "terminal-reads"})
+
+#: Two streams of each of the last commands, and of what came later.
+FILES_A_SHELL: Final = 10
 
 
 class Footing(msgspec.Struct, frozen=True):
@@ -63,20 +67,25 @@ def resident_bytes(pid: int) -> int:
 
 async def check(server: RunningServer, box: Sandbox, before: Footing, spool: str) -> None:
     """Raise `Broken` for whatever is left and should not be."""
-    kept = await box.processes()
-    if kept:
-        raise Broken(f"the server still has {kept}, which were forgotten")
+    for process in await box.processes():
+        # Those of `exec` have no handle by which they could be forgotten.
+        if process.info.running or not process.id.startswith("exec-"):
+            raise Broken(f"the server still has {process.info}")
+        await process.forget()
     keeper = server.process.pid
     await _until("children of the keeper", lambda: set(children(keeper)) - {server_of(keeper)})
     await _until("children of the server", lambda: set(children(server_of(keeper))))
     await _until("processes", lambda: set(marked_processes(server.mark)) - {keeper, server_of(keeper)})
-    await _until("descriptors of the server", lambda: _more(descriptors(server_of(keeper)), before.server))
-    await _until("descriptors of the keeper", lambda: _more(descriptors(keeper), before.keeper))
-    await _until("files of the spool", lambda: _spool_files(spool) - SPOOL_FILES)
+    # Closed shells can be asked for a while, for their last commands, too.
+    shells = FILES_A_SHELL * len(await box.shells())
+    os.kill(keeper, signal.SIGUSR1)  # what the server has let go of may wait in the socket until it is rung
+    await _until("descriptors of the server", lambda: _over(_more(descriptors(server_of(keeper)), before.server), shells))
+    await _until("descriptors of the keeper", lambda: _over(_more(descriptors(keeper), before.keeper), shells))
+    await _until("files of the spool", lambda: _over(sorted(_spool_files(spool) - SPOOL_FILES), shells))
     threads = len(os.listdir(f"/proc/{server_of(keeper)}/task"))
     if threads > before.threads + POOL_THREADS:
         raise Broken(f"the server has {threads} threads; it began with {before.threads}")
-    if (await box.status()).spool_bytes:
+    if not shells and (await box.status()).spool_bytes:
         raise Broken(f"the spool is said to hold {(await box.status()).spool_bytes} bytes of nothing")
 
 
@@ -92,6 +101,12 @@ async def _until(what: str, left: Callable[[], object]) -> None:
 
 def _more(now: tuple[str, ...], before: tuple[str, ...]) -> list[str]:
     return sorted((Counter(now) - Counter(before)).elements())
+
+
+def _over(found: list[str], files: int) -> list[str]:
+    """All of them, if there are more than so many files of the spool, or others."""
+    others = [each for each in found if "holdfast-spool-" not in each and not each[:1].isdecimal()]
+    return found if others or len(found) > files else []
 
 
 def _spool_files(spool: str) -> set[str]:

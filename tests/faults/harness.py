@@ -75,6 +75,7 @@ class Round:
         self._kinds = set(kinds)
         self._job_count = jobs
         self._jobs: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
         self._seen = 0
         self._lost = 0
         self._refused = 0
@@ -85,7 +86,6 @@ class Round:
 
     async def run(self) -> RoundResult:
         began = time.monotonic()
-        counts: Counter[str] = Counter()
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-faults-", dir="/tmp"))
             blob = self._blob(directory)
@@ -99,7 +99,7 @@ class Round:
                         exit_code=0,
                     )
                 )
-                counts = await self._with_server(server, directory, spool, blob)
+                await self._with_server(server, directory, spool, blob)
             except AssertionError as error:
                 self._failures.append(Failure("the round", str(error), ""))
             try:
@@ -113,7 +113,7 @@ class Round:
             seed=self._seed,
             seconds=time.monotonic() - began,
             jobs=dict(self._jobs),
-            faults=dict(counts),
+            faults=dict(self._faults),
             restarts=self._restarts,
             bytes_checked=self._seen,
             bytes_told_lost=self._lost,
@@ -140,7 +140,7 @@ class Round:
 
     async def _with_server(
         self, server: RunningServer, directory: str, spool: str, blob: tuple[str, bytes]
-    ) -> Counter[str]:
+    ) -> None:
         path = os.path.join(directory, "relay.sock")
         async with (
             relaying(path, server.socket, f"relay {self._seed}", self._kinds) as relay,
@@ -160,11 +160,14 @@ class Round:
                 await asyncio.wait((throwing,))
             if not throwing.cancelled() and (error := throwing.exception()) is not None:
                 raise error
+            self._faults = faults.done + Counter({"cut": relay.cuts - faults.done["cut"], "delay": relay.delays})
             self._restarts = (await control.status()).restarts
-            if not self._failures:
-                await aftermath.check(server, control, before, spool)
             self._rss = aftermath.resident_bytes(server_of(server.process.pid))
-            return Counter(faults.done) + Counter({"cut": relay.cuts - faults.done["cut"], "delay": relay.delays})
+            if not self._failures:
+                try:
+                    await aftermath.check(server, control, before, spool)
+                except Broken as error:
+                    self._fail("what is left", str(error), server)
 
     @contextlib.asynccontextmanager
     async def _clients(self, address: str, faults: Faults, blob: tuple[str, bytes]) -> AsyncIterator[list[Sandbox]]:

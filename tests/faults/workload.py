@@ -319,7 +319,7 @@ async def bound(place: Place) -> None:
     """It ends with its connection, and not before."""
     command, data = place.piece(1, 3_000)
     async with connected(place) as own:
-        process = await own.start(place.sh(f"{command} sleep 1000"), lifetime="connection")
+        process = await own.start(place.sh(f"{command} exec sleep 1000"), lifetime="connection")
         await asyncio.sleep(place.rng.uniform(0, 1.0))
         if not (await process.describe()).running:
             raise Broken(f"{place.name}: it ended while its connection was there")

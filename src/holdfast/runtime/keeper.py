@@ -213,6 +213,10 @@ class Keeper:
                 return
             if ended is None:
                 return
+            if ended.si_pid in self._leaders:
+                self._talk()  # the word that it may go waits in the socket, and nobody may ring for it
+                if ended.si_pid not in self._leaders:
+                    continue
             if ended.si_pid in self._leaders or ended.si_pid == self._server:
                 self._reap_due = time.monotonic() + LOOK_AGAIN_SECONDS
                 return
