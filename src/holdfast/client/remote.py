@@ -131,7 +131,13 @@ class RemoteExec:
         return (await self.connection.call(methods.PROCESS_LIST, _EMPTY)).processes
 
     async def forget(self, process_id: str) -> None:
-        await self.connection.call(methods.PROCESS_FORGET, m.ProcessParams(process_id))
+        call = self.connection.begin(methods.PROCESS_FORGET, m.ProcessParams(process_id))
+        try:
+            await self.connection.reply(call)
+        except UnknownProcess:
+            if call.sent < 2:
+                raise
+            # The first time it was forgotten, and the reply was lost.
 
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
         if spec.start_id is None:
