@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in kinds:
         if kind not in KINDS:
             parser.error(f"--faults {kind}: not one of {', '.join(KINDS)}")
+    logging.basicConfig(level=logging.ERROR)  # that connections break is no news here
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr)
     results: list[RoundResult] = []

@@ -400,3 +400,16 @@ async def test_a_shell_is_closed_by_the_end_of_its_server_and_says_so() -> None:
             await asyncio.sleep(0.01)
         again = await box.shell(id=shell.id)
         assert (await again.run("echo hello")).stdout == "hello\n"
+
+
+async def test_a_start_from_a_shell_that_is_repeated_finds_what_the_earlier_server_started() -> None:
+    with running_server() as server:
+        params = {"shellId": "s", "command": "sleep 1000", "processId": "p", "startId": "attempt"}
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            await talk.result("shell/open", shellId="s")
+            first = await talk.result("shell/start", **params)
+        os.kill(server.pid, signal.SIGKILL)
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            assert (await talk.result("shell/start", **params))["pid"] == first["pid"]
