@@ -1,6 +1,6 @@
 """The faults: what is done to the server while jobs run, when, and for how long; all of it drawn from a seed.
 
-Cuts and delays are the relay's. Kills and stops are signals to the server; scarcity is a file that takes all the room
+Cuts and delays are the relay's. Kills and stops are signals to the server, a stall is one to its keeper; scarcity is a file that takes all the room
 of the spool's file system, or a limit on the server's descriptors. Touches the server from outside, and nothing else.
 """
 
@@ -19,9 +19,9 @@ from typing import Final
 
 from .relay import Relay
 
-KINDS: Final = ("kill", "stop", "cut", "delay", "enospc", "emfile")
+KINDS: Final = ("kill", "stop", "stall", "cut", "delay", "enospc", "emfile")
 #: How often each is drawn.
-WEIGHTS: Final = {"kill": 4, "stop": 3, "cut": 2, "enospc": 1, "emfile": 1}
+WEIGHTS: Final = {"kill": 4, "stop": 3, "stall": 1, "cut": 2, "enospc": 1, "emfile": 1}
 #: The keeper waits longer before each start that follows a short life: more kills would only be waited for.
 KILLS_A_ROUND: Final = 5
 #: The size of the file system that can be filled.
@@ -81,6 +81,18 @@ class Faults:
         with contextlib.suppress(ProcessLookupError):
             if pid:
                 os.kill(pid, signal.SIGCONT)
+
+    async def _stall(self) -> None:
+        """The keeper is stopped: a server that asks it something waits, one that dies is not started again yet."""
+        seconds = self._random.uniform(0.02, 0.8)
+        os.kill(self._keeper, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds / 2)
+            if self._random.random() < 0.3 and "kill" in self._kinds:
+                self._signal(signal.SIGKILL)
+            await asyncio.sleep(seconds / 2)
+        finally:
+            os.kill(self._keeper, signal.SIGCONT)
 
     async def _cut(self) -> None:
         self._relay.cut_all()

@@ -23,7 +23,7 @@ import msgspec
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
-from holdfast.testing.servers import RunningServer, running_server
+from holdfast.testing.servers import RunningServer, running_server, server_environment
 
 from . import aftermath
 from .checking import Broken
@@ -39,7 +39,19 @@ CLIENTS: Final = 3
 PATIENCE_SECONDS: Final = 90.0
 #: What a server's log shows of itself at a failure.
 LOG_BYTES: Final = 20_000
-SETTINGS: Final = {"detached_session_seconds": 8.0}
+#: Drawn for each round. Small ones make processes wait for their readers, and writers for their processes.
+SETTINGS: Final[dict[str, tuple[object, ...]]] = {
+    "detached_session_seconds": (8.0,),
+    "retained_output_bytes_per_process": (32 * 1024 * 1024, 1024 * 1024, 128 * 1024),
+    "retained_chunks_per_process": (65_536, 256),
+    "stdin_buffer_bytes": (1024 * 1024, 1024 * 1024, 4_096),
+}
+#: Of these, so many of ten rounds have a server that compacts its ledger again and again.
+COMPACTING_OF_TEN: Final = 5
+COMPACT_AT_ONCE: Final = """
+import holdfast.runtime.ledger as ledger
+ledger.COMPACT_BYTES = 10_000
+"""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -82,6 +94,9 @@ class Round:
         self._failures: list[Failure] = []
         self._skipped: list[str] = []
         self._rss = 0
+        rng = random.Random(f"settings {seed}")
+        self._settings = {name: rng.choice(values) for name, values in SETTINGS.items()}
+        self._compacts = rng.randrange(10) < COMPACTING_OF_TEN
         self._restarts = 0
 
     async def run(self) -> RoundResult:
@@ -94,8 +109,8 @@ class Round:
                 own = os.listdir("/proc/self/fd")
                 server = stack.enter_context(
                     running_server(
-                        settings={**SETTINGS, "spool_directory": spool},
-                        environ={"HOME": directory},
+                        settings={**self._settings, "spool_directory": spool},
+                        environ={"HOME": directory, **self._compacting(directory)},
                         exit_code=0,
                     )
                 )
@@ -129,6 +144,14 @@ class Round:
         with open(path, "wb") as file:
             file.write(data)
         return path, data
+
+    def _compacting(self, directory: str) -> dict[str, str]:
+        """What makes the server compact its ledger often, as one does that has run for long."""
+        if not self._compacts:
+            return {}
+        with open(os.path.join(directory, "sitecustomize.py"), "w") as file:
+            file.write(COMPACT_AT_ONCE)
+        return {"PYTHONPATH": os.pathsep.join((directory, server_environment()["PYTHONPATH"]))}
 
     def _spool(self, directory: str, stack: contextlib.ExitStack) -> str:
         spool = os.path.join(directory, "spool")
@@ -205,7 +228,8 @@ class Round:
         rng = random.Random(f"job {number} {self._seed}")
         kind = rng.choices(list(JOBS), list(JOBS.values()))[0]
         name = f"{kind.__name__} {number}"
-        place = Place(name, rng, box, address, blob, faults.troubles)
+        little = self._settings != {name: values[0] for name, values in SETTINGS.items()}
+        place = Place(name, rng, box, address, blob, faults.troubles, keeps_little=little)
         task = asyncio.create_task(kind(place), name=name)
         done, _ = await asyncio.wait((task,), timeout=PATIENCE_SECONDS)
         if not done:

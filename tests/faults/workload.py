@@ -7,11 +7,11 @@ file of random bytes, so that every byte is known and no two places look alike. 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
-import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import holdfast
 from holdfast.client.process import Process
@@ -19,9 +19,9 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
 from holdfast.errors import HoldfastError, ResourceExhausted, ShellClosed
-from holdfast.model import ExitStatus, TerminalSize
+from holdfast.model import ExitStatus, OutputChunk, TerminalSize
 from holdfast.runtime.signals import signal_name
-from holdfast.testing.servers import is_alive
+from holdfast.testing.servers import Conversation, conversation, is_alive
 
 from .checking import Broken, Following, compare, same
 
@@ -46,6 +46,8 @@ class Place:
         address: str,
         blob: tuple[str, bytes],
         troubles: Callable[[], tuple[int, int]],
+        *,
+        keeps_little: bool = False,
     ) -> None:
         self.name = name
         self.rng = rng
@@ -55,6 +57,8 @@ class Place:
         self.blob_path, self.blob = blob
         self._troubles = troubles
         self._before = troubles()
+        #: Whether a process that nobody reads may lose output, by the server's settings.
+        self.keeps_little = keeps_little
         self.seen = 0
         self.lost = 0
 
@@ -86,9 +90,9 @@ class Place:
         code = self.rng.choice((0, 0, 1, 3, 77, 126, 255))
         return f"exit {code}", ExitStatus(code)
 
-    def count(self, following: Following) -> None:
+    def count(self, following: Following, *, may_lose: bool = False) -> None:
         self.seen += following.seen
-        if following.lost and not self.scarce:
+        if following.lost and not self.scarce and not (may_lose and self.keeps_little):
             raise Broken(f"{self.name}: {following.lost} bytes were told to be lost, and nothing was scarce")
         self.lost += following.lost
 
@@ -239,7 +243,7 @@ async def later(place: Place) -> None:
                     break
             following.all_printed()
             following.ended(await handle.wait())
-            place.count(following)
+            place.count(following, may_lose=True)
 
 
 @contextlib.asynccontextmanager
@@ -315,6 +319,117 @@ async def signals(place: Place) -> None:
         await follow(place, process, {"stdout": printed, "stderr": b""}, ExitStatus(count))
 
 
+async def storm(place: Place) -> None:
+    """Many starts at a time, that end at once."""
+
+    async def one(number: int) -> None:
+        process = await place.box.start(["sh", "-c", f"echo {number}; exit {number % 100}"])
+        async with started(place, process):
+            expected = {"stdout": b"%d\n" % number, "stderr": b""}
+            await follow(place, process, expected, ExitStatus(number % 100))
+
+    results = await asyncio.gather(*(one(n) for n in range(place.rng.randint(5, 40))), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def given_up(place: Place) -> None:
+    """Commands whose caller gives up, or whose time is over: they are killed, with all that they started."""
+    script = "sleep 1000 & sleep 1000; wait"
+    if place.rng.random() < 0.5:
+        try:
+            await place.box.exec(["sh", "-c", script], timeout=place.rng.uniform(0.01, 0.5), timeout_retry=False)
+        except TimeoutError:
+            return
+        raise Broken(f"{place.name}: ended though it sleeps")
+    running = asyncio.create_task(place.box.exec(["sh", "-c", script]))
+    await asyncio.sleep(place.rng.uniform(0, 0.5))
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+        raise Broken(f"{place.name}: ended though it sleeps")
+
+
+async def foreign(place: Place) -> None:
+    """A client by hand, in JSON, that resumes its session and fills holes by reading, as the protocol's page says."""
+    pieces = [place.piece(1, 30_000) for _ in range(place.rng.randint(2, 10))]
+    pause = f"sleep {place.rng.uniform(0.02, 0.3):.3f}; "
+    script = pause.join(command for command, _ in pieces) + "exit 5"
+    client = Foreign(place.address, f"{place.name}-{place.rng.randrange(1 << 30)}")
+    following = Following(place.name, {"stdout": b"".join(data for _, data in pieces), "stderr": b""}, ExitStatus(5))
+    await client.start(place.sh(script))
+    process = await place.box.process(client.process_id)
+    async with started(place, process):
+        await client.read_to_end(following)
+        following.all_printed()
+        following.ended(await process.wait())
+        place.count(following)
+
+
+class Foreign:
+    """One process, pushed; and the session that it was started in."""
+
+    def __init__(self, address: str, process_id: str) -> None:
+        self._address = address
+        self.process_id = process_id
+        self._session: str | None = None
+        self._argv: list[str] = []
+        self._last = 0
+        self._closed = False
+
+    async def start(self, argv: list[str]) -> None:
+        self._argv = argv
+        while True:
+            with contextlib.suppress(ConnectionError):
+                async with self._talk() as talk:
+                    await self._started(talk)
+                    return
+
+    async def _started(self, talk: Conversation) -> None:
+        params = {"processId": self.process_id, "argv": self._argv, "startId": "once", "overflow": "block"}
+        await talk.result("process/start", **params)
+
+    @contextlib.asynccontextmanager
+    async def _talk(self) -> AsyncIterator[Conversation]:
+        async with conversation(self._address) as talk:
+            resume = {} if self._session is None else {"resumeSessionId": self._session}
+            self._session = (await talk.initialize(**resume))["sessionId"]
+            yield talk
+
+    async def read_to_end(self, following: Following) -> None:
+        """From pushes; what went missing between two connections is read."""
+        while not self._closed:
+            with contextlib.suppress(ConnectionError):
+                async with self._talk() as talk:
+                    await self._started(talk)
+                    await self._fill(talk, following)
+                    while not self._closed:
+                        notice = await talk.notice()
+                        if notice["seq"] > self._last + 1:
+                            await self._fill(talk, following)
+                        if notice["seq"] == self._last + 1:
+                            self._take(notice, following)
+
+    async def _fill(self, talk: Conversation, following: Following) -> None:
+        while True:
+            found = await talk.result("process/read", processId=self.process_id, afterSeq=self._last)
+            for chunk in found["chunks"]:
+                self._take(chunk, following)
+            self._last = max(self._last, found["nextSeq"] - 1)
+            if not found["chunks"]:
+                self._closed = self._closed or found["closed"]
+                return
+
+    def _take(self, told: dict[str, Any], following: Following) -> None:
+        self._last = told["seq"]
+        if "chunk" in told:
+            data = base64.b64decode(told["chunk"])
+            following.take(OutputChunk(told["stream"], told["offset"], data, told["seq"]))
+        elif "exitCode" not in told:
+            self._closed = True
+
+
 async def bound(place: Place) -> None:
     """It ends with its connection, and not before."""
     command, data = place.piece(1, 3_000)
@@ -339,15 +454,26 @@ async def pty(place: Place) -> None:
     size = TerminalSize(place.rng.randint(1, 100), place.rng.randint(1, 200))
     process = await place.box.start(place.sh(script), tty=size, overflow="block")
     async with started(place, process):
-        await process.wait_for_output("ready\n")
-        expected = {"pty": b"ready\n" + printed + data}
-        following = asyncio.create_task(follow(place, process, expected, ExitStatus(9)))
+        following = Following(place.name, {"pty": b"ready\n" + printed + data}, ExitStatus(9))
+        ready = asyncio.Event()
+
+        async def read() -> None:
+            async for event in process.events():
+                following.take(event)
+                if following.seen >= len(b"ready\n"):
+                    ready.set()
+            ready.set()
+            following.over()
+            place.count(following)
+
+        reading = asyncio.create_task(read())
         try:
+            await ready.wait()
             await write(place, process, data)
-            await following
+            await reading
         finally:
-            following.cancel()
-            await asyncio.wait((following,))
+            reading.cancel()
+            await asyncio.wait((reading,))
 
 
 async def terminal(place: Place) -> None:
@@ -464,6 +590,9 @@ JOBS: Final[dict[Callable[[Place], Awaitable[None]], int]] = {
     background: 2,
     tree: 2,
     signals: 2,
+    storm: 2,
+    given_up: 2,
+    foreign: 3,
     bound: 1,
     pty: 3,
     terminal: 2,
