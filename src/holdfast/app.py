@@ -222,7 +222,7 @@ async def _serve(
     try:
         if recovery is not None:
             recovery.take_over(exec_)
-            server.sessions.restore(recovery.memory.sessions.values())
+            server.sessions.restore(recovery.memory.sessions.values(), recovery.memory.last_told())
         for address in listen:
             await _listen(server, address, token, no_auth)
         if recovery is not None:

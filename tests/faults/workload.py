@@ -403,7 +403,6 @@ class Foreign:
         while not self._closed:
             with contextlib.suppress(ConnectionError):
                 async with self._talk() as talk:
-                    await self._started(talk)
                     await self._fill(talk, following)
                     while not self._closed:
                         notice = await talk.notice()

@@ -413,3 +413,23 @@ async def test_a_start_from_a_shell_that_is_repeated_finds_what_the_earlier_serv
         async with conversation(server.address("unix")) as talk:
             await talk.initialize()
             assert (await talk.result("shell/start", **params))["pid"] == first["pid"]
+
+
+async def test_pushes_to_a_client_that_resumes_its_session_go_on() -> None:
+    with running_server() as server:
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            await talk.result("process/start", processId="p", argv=["sh", "-c", ON_DEMAND], pipeStdin=True)
+            first = await talk.notice("process/output", processId="p")
+            session = talk.session_id
+            os.kill(server.pid, signal.SIGKILL)
+            await gone(server.pid)
+        async with conversation(server.address("unix")) as talk:
+            assert (await talk.initialize(resumeSessionId=session))["resumed"]
+            await talk.result("process/write", processId="p", chunk=base64.b64encode(b"more\n").decode())
+            second = await talk.notice("process/output", processId="p")
+            assert base64.b64decode(second["chunk"]) == b"got more\n"
+            assert second["seq"] == first["seq"] + 1
+            await talk.result("process/closeStdin", processId="p")
+            assert (await talk.notice("process/exited"))["exitCode"] == 5
+            await talk.notice("process/closed")

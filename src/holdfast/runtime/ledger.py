@@ -207,11 +207,12 @@ class SessionOpened(Record, frozen=True, tag=12):
 
 
 class SessionStarted(Record, frozen=True, tag=13):
-    """A session started a process, which ends with it if it is bound."""
+    """A session started a process, which ends with it if it is bound, and whose events it is told if it is pushed."""
 
     id: str
     process_id: str
     bound: bool
+    pushed: bool = False
 
 
 class SessionEnded(Record, frozen=True, tag=14):
