@@ -433,3 +433,19 @@ async def test_pushes_to_a_client_that_resumes_its_session_go_on() -> None:
             await talk.result("process/closeStdin", processId="p")
             assert (await talk.notice("process/exited"))["exitCode"] == 5
             await talk.notice("process/closed")
+
+
+async def test_a_write_that_is_repeated_after_the_end_of_its_process_was_accepted() -> None:
+    write = {"processId": "p", "chunk": base64.b64encode(b"12345").decode(), "writeId": "w"}
+    with running_server() as server:
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            await talk.result("process/start", processId="p", argv=["head", "-c", "5"], pipeStdin=True)
+            assert (await talk.result("process/write", **write))["status"] == "accepted"
+            await talk.notice("process/closed")
+        os.kill(server.pid, signal.SIGKILL)
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            assert (await talk.result("process/write", **write))["status"] == "accepted"
+            again = {**write, "writeId": "another"}
+            assert (await talk.result("process/write", **again))["status"] == "stdinClosed"

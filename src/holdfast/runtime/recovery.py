@@ -161,8 +161,10 @@ class Recovery:
         return process
 
     def _restore_input(self, remembered: RememberedProcess, process: ManagedProcess, file: Held | None) -> None:
-        if file is not None and isinstance(process.input, KeptInput):
-            process.input.resume(file.fds[0], remembered.input_end, list(remembered.writes))
+        assert isinstance(process.input, KeptInput)
+        process.input.recall(remembered.writes)
+        if file is not None:
+            process.input.resume(file.fds[0], remembered.input_end)
         if remembered.ended is not None:
             process.input.abandon()
         elif remembered.input_closed:
