@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench peers clean
+.PHONY: help demo test lint format bench faults peers clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,6 +46,9 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 
 bench: $(VENV)/installed-dev ## print the benchmark table
 	$(BIN)/python -m bench --markdown README.md
+
+faults: $(VENV)/installed-dev ## kill, stop and cut a server under load for five minutes; nothing may be lost
+	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
 
 peers: $(VENV)/installed-bench ## compare the live shell with others from PyPI
 	$(BIN)/python -m bench.shells

@@ -79,7 +79,9 @@ async def check(server: RunningServer, box: Sandbox, before: Footing, spool: str
     # Closed shells can be asked for a while, for their last commands, too.
     shells = FILES_A_SHELL * len(await box.shells())
     os.kill(keeper, signal.SIGUSR1)  # what the server has let go of may wait in the socket until it is rung
-    await _until("descriptors of the server", lambda: _over(_more(descriptors(server_of(keeper)), before.server), shells))
+    await _until(
+        "descriptors of the server", lambda: _over(_more(descriptors(server_of(keeper)), before.server), shells)
+    )
     await _until("descriptors of the keeper", lambda: _over(_more(descriptors(keeper), before.keeper), shells))
     await _until("files of the spool", lambda: _over(sorted(_spool_files(spool) - SPOOL_FILES), shells))
     threads = len(os.listdir(f"/proc/{server_of(keeper)}/task"))

@@ -97,6 +97,7 @@ class Following:
         if stream not in self._ends:
             raise Broken(f"{self._what}: output on {stream}, which it does not have")
         if offset != self._ends[stream]:
+            how = "there twice" if offset < self._ends[stream] else "missing"
             where = f"offset {offset} comes after offset {self._ends[stream]}"
-            raise Broken(f"{self._what}, {stream}: {where}: bytes are {'twice' if offset < self._ends[stream] else 'missing'}")
+            raise Broken(f"{self._what}, {stream}: {where}: bytes are {how}")
         self._ends[stream] = offset + length

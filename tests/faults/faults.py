@@ -1,7 +1,8 @@
 """The faults: what is done to the server while jobs run, when, and for how long; all of it drawn from a seed.
 
-Cuts and delays are the relay's. Kills and stops are signals to the server, a stall is one to its keeper; scarcity is a file that takes all the room
-of the spool's file system, or a limit on the server's descriptors. Touches the server from outside, and nothing else.
+Cuts and delays are the relay's. Kills and stops are signals to the server, a stall is one to its keeper; scarcity
+is a file that takes all the room of the spool's file system, or a limit on the server's descriptors. Touches the
+server from outside, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rounds: a server, a workload and faults from one seed; then the look at what is left. `python -m tests.faults`.
 
-A round is repeated by its seed alone: the jobs, what they print, the faults and the pauses between them are the same,
-and only the machine's timing is not. Starts servers of its own in directories of its own.
+A round is repeated by its seed alone: the jobs, what they print, the faults and the pauses between them are the
+same, and only the machine's timing is not. Starts servers of its own in directories of its own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from holdfast.testing.servers import RunningServer, running_server, server_envir
 from . import aftermath
 from .checking import Broken
 from .faults import Faults, server_of, small_spool
+from .place import BLOB_BYTES, Place, connected
 from .relay import relaying
-from .workload import BLOB_BYTES, JOBS, Place, connected
+from .workload import JOBS
 
 JOBS_A_ROUND: Final = 60
 JOBS_AT_A_TIME: Final = 8
@@ -101,12 +102,12 @@ class Round:
 
     async def run(self) -> RoundResult:
         began = time.monotonic()
+        own = os.listdir("/proc/self/fd")
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-faults-", dir="/tmp"))
             blob = self._blob(directory)
             spool = self._spool(directory, stack)
             try:
-                own = os.listdir("/proc/self/fd")
                 server = stack.enter_context(
                     running_server(
                         settings={**self._settings, "spool_directory": spool},
@@ -123,7 +124,8 @@ class Round:
             except AssertionError as error:
                 self._failures.append(Failure("the server's end", str(error), ""))
             if len(os.listdir("/proc/self/fd")) > len(own):
-                self._failures.append(Failure("the client", f"descriptors are left: {aftermath.descriptors(os.getpid())}", ""))
+                left = aftermath.descriptors(os.getpid())
+                self._failures.append(Failure("the client", f"descriptors are left: {left}", ""))
         return RoundResult(
             seed=self._seed,
             seconds=time.monotonic() - began,
@@ -173,7 +175,7 @@ class Round:
             faults = Faults(server.process.pid, relay, f"faults {self._seed}", self._kinds, spool)
             throwing = asyncio.create_task(faults.run())
             try:
-                async with self._clients(f"unix:{path}", faults, blob) as boxes:
+                async with self._clients(f"unix:{path}") as boxes:
                     await self._work(boxes, f"unix:{path}", blob, faults, server)
                     throwing.cancel()
                     await asyncio.wait((throwing,))
@@ -193,14 +195,9 @@ class Round:
                     self._fail("what is left", str(error), server)
 
     @contextlib.asynccontextmanager
-    async def _clients(self, address: str, faults: Faults, blob: tuple[str, bytes]) -> AsyncIterator[list[Sandbox]]:
+    async def _clients(self, address: str) -> AsyncIterator[list[Sandbox]]:
         async with contextlib.AsyncExitStack() as stack:
-            boxes = []
-            for number in range(CLIENTS):
-                rng = random.Random(f"client {number} {self._seed}")
-                place = Place(f"client {number}", rng, None, address, blob, faults.troubles)
-                boxes.append(await stack.enter_async_context(connected(place)))
-            yield boxes
+            yield [await stack.enter_async_context(connected(address)) for _ in range(CLIENTS)]
 
     async def _work(
         self, boxes: list[Sandbox], address: str, blob: tuple[str, bytes], faults: Faults, server: RunningServer

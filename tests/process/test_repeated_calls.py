@@ -89,7 +89,10 @@ async def test_a_request_whose_connection_breaks_before_its_turn_leaves_no_trace
     connection = Server(exec_).connect()
     _, channel, _ = memory_pair(connection, connection)
     connection.open(channel)
-    for id, method, params in ((1, "initialize", {"clientName": "test"}), (2, "process/forget", {"processId": "x"})):
+    for id, method, params in (
+        (1, "initialize", {"clientName": "test"}),
+        (2, "process/forget", {"processId": "x"}),
+    ):
         connection.message_received(json.dumps({"id": id, "method": method, "params": params}).encode())
     connection.connection_lost(None)
     await asyncio.sleep(0)

@@ -207,7 +207,7 @@ class SessionOpened(Record, frozen=True, tag=12):
 
 
 class SessionStarted(Record, frozen=True, tag=13):
-    """A session started a process, which ends with it if it is bound, and whose events it is told if it is pushed."""
+    """A session started a process: it ends with it if it is bound, and is told its events if they are pushed."""
 
     id: str
     process_id: str
