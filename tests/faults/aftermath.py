@@ -41,8 +41,10 @@ class Footing(msgspec.Struct, frozen=True):
     threads: int
 
 
-def footing(server: RunningServer) -> Footing:
+async def footing(server: RunningServer) -> Footing:
     keeper = server.process.pid
+    # The server is up once it listens; the keeper may read of its sockets and its spool a moment later.
+    await _until("things that the keeper does not hold yet", lambda: _awaited(descriptors(keeper)))
     pid = server_of(keeper)
     return Footing(descriptors(pid), descriptors(keeper), len(os.listdir(f"/proc/{pid}/task")))
 
@@ -99,6 +101,11 @@ async def _until(what: str, left: Callable[[], object]) -> None:
         if loop.time() > deadline:
             raise Broken(f"{what} are left: {_named(found)}")
         await asyncio.sleep(0.05)
+
+
+def _awaited(found: tuple[str, ...]) -> list[str]:
+    spool = any("holdfast-spool-" in each for each in found)
+    return [] if spool and found.count("socket:") >= 2 else ["the spool's lock, or the socket that listens"]
 
 
 def _more(now: tuple[str, ...], before: tuple[str, ...]) -> list[str]:

@@ -171,7 +171,7 @@ class Round:
             relaying(path, server.socket, f"relay {self._seed}", self._kinds) as relay,
             holdfast.connect(server.address("unix")) as control,
         ):
-            before = aftermath.footing(server)
+            before = await aftermath.footing(server)
             faults = Faults(server.process.pid, relay, f"faults {self._seed}", self._kinds, spool)
             throwing = asyncio.create_task(faults.run())
             try:

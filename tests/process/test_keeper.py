@@ -107,6 +107,27 @@ link.stop()
     assert said == f"{[(os.CLD_EXITED, 7), (os.CLD_KILLED, 9)]}\n[None, None]\n", log
 
 
+def test_what_a_server_handed_over_is_kept_though_it_died_with_an_answer_unread(
+    play: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = play(
+        """
+import select
+if turn == 0:
+    link.up()
+    link._send(("STATUS", 1))
+    link.ring()
+    select.select([link], [], [])
+    link.keep("late", [0], "/some/path")
+    os.kill(os.getpid(), 9)
+say(str(sorted(held)))
+link.stop()
+"""
+    )
+    said, log = process.communicate(timeout=60)
+    assert said == "['late']\n", log
+
+
 def test_a_leader_that_may_go_is_gone_though_nobody_rings(play: Callable[..., subprocess.Popen[str]]) -> None:
     process = play(
         """

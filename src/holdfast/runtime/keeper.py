@@ -246,6 +246,9 @@ class Keeper:
                 packet, extra, _, _ = self._link.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 break
+            except ConnectionResetError:
+                # It died with an answer unread. The kernel tells that first, once; what it had said is still there.
+                continue
             except ConnectionError:
                 packet, extra = b"", []
             if not packet:
