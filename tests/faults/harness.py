@@ -190,7 +190,7 @@ class Round:
             self._rss = aftermath.resident_bytes(server_of(server.process.pid))
             if not self._failures:
                 try:
-                    await aftermath.check(server, control, before, spool)
+                    await aftermath.check(server, control, before, spool, scarce=faults.scarcities > 0)
                 except Broken as error:
                     self._fail("what is left", str(error), server)
 
