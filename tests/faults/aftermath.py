@@ -57,7 +57,7 @@ def descriptors(pid: int) -> tuple[str, ...]:
             target = os.readlink(f"/proc/{pid}/fd/{name}")
         except FileNotFoundError:
             continue  # it was closed meanwhile
-        found.append(re.sub(r"\[\d+\]", "", target))
+        found.append(re.sub(r"\[\d+\]|(?<=^/proc/)\d+", "", target))
     return tuple(sorted(found))
 
 
