@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, ShellClosed, UnknownProcess
 from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec, TerminalSize
-from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server
+from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
 
 #: Prints numbered lines, each when it is told to go on: a line of input.
 ON_DEMAND = "echo ready; while read line; do echo got $line; done; echo end; exit 5"
@@ -449,3 +450,35 @@ async def test_a_write_that_is_repeated_after_the_end_of_its_process_was_accepte
             assert (await talk.result("process/write", **write))["status"] == "accepted"
             again = {**write, "writeId": "another"}
             assert (await talk.result("process/write", **again))["status"] == "stdinClosed"
+
+
+#: Makes a server kill itself at one place, once: while the file is there.
+DIE_BEFORE = """
+import os, signal
+from {module} import {owner}
+def die(*arguments, method={owner}.{method}, **more):
+    if os.path.exists({flag!r}):
+        os.unlink({flag!r})
+        os.kill(os.getpid(), signal.SIGKILL)
+    return method(*arguments, **more)
+{owner}.{method} = die
+"""
+
+
+async def test_a_kill_between_the_note_of_a_close_and_the_letting_go_leaves_no_descriptor(tmp_path: Path) -> None:
+    flag = tmp_path / "die"
+    script = DIE_BEFORE.format(module="holdfast.runtime.kept", owner="Notes", method="let_go", flag=str(flag))
+    (tmp_path / "sitecustomize.py").write_text(script)
+    path = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))
+    with running_server(environ={"PYTHONPATH": path}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            await read_all(await box.start(["true"]))
+            before = server.open_descriptors()
+            flag.touch()
+            process = await box.start(["true"])
+            await read_all(process)
+            await process.wait()
+            status = await box.status()
+            assert (status.restarts, flag.exists()) == (1, False)
+            server.pid = status.pid
+            assert server.open_descriptors() == before

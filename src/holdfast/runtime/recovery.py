@@ -109,7 +109,8 @@ class Recovery:
             ended = l.Ended(begun.key, 255, None, time.time())
             notes.write(ended)
             remembered.replay(ended, 0)
-        streams = self.held(notes.output_key)
+        # One that is noted as closed may have died before it let go of its streams: they are released.
+        streams = self.held(notes.output_key) if remembered.closed is None else None
         if streams is None and remembered.closed is None:
             log.error("process %r: its streams are lost", begun.spec.process_id)
         outputs = {} if streams is None else dict(zip(notes.logs, streams.fds, strict=False))
