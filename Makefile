@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak fuzz peers clean
+.PHONY: help demo test lint format bench faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -50,6 +50,9 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 
 bench: $(VENV)/installed-dev ## print the benchmark table
 	$(BIN)/python -m bench --markdown README.md
+
+faults: $(VENV)/installed-dev ## kill, stop and cut a server under load for five minutes; nothing may be lost
+	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
 
 soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)

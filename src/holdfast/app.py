@@ -250,7 +250,7 @@ async def _serve(
         if recovery is not None:
             await recovery.end_doomed()
             recovery.take_over(exec_)
-            server.sessions.restore(recovery.memory.sessions.values())
+            server.sessions.restore(recovery.memory.sessions.values(), recovery.memory.last_told())
         for address in listen:
             await _listen(server, address, token, no_auth)
         if recovery is not None:

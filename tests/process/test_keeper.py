@@ -137,6 +137,52 @@ link.stop()
     assert said == f"{[(os.CLD_EXITED, 7), (os.CLD_KILLED, 9)]}\n[None, None]\n", log
 
 
+def test_what_a_server_handed_over_is_kept_though_it_died_with_an_answer_unread(
+    play: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = play(
+        """
+import select
+if turn == 0:
+    link.up()
+    link._send(("STATUS", 1))
+    link.ring()
+    select.select([link], [], [])
+    link.keep("late", [0], "/some/path")
+    os.kill(os.getpid(), 9)
+say(str(sorted(held)))
+link.stop()
+"""
+    )
+    said, log = process.communicate(timeout=60)
+    assert said == "['late']\n", log
+
+
+def test_a_leader_that_may_go_is_gone_though_nobody_rings(play: Callable[..., subprocess.Popen[str]]) -> None:
+    process = play(
+        """
+import time
+if turn == 0:
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 7"], os.environ)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    link.keep(str(pid), [0])
+    link.up()
+    os.kill(os.getpid(), 9)
+pid = int(next(iter(held)))
+link.lead([pid])
+link.up()
+assert link.status(pid) == (os.CLD_EXITED, 7)
+link.free(pid)
+while os.path.exists(f"/proc/{pid}"):
+    time.sleep(0.01)
+say("gone")
+link.stop()
+"""
+    )
+    said, log = process.communicate(timeout=60)
+    assert said == "gone\n", log
+
+
 @pytest.mark.parametrize("orphaned_jobs", ["kill", "keep"])
 def test_it_gives_up_on_a_server_that_does_not_come_up(
     play: Callable[..., subprocess.Popen[str]], orphaned_jobs: str, tmp_path: Path

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, ShellClosed, UnknownProcess
 from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec, TerminalSize
-from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server
+from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
 
 #: Prints numbered lines, each when it is told to go on: a line of input.
 ON_DEMAND = "echo ready; while read line; do echo got $line; done; echo end; exit 5"
@@ -403,3 +404,84 @@ async def test_a_shell_is_closed_by_the_end_of_its_server_and_says_so() -> None:
             await asyncio.sleep(0.01)
         again = await box.shell(id=shell.id)
         assert (await again.run("echo hello")).stdout == "hello\n"
+
+
+async def test_a_start_from_a_shell_that_is_repeated_finds_what_the_earlier_server_started() -> None:
+    with running_server() as server:
+        params = {"shellId": "s", "command": "sleep 1000", "processId": "p", "startId": "attempt"}
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            await talk.result("shell/open", shellId="s")
+            first = await talk.result("shell/start", **params)
+        os.kill(server.pid, signal.SIGKILL)
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            assert (await talk.result("shell/start", **params))["pid"] == first["pid"]
+
+
+async def test_pushes_to_a_client_that_resumes_its_session_go_on() -> None:
+    with running_server() as server:
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            await talk.result("process/start", processId="p", argv=["sh", "-c", ON_DEMAND], pipeStdin=True)
+            first = await talk.notice("process/output", processId="p")
+            session = talk.session_id
+            os.kill(server.pid, signal.SIGKILL)
+            await gone(server.pid)
+        async with conversation(server.address("unix")) as talk:
+            assert (await talk.initialize(resumeSessionId=session))["resumed"]
+            await talk.result("process/write", processId="p", chunk=base64.b64encode(b"more\n").decode())
+            second = await talk.notice("process/output", processId="p")
+            assert base64.b64decode(second["chunk"]) == b"got more\n"
+            assert second["seq"] == first["seq"] + 1
+            await talk.result("process/closeStdin", processId="p")
+            assert (await talk.notice("process/exited"))["exitCode"] == 5
+            await talk.notice("process/closed")
+
+
+async def test_a_write_that_is_repeated_after_the_end_of_its_process_was_accepted() -> None:
+    write = {"processId": "p", "chunk": base64.b64encode(b"12345").decode(), "writeId": "w"}
+    with running_server() as server:
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            await talk.result("process/start", processId="p", argv=["head", "-c", "5"], pipeStdin=True)
+            assert (await talk.result("process/write", **write))["status"] == "accepted"
+            await talk.notice("process/closed")
+        os.kill(server.pid, signal.SIGKILL)
+        async with conversation(server.address("unix")) as talk:
+            await talk.initialize()
+            assert (await talk.result("process/write", **write))["status"] == "accepted"
+            again = {**write, "writeId": "another"}
+            assert (await talk.result("process/write", **again))["status"] == "stdinClosed"
+
+
+#: Makes a server kill itself at one place, once: while the file is there.
+DIE_BEFORE = """
+import os, signal
+from {module} import {owner}
+def die(*arguments, method={owner}.{method}, **more):
+    if os.path.exists({flag!r}):
+        os.unlink({flag!r})
+        os.kill(os.getpid(), signal.SIGKILL)
+    return method(*arguments, **more)
+{owner}.{method} = die
+"""
+
+
+async def test_a_kill_between_the_note_of_a_close_and_the_letting_go_leaves_no_descriptor(tmp_path: Path) -> None:
+    flag = tmp_path / "die"
+    script = DIE_BEFORE.format(module="holdfast.runtime.kept", owner="Notes", method="let_go", flag=str(flag))
+    (tmp_path / "sitecustomize.py").write_text(script)
+    path = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))
+    with running_server(environ={"PYTHONPATH": path}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            await read_all(await box.start(["true"]))
+            before = server.open_descriptors()
+            flag.touch()
+            process = await box.start(["true"])
+            await read_all(process)
+            await process.wait()
+            status = await box.status()
+            assert (status.restarts, flag.exists()) == (1, False)
+            server.pid = status.pid
+            assert server.open_descriptors() == before

@@ -53,7 +53,7 @@ MISSED_PINGS: Final = 2
 class Call(Generic[R]):
     """A request that waits for its reply, through as many channels as it takes."""
 
-    __slots__ = ("future", "id", "method", "on_reply", "params", "renew", "size")
+    __slots__ = ("future", "id", "method", "on_reply", "params", "renew", "sent", "size")
 
     def __init__(self, method: Method[Any, R], params: object, future: asyncio.Future[R]) -> None:
         #: Called before anybody who awaits the reply, in the same turn of the loop.
@@ -65,6 +65,8 @@ class Call(Generic[R]):
         self.params = params
         self.future = future
         self.size = 0
+        #: On how many channels: the reply of an earlier one may be lost, and what it asked for may be done.
+        self.sent = 0
 
     def replied(self, result: R, error: HoldfastError | None) -> None:
         if self.future.done():
@@ -173,6 +175,7 @@ class Connection:
             )
         self._calls[call.id] = call
         if self._open:
+            call.sent += 1
             self._channel().send(message)
         return call
 
@@ -322,6 +325,7 @@ class Connection:
         channel.send(self._peer.codec.notification(methods.INITIALIZED.name, m.Empty()))
         for call in list(self._calls.values()):
             if not call.future.done():
+                call.sent += 1
                 params = call.params if call.renew is None else call.renew()
                 channel.send(self._peer.codec.request(call.id, call.method.name, params))
         for reader in list(self._readers.values()):

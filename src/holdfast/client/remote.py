@@ -112,7 +112,13 @@ class RemoteExec:
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
         params = m.TerminateParams(process_id, _milliseconds(grace), force)
-        return (await self.connection.call(methods.PROCESS_TERMINATE, params)).running
+        call = self.connection.begin(methods.PROCESS_TERMINATE, params)
+        running = (await self.connection.reply(call)).running
+        if not running and call.sent > 1:
+            # The first attempt may have ended it, and its reply was lost: then a signal did.
+            status = await self.wait(process_id, timeout=0.0)
+            running = status is not None and status.signal is not None
+        return running
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
         params = m.WaitParams(process_id, None if timeout is None else _milliseconds(timeout))
@@ -131,7 +137,13 @@ class RemoteExec:
         return (await self.connection.call(methods.PROCESS_LIST, _EMPTY)).processes
 
     async def forget(self, process_id: str) -> None:
-        await self.connection.call(methods.PROCESS_FORGET, m.ProcessParams(process_id))
+        call = self.connection.begin(methods.PROCESS_FORGET, m.ProcessParams(process_id))
+        try:
+            await self.connection.reply(call)
+        except UnknownProcess:
+            if call.sent < 2:
+                raise
+            # The first time it was forgotten, and the reply was lost.
 
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
         if spec.start_id is None:

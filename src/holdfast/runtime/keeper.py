@@ -372,6 +372,10 @@ class Keeper:
                 return
             if ended is None:
                 return
+            if ended.si_pid in self._leaders:
+                self._talk()  # the word that it may go waits in the socket, and nobody may ring for it
+                if ended.si_pid not in self._leaders:
+                    continue
             if ended.si_pid in self._leaders or ended.si_pid == self._server:
                 self._reap_due = time.monotonic() + LOOK_AGAIN_SECONDS
                 return
@@ -406,6 +410,9 @@ class Keeper:
                 packet, descriptors, complete = _receive(self._link)
             except BlockingIOError:
                 break
+            except ConnectionResetError:
+                # It died with an answer unread. The kernel tells that first, once; what it had said is still there.
+                continue
             except ConnectionError:
                 packet, descriptors, complete = b"", [], True
             if not packet:

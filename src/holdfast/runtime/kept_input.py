@@ -19,6 +19,8 @@ from holdfast.runtime.libc import punch_hole
 from holdfast.runtime.output_log import PAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from holdfast.runtime.kept import Notes
 
 #: Delivered input is given back once it is so much.
@@ -42,14 +44,17 @@ class KeptInput(InputQueue):
         self._given_back = 0
         self._waits = False
 
-    def resume(self, file: int, end: int, write_ids: list[str]) -> None:
+    def recall(self, write_ids: Iterable[str]) -> None:
+        """An earlier server has accepted these, whatever became of the process since."""
+        for write_id in write_ids:
+            self._remember(write_id)
+
+    def resume(self, file: int, end: int) -> None:
         """Go on where an earlier server was. `end` is what it had accepted."""
         self._file, self._end = file, end
         # It may have died after it wrote and before it accepted: then the caller writes again.
         os.ftruncate(file, end)
         self._sent = os.lseek(file, 0, os.SEEK_CUR)
-        for write_id in write_ids:
-            self._remember(write_id)
         self._go_on()
 
     def close(self) -> None:

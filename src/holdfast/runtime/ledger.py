@@ -229,11 +229,12 @@ class SessionOpened(Record, frozen=True, tag=12):
 
 
 class SessionStarted(Record, frozen=True, tag=13):
-    """A session started a process, which ends with it if it is bound."""
+    """A session started a process: it ends with it if it is bound, and is told its events if they are pushed."""
 
     id: str
     process_id: str
     bound: bool
+    pushed: bool = False
 
 
 class SessionEnded(Record, frozen=True, tag=14):
@@ -510,8 +511,8 @@ def _decode_all(data: bytes, name: str) -> Iterator[AnyRecord | Head]:
             record = decoder.decode(view[start:end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SandboxError(
-                f"{name} is damaged at byte {start - _PREFIX_BYTES}, or of a version that holdfast {__version__} does"
-                f" not know: {error}; serve with the version that wrote it, {program}, or a later one"
+                f"{name} is damaged at byte {start - _PREFIX_BYTES}, or of a version that holdfast {__version__}"
+                f" does not know: {error}; serve with the version that wrote it, {program}, or a later one"
             ) from None
         if isinstance(record, Head):
             program = record.program

@@ -378,6 +378,9 @@ class LocalExec:
     async def start_in_shell(
         self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
     ) -> ProcessInfo:
+        started = self._processes.get(process_id)
+        if started is not None and start_id is not None and started.spec.start_id == start_id:
+            return started.info()  # by an earlier attempt, whatever became of the shell since
         spec, script = await self.shells.background(shell_id, command, process_id, start_id)
         existing = self._existing(spec)
         if existing is not None:

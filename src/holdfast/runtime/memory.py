@@ -167,6 +167,8 @@ class RememberedSession:
     def __init__(self, opened: l.SessionOpened) -> None:
         self.opened = opened
         self.processes: dict[str, bool] = {}
+        #: Those of them whose events it is told without having asked.
+        self.pushed: set[str] = set()
 
 
 class Memory:
@@ -204,6 +206,8 @@ class Memory:
                 case l.SessionStarted():
                     if record.id in self.sessions:
                         self.sessions[record.id].processes[record.process_id] = record.bound
+                        if record.pushed:
+                            self.sessions[record.id].pushed.add(record.process_id)
                 case l.SessionEnded():
                     self.sessions.pop(record.id, None)
                 case _:
@@ -220,6 +224,14 @@ class Memory:
         if opening is not None:
             process.terminal = RememberedTerminal(opening)
 
+    def last_told(self) -> dict[str, int]:
+        """The last number that anybody may have been told of each process that was not closed."""
+        return {
+            each.begun.spec.process_id: each.journal.last_seq
+            for each in self.processes.values()
+            if each.closed is None
+        }
+
     def records(self) -> Iterator[l.AnyRecord]:
         """The fewest that tell the same. The last key is told even if its process is forgotten."""
         yield l.Forgotten(self.last_key)
@@ -229,8 +241,10 @@ class Memory:
         yield from self.runs
         yield from self.shells.values()
         running = {each.begun.spec.process_id for each in self.processes.values() if each.ended is None}
+        told = self.last_told()
         for session in self.sessions.values():
             yield session.opened
             for process_id, bound in session.processes.items():
-                if process_id in running:
-                    yield l.SessionStarted(session.opened.id, process_id, bound)
+                pushed = process_id in session.pushed
+                if process_id in running or (pushed and process_id in told):
+                    yield l.SessionStarted(session.opened.id, process_id, bound, pushed)

@@ -146,7 +146,8 @@ class Recovery:
             ended = l.Ended(begun.key, 255, None, time.time())
             notes.write(ended)
             remembered.replay(ended, 0)
-        streams = self.held(notes.output_key)
+        # One that is noted as closed may have died before it let go of its streams: they are released.
+        streams = self.held(notes.output_key) if remembered.closed is None else None
         if streams is None and remembered.closed is None and remembered.detached is None:
             log.error("process %r: its streams are lost", begun.spec.process_id)
         outputs = {} if streams is None else dict(zip(notes.logs, streams.fds, strict=False))
@@ -200,8 +201,10 @@ class Recovery:
         return process
 
     def _restore_input(self, remembered: RememberedProcess, process: ManagedProcess, file: Held | None) -> None:
-        if file is not None and isinstance(process.input, KeptInput):
-            process.input.resume(file.fds[0], remembered.input_end, list(remembered.writes))
+        assert isinstance(process.input, KeptInput)
+        process.input.recall(remembered.writes)
+        if file is not None:
+            process.input.resume(file.fds[0], remembered.input_end)
         if remembered.ended is not None:
             process.input.abandon()
         elif remembered.input_closed:

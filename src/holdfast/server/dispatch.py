@@ -147,8 +147,9 @@ class Dispatcher:
     ) -> m.StartResult:
         if connection.session is not None:  # else the connection broke while the launcher was at work
             bound = params.lifetime == "connection"
-            self._sessions.started(connection.session, params.process_id, bound=bound)
-            if params.subscribe is True:
+            pushed = params.subscribe is True
+            self._sessions.started(connection.session, params.process_id, bound=bound, pushed=pushed)
+            if pushed:
                 connection.outbox.subscribe(process)
             elif isinstance(params.subscribe, m.SubscribeSpec):
                 wanted = params.subscribe

@@ -16,7 +16,7 @@ from holdfast.errors import UnknownProcess, UnknownShell
 from holdfast.runtime.ledger import Ledger, SessionEnded, SessionOpened, SessionRecord, SessionStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.memory import RememberedSession
@@ -93,21 +93,25 @@ class Sessions:
         session.positions = positions
         self._await_return(session)
 
-    def started(self, session: Session, process_id: str, *, bound: bool) -> None:
+    def started(self, session: Session, process_id: str, *, bound: bool, pushed: bool = False) -> None:
         if process_id not in session.processes:
-            self._note(SessionStarted(session.id, process_id, bound))
+            self._note(SessionStarted(session.id, process_id, bound, pushed))
         session.processes.add(process_id)
         if bound:
             session.bound.add(process_id)
             self._unclaimed.bound.discard(process_id)
 
-    def restore(self, remembered: Iterable[RememberedSession]) -> None:
-        """Have the sessions of an earlier server; their clients come back, as after a broken connection."""
+    def restore(self, remembered: Iterable[RememberedSession], told: Mapping[str, int]) -> None:
+        """Have the sessions of an earlier server; their clients come back, as after a broken connection.
+
+        Their plain pushes go on behind what that server may have `told`.
+        """
         claimed: set[str] = set()
         for each in remembered:
             session = self._sessions[each.opened.id] = Session(each.opened.client_name, each.opened.id)
             session.processes = {id for id in each.processes if self._exec.is_running(id)}
             session.bound = {id for id in session.processes if each.processes[id]}
+            session.positions = {id: told[id] for id in each.pushed if id in told}
             claimed |= session.bound
             self._await_return(session)
         self._unclaimed.bound = set(self._exec.bound_processes()) - claimed

@@ -299,7 +299,8 @@ class StreamLine:
         await self.writer.drain()
 
     async def read(self) -> bytes:
-        return await self.reader.readline()
+        line = await self.reader.readline()
+        return line if line.endswith(b"\n") else b""  # half a message is none
 
     async def close(self) -> None:
         self.writer.close()

@@ -1,0 +1,256 @@
+"""Rounds: a server, a workload and faults from one seed; then the look at what is left. `python -m tests.faults`.
+
+A round is repeated by its seed alone: the jobs, what they print, the faults and the pauses between them are the
+same, and only the machine's timing is not. Starts servers of its own in directories of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import random
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
+from typing import Final
+
+import msgspec
+
+import holdfast
+from holdfast.client.sandbox import Sandbox
+from holdfast.errors import ResourceExhausted
+from holdfast.testing.servers import RunningServer, running_server, server_environment
+
+from . import aftermath
+from .checking import Broken
+from .faults import Faults, server_of, small_spool
+from .place import BLOB_BYTES, Place, connected
+from .relay import relaying
+from .workload import JOBS
+
+JOBS_A_ROUND: Final = 60
+JOBS_AT_A_TIME: Final = 8
+#: Clients that the jobs share; each is a connection through the relay.
+CLIENTS: Final = 3
+#: A job takes seconds. One that takes this long waits for something that will not come.
+PATIENCE_SECONDS: Final = 90.0
+#: What a server's log shows of itself at a failure.
+LOG_BYTES: Final = 20_000
+#: Drawn for each round. Small ones make processes wait for their readers, and writers for their processes.
+SETTINGS: Final[dict[str, tuple[object, ...]]] = {
+    "detached_session_seconds": (8.0,),
+    "retained_output_bytes_per_process": (32 * 1024 * 1024, 1024 * 1024, 128 * 1024),
+    "retained_chunks_per_process": (65_536, 256),
+    "stdin_buffer_bytes": (1024 * 1024, 1024 * 1024, 4_096),
+}
+#: Of these, so many of ten rounds have a server that compacts its ledger again and again.
+COMPACTING_OF_TEN: Final = 5
+COMPACT_AT_ONCE: Final = """
+import holdfast.runtime.ledger as ledger
+ledger.COMPACT_BYTES = 10_000
+"""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One broken invariant."""
+
+    job: str
+    what: str
+    log: str
+
+
+class RoundResult(msgspec.Struct, frozen=True):
+    """What one round did."""
+
+    seed: int
+    seconds: float
+    jobs: dict[str, int]
+    faults: dict[str, int]
+    restarts: int
+    bytes_checked: int
+    #: Told as gaps or refusals while something was scarce.
+    bytes_told_lost: int
+    refused: int
+    server_rss: int
+    failures: tuple[Failure, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+class Round:
+    """One server and what happens to it."""
+
+    def __init__(self, seed: int, kinds: Collection[str], jobs: int = JOBS_A_ROUND) -> None:
+        self._seed = seed
+        self._kinds = set(kinds)
+        self._job_count = jobs
+        self._jobs: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
+        self._seen = 0
+        self._lost = 0
+        self._refused = 0
+        self._failures: list[Failure] = []
+        self._skipped: list[str] = []
+        self._rss = 0
+        rng = random.Random(f"settings {seed}")
+        self._settings = {name: rng.choice(values) for name, values in SETTINGS.items()}
+        self._compacts = rng.randrange(10) < COMPACTING_OF_TEN
+        self._restarts = 0
+
+    async def run(self) -> RoundResult:
+        began = time.monotonic()
+        own = os.listdir("/proc/self/fd")
+        with contextlib.ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-faults-", dir="/tmp"))
+            blob = self._blob(directory)
+            spool = self._spool(directory, stack)
+            try:
+                server = stack.enter_context(
+                    running_server(
+                        settings={**self._settings, "spool_directory": spool},
+                        environ={"HOME": directory, **self._compacting(directory)},
+                        exit_code=0,
+                    )
+                )
+                await self._with_server(server, directory, spool, blob)
+            except AssertionError as error:
+                self._failures.append(Failure("the round", str(error), ""))
+            try:
+                # Leaves the server: its end is part of the round.
+                stack.close()
+            except AssertionError as error:
+                self._failures.append(Failure("the server's end", str(error), ""))
+            if len(os.listdir("/proc/self/fd")) > len(own):
+                left = aftermath.descriptors(os.getpid())
+                self._failures.append(Failure("the client", f"descriptors are left: {left}", ""))
+        return RoundResult(
+            seed=self._seed,
+            seconds=time.monotonic() - began,
+            jobs=dict(self._jobs),
+            faults=dict(self._faults),
+            restarts=self._restarts,
+            bytes_checked=self._seen,
+            bytes_told_lost=self._lost,
+            refused=self._refused,
+            server_rss=self._rss,
+            failures=tuple(self._failures),
+            skipped=tuple(self._skipped),
+        )
+
+    def _blob(self, directory: str) -> tuple[str, bytes]:
+        data = random.Random(self._seed).randbytes(BLOB_BYTES)
+        path = os.path.join(directory, "blob")
+        with open(path, "wb") as file:
+            file.write(data)
+        return path, data
+
+    def _compacting(self, directory: str) -> dict[str, str]:
+        """What makes the server compact its ledger often, as one does that has run for long."""
+        if not self._compacts:
+            return {}
+        with open(os.path.join(directory, "sitecustomize.py"), "w") as file:
+            file.write(COMPACT_AT_ONCE)
+        return {"PYTHONPATH": os.pathsep.join((directory, server_environment()["PYTHONPATH"]))}
+
+    def _spool(self, directory: str, stack: contextlib.ExitStack) -> str:
+        spool = os.path.join(directory, "spool")
+        os.mkdir(spool)
+        if not stack.enter_context(small_spool(spool)) and "enospc" in self._kinds:
+            self._kinds.discard("enospc")
+            self._skipped.append("enospc: no file system can be mounted here")
+        return spool
+
+    async def _with_server(
+        self, server: RunningServer, directory: str, spool: str, blob: tuple[str, bytes]
+    ) -> None:
+        path = os.path.join(directory, "relay.sock")
+        async with (
+            relaying(path, server.socket, f"relay {self._seed}", self._kinds) as relay,
+            holdfast.connect(server.address("unix")) as control,
+        ):
+            before = await aftermath.footing(server)
+            faults = Faults(server.process.pid, relay, f"faults {self._seed}", self._kinds, spool)
+            throwing = asyncio.create_task(faults.run())
+            try:
+                async with self._clients(f"unix:{path}") as boxes:
+                    await self._work(boxes, f"unix:{path}", blob, faults, server)
+                    throwing.cancel()
+                    await asyncio.wait((throwing,))
+                    relay.peaceful = True
+            finally:
+                throwing.cancel()
+                await asyncio.wait((throwing,))
+            if not throwing.cancelled() and (error := throwing.exception()) is not None:
+                raise error
+            self._faults = faults.done + Counter({"cut": relay.cuts - faults.done["cut"], "delay": relay.delays})
+            self._restarts = (await control.status()).restarts
+            self._rss = aftermath.resident_bytes(server_of(server.process.pid))
+            if not self._failures:
+                try:
+                    await aftermath.check(server, control, before, spool, scarce=faults.scarcities > 0)
+                except Broken as error:
+                    self._fail("what is left", str(error), server)
+
+    @contextlib.asynccontextmanager
+    async def _clients(self, address: str) -> AsyncIterator[list[Sandbox]]:
+        async with contextlib.AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(connected(address)) for _ in range(CLIENTS)]
+
+    async def _work(
+        self, boxes: list[Sandbox], address: str, blob: tuple[str, bytes], faults: Faults, server: RunningServer
+    ) -> None:
+        numbers = iter(range(self._job_count))
+
+        async def worker() -> None:
+            # The first failure ends the round: what comes after it may be its consequence.
+            for number in numbers:
+                if self._failures:
+                    return
+                await self._job(number, boxes[number % CLIENTS], address, blob, faults, server)
+
+        await asyncio.gather(*(worker() for _ in range(JOBS_AT_A_TIME)))
+
+    async def _job(
+        self,
+        number: int,
+        box: Sandbox,
+        address: str,
+        blob: tuple[str, bytes],
+        faults: Faults,
+        server: RunningServer,
+    ) -> None:
+        rng = random.Random(f"job {number} {self._seed}")
+        kind = rng.choices(list(JOBS), list(JOBS.values()))[0]
+        name = f"{kind.__name__} {number}"
+        little = self._settings != {name: values[0] for name, values in SETTINGS.items()}
+        place = Place(name, rng, box, address, blob, faults.troubles, keeps_little=little)
+        task = asyncio.create_task(kind(place), name=name)
+        done, _ = await asyncio.wait((task,), timeout=PATIENCE_SECONDS)
+        if not done:
+            where = io.StringIO()
+            task.print_stack(file=where)
+            self._fail(name, f"it hangs\n{where.getvalue()}", server)
+            task.cancel()
+            await asyncio.wait((task,), timeout=10)
+            return
+        try:
+            task.result()
+        except ResourceExhausted as error:
+            # A clear error to the one who asked is what is promised.
+            if place.scarce:
+                self._refused += 1
+            else:
+                self._fail(name, f"{error!r}, and nothing was scarce", server)
+        except Broken as error:
+            self._fail(name, str(error), server)
+        except Exception as error:  # noqa: BLE001 - every other error is one that no caller should see
+            self._fail(name, "".join(traceback.format_exception(error)), server)
+        self._jobs[kind.__name__] += 1
+        self._seen += place.seen
+        self._lost += place.lost
+
+    def _fail(self, job: str, what: str, server: RunningServer) -> None:
+        self._failures.append(Failure(job, what, server.log()[-LOG_BYTES:]))

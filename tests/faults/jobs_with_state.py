@@ -1,0 +1,171 @@
+"""Jobs of terminals and live shells: what one command leaves behind, the next one finds, whatever happens between.
+
+What does not survive a killed server yet must say so, and is named by a constant of `place`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from holdfast.client.shell import Shell
+from holdfast.client.terminal import Terminal
+from holdfast.errors import HoldfastError, ShellClosed
+from holdfast.model import ExitStatus, TerminalSize
+
+from .checking import Broken, Following, same
+from .jobs_on_pipes import write
+from .place import (
+    LOST_LINE_SECONDS,
+    PRELUDE,
+    RUNS_SURVIVE,
+    SHELLS_SURVIVE,
+    Place,
+    follow,
+    patiently,
+    started,
+    told_unless_scarce,
+)
+
+# --- terminals ------------------------------------------------------------------------------------------------
+
+
+async def pty(place: Place) -> None:
+    """A process on a terminal that passes bytes as they are, in and out."""
+    _, data = place.piece(1, place.rng.choice((200, 20_000, 200_000)))
+    command, printed = place.piece(1, 100_000)
+    script = f"stty raw -echo -opost; echo ready; {command} head -c {len(data)}; exit 9"
+    size = TerminalSize(place.rng.randint(1, 100), place.rng.randint(1, 200))
+    process = await place.box.start(place.sh(script), tty=size, overflow="block")
+    async with started(place, process):
+        following = Following(place.name, {"pty": b"ready\n" + printed + data}, ExitStatus(9))
+        ready = asyncio.Event()
+
+        async def read() -> None:
+            async for event in process.events():
+                following.take(event)
+                if following.seen + following.lost >= len(b"ready\n"):
+                    ready.set()
+            ready.set()
+            following.over()
+            place.count(following)
+
+        reading = asyncio.create_task(read())
+        try:
+            with told_unless_scarce(place):
+                async with asyncio.timeout(LOST_LINE_SECONDS):
+                    await ready.wait()
+            if place.gave_up:
+                return
+            await write(place, process, data)
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait((reading,))
+
+
+async def terminal(place: Place) -> None:
+    """Commands typed at the prompt, with their output and exit codes; the shell keeps its state."""
+    handle = await place.box.terminal("bash", login=False)
+    try:
+        ran = 0
+        for number in range(place.rng.randint(1, 5)):
+            first, count = place.rng.randrange(100_000), place.rng.randint(1, 2_000)
+            code = place.rng.randrange(100)
+            pause = f"sleep {place.rng.uniform(0, 0.2):.3f}; " if place.rng.random() < 0.5 else ""
+            command = f"n=$((n+1)); {pause}seq {first} {first + count - 1}; echo $n; (exit {code})"
+            expected = b"".join(b"%d\r\n" % n for n in [*range(first, first + count), ran + 1])
+            try:
+                result = await handle.run(command)
+                output, exit_code = result.output_bytes, result.exit_code
+                if result.truncated and place.scarce:
+                    place.lost += 1
+                    ran += 1
+                    continue
+            except HoldfastError as error:
+                if RUNS_SURVIVE or not place.killed or "was restarted after" not in str(error):
+                    raise
+                status = await handle.wait_until_idle(timeout=60)
+                shown = await so_far(handle)
+                if expected not in shown:
+                    if b"%d\r\n%d\r\n" % (first, first + 1) in shown:
+                        raise Broken(
+                            f"{place.name}, command {number}: only a part of its output is there"
+                        ) from None
+                    continue  # it was not typed
+                output, exit_code = expected, -1 if status.last_exit_code is None else status.last_exit_code
+            ran += 1
+            same(f"{place.name}, command {number}", output, expected)
+            if exit_code != code:
+                raise Broken(f"{place.name}, command {number}: exit code {exit_code} instead of {code}")
+            place.seen += len(output)
+    finally:
+        await patiently(place, lambda: handle.close("force"))
+        process = await place.box.process(handle.id)
+        await patiently(place, process.forget)
+
+
+async def so_far(handle: Terminal) -> bytes:
+    """All that the terminal has shown."""
+    shown, token = b"", 0
+    while True:
+        found = await handle.read(token)
+        shown += b"".join(event.payload for event in found.events if event.type == "output")
+        if found.token == token:
+            return shown
+        token = found.token
+
+
+# --- live shells ----------------------------------------------------------------------------------------------
+
+
+async def shell(place: Place) -> None:
+    """Commands in a live shell; each has its own output and exit code, and finds the state of those before it."""
+    handle = await place.box.shell(place.rng.choice(("bash", "sh")))
+    try:
+        await in_shell(place, handle)
+    except ShellClosed as closed:
+        if SHELLS_SURVIVE or not place.killed or "the server was restarted" not in str(closed):
+            raise
+    finally:
+        await patiently(place, handle.close)
+
+
+async def in_shell(place: Place, handle: Shell) -> None:
+    await handle.run(
+        f"o() {{ dd if={place.blob_path} iflag=skip_bytes,count_bytes skip=$1 count=$2 bs=64k status=none; }}"
+    )
+    for number in range(1, place.rng.randint(2, 8)):
+        out, printed = place.piece(0, place.rng.choice((100, 100_000)))
+        err, complained = place.piece(0, 1_000)
+        code = place.rng.randrange(256)
+        pause = f"sleep {place.rng.uniform(0, 0.2):.3f}; " if place.rng.random() < 0.3 else ""
+        command = f"n=$((n+1)); {out}{pause}{err.replace(';', ' >&2;')} echo $n; (exit {code})"
+        result = await handle.run(command)
+        what = f"{place.name}, command {number}"
+        if result.truncated and place.scarce:
+            place.lost += 1
+        else:
+            same(f"{what}, stdout", result.stdout_bytes, printed + b"%d\n" % number)
+            same(f"{what}, stderr", result.stderr_bytes, complained)
+        if result.exit_code != code:
+            raise Broken(f"{what}: exit code {result.exit_code} instead of {code}")
+        place.seen += len(printed) + len(complained)
+
+
+async def shell_job(place: Place) -> None:
+    """A process started from a shell, with its state; it outlives the shell."""
+    command, printed = place.piece(1, 50_000)
+    async with contextlib.AsyncExitStack() as stack:
+        handle = await place.box.shell("bash")
+        try:
+            await handle.run(f"set -- {place.blob_path}; word=hello; " + PRELUDE.replace('"$0"', place.blob_path))
+            process = await handle.start(f"echo $word; {command} exit 6")
+            await stack.enter_async_context(started(place, process))
+        except ShellClosed as closed:
+            if SHELLS_SURVIVE or not place.killed or "the server was restarted" not in str(closed):
+                raise
+            return
+        finally:
+            await patiently(place, handle.close)
+        await follow(place, process, {"stdout": b"hello\n" + printed, "stderr": b""}, ExitStatus(6))
