@@ -18,12 +18,12 @@ import msgspec
 
 from holdfast.model import (
     ProcessSpec,
-    ShellStatus,
     TerminalEventType,
     TerminalSize,
     TerminalSpec,
     TerminalState,
 )
+from holdfast.runtime.shell_records import AnyShellRecord
 
 log = logging.getLogger(__name__)
 
@@ -218,14 +218,12 @@ class SessionEnded(Record, frozen=True, tag=14):
     id: str
 
 
-class ShellNoted(Record, frozen=True, tag=22):
-    """A shell was opened, or closed."""
+class SessionShell(Record, frozen=True, tag=24):
+    """A session opened a shell, which ends with it if it is bound."""
 
-    status: ShellStatus
-
-
-class ShellForgotten(Record, frozen=True, tag=23):
+    id: str
     shell_id: str
+    bound: bool
 
 
 #: What happened to a process after it had begun.
@@ -246,8 +244,8 @@ ProcessRecord = (
     | TerminalMemory
     | EventsDropped
 )
-SessionRecord = SessionOpened | SessionStarted | SessionEnded
-AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | ShellNoted | ShellForgotten
+SessionRecord = SessionOpened | SessionStarted | SessionShell | SessionEnded
+AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | AnyShellRecord
 
 
 #: Gives the fewest records that tell the same as others.
