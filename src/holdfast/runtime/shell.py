@@ -317,6 +317,9 @@ class LiveShell:
 
     def _refuse(self, command: ShellCommand, error: HoldfastError) -> None:
         command.refuse(error)
+        if self.state == "closed":
+            # It did not run: who asks again, after a broken connection, hears why.
+            self._known.pop(command.process_id, None)
         self._on_forget(command)
 
     def _begin(self, command: ShellCommand) -> None:

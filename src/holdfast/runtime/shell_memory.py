@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.model import ExitStatus
+from holdfast.model import CommandSpec, ExitStatus
 from holdfast.runtime import ledger as l, shell_records as s
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.recorded import Past
@@ -75,6 +75,12 @@ class RememberedCommand(RememberedRecord):
         self.stopping: s.CommandStopping | None = None
         self.end: s.NotedEnd | None = None
         self.is_over = False
+
+    @property
+    def spec(self) -> CommandSpec | None:
+        if self.began is not None:
+            return self.began.spec
+        return None if self.queued is None else self.queued.spec
 
     @property
     def past(self) -> Past:
@@ -217,7 +223,9 @@ class ShellMemory:
                 shell.queue = [key for key in shell.queue if key != record.key]
                 if shell.current == record.key:
                     shell.current = 0
-                del self.commands[record.key]
+                command = self.commands.pop(record.key)
+                if shell.end is not None and (spec := command.spec) is not None:
+                    shell.known = deque((id for id in shell.known if id != spec.command_id), KNOWN_COMMANDS)
             case _ if record.key in self.shells:
                 self.shells[record.key].note(record)
 

@@ -267,10 +267,9 @@ class ResumedShell(LiveShell):
 
     def _remembered(self, past: RememberedCommand) -> ShellCommand:
         assert self._notes is not None
-        spec = past.began.spec if past.began is not None else None if past.queued is None else past.queued.spec
-        assert spec is not None
+        assert past.spec is not None
         notes = self._notes.remembered_command(past.key)
-        command = self._make_command(spec, notes)
+        command = self._make_command(past.spec, notes)
         notes.reopen(past.journal, past.printed_end, past.lost_range)
         command.restore(past.past)
         if past.stopping is not None or past.is_over:
