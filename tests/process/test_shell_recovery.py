@@ -17,7 +17,7 @@ import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed, UnknownProcess
-from holdfast.model import CommandEnded, CommandSpec, OutputChunk, ShellStatus
+from holdfast.model import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus
 from holdfast.testing.servers import RunningServer, is_alive, running_server
 
 
@@ -51,11 +51,12 @@ class Started:
 
     def __init__(self, shell: Shell, command: str, *, timeout: float | None = None) -> None:
         self.begun = asyncio.Event()
-        self.chunks: list[OutputChunk] = []
+        self.printed = {"stdout": b"", "stderr": b""}
         self.task = asyncio.create_task(shell.run(command, timeout=timeout, on_output=self._printed))
 
-    def _printed(self, chunk: OutputChunk) -> None:
-        self.chunks.append(chunk)
+    def _printed(self, chunk: OutputChunk | OutputGap) -> None:
+        assert isinstance(chunk, OutputChunk)
+        self.printed[chunk.stream] += chunk.data
         self.begun.set()
 
 
@@ -111,8 +112,7 @@ async def test_a_command_in_flight(gate: Path, program: str) -> None:
         result = await run.task
         assert (result.stdout, result.stderr) == ("before\ngo\n", "e1\ngo\n")
         assert (result.exit_code, result.cwd, result.shell_restarted) == (9, "/usr", False)
-        told = b"".join(chunk.data for chunk in run.chunks if chunk.stream == "stdout")
-        assert told == b"before\ngo\n"
+        assert run.printed == {"stdout": result.stdout_bytes, "stderr": result.stderr_bytes}
         assert (await shell.run("echo $? $PWD")).stdout == "9 /usr\n"
 
 
@@ -204,7 +204,7 @@ async def test_an_interrupt_goes_on(tmp_path: Path) -> None:
         run = Started(shell, f"x=kept; bash -c {child!r}; echo no")
         await run.begun.wait()
         interrupt = asyncio.create_task(shell.interrupt())
-        while not any(b"told" in chunk.data for chunk in run.chunks):  # noqa: ASYNC110 - it is told by on_output
+        while b"told" not in run.printed["stdout"]:  # noqa: ASYNC110 - it is told by on_output
             await asyncio.sleep(0.001)
         await kill()
         assert await interrupt is True
@@ -227,7 +227,7 @@ async def test_much_output_with_a_kill_in_its_middle() -> None:
         assert result.exit_code == 2
         assert hashlib.sha256(result.stdout_bytes).digest() == hashlib.sha256(lines).digest()
         assert result.stderr_bytes == errors
-        assert b"".join(chunk.data for chunk in run.chunks if chunk.stream == "stdout") == lines
+        assert run.printed == {"stdout": lines, "stderr": errors}
 
 
 async def test_a_background_job_prints_for_the_shell_across_servers(gate: Path) -> None:
@@ -238,12 +238,18 @@ async def test_a_background_job_prints_for_the_shell_across_servers(gate: Path) 
         assert (await shell.run("/bin/echo between")).stdout == "between\n"
         await go(gate)
         late = shell.output()
-        assert (await anext(late)).data == b"late\n"
+        assert await _next(late) == b"late\n"
         await kill()
         await go(gate)
-        assert (await anext(late)).data == b"later\n"
+        assert await _next(late) == b"later\n"
         assert (await shell.run("wait; echo done")).stdout == "done\n"
         assert (await shell.snapshot()).stdout == b"late\nlater\n"
+
+
+async def _next(output: AsyncIterator[OutputChunk | OutputGap]) -> bytes:
+    chunk = await anext(output)
+    assert isinstance(chunk, OutputChunk)
+    return chunk.data
 
 
 async def test_fifty_commands_and_five_kills() -> None:

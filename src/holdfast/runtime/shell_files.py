@@ -20,6 +20,7 @@ from holdfast.runtime.shell_dialect import Dialect, Step, quote
 #: A larger file is not worth keeping in memory too, to see whether it changes.
 KEPT_CONTENT_BYTES: Final = 4096
 _READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_HOLD_PIPE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK_AT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z0-9_/.,:+@-]+")
 
@@ -116,6 +117,14 @@ class ShellFiles:
                 os.close(fd)
             raise ResourceExhausted(f"no pipe can be made in {self.path}: {error.strerror}") from None
         return opened
+
+    def hold_pipes(self, number: int) -> list[int]:
+        """The shell's ends of a pair, which has a reader; without those that a command has removed."""
+        held: list[int] = []
+        for letter in "oe":
+            with contextlib.suppress(OSError):
+                held.append(os.open(f"{self.path}/{letter}{number}", _HOLD_PIPE))
+        return held
 
     def _open_pipe(self, name: str, *, fresh: bool) -> int:
         path = f"{self.path}/{name}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from holdfast.errors import HoldfastError
-from holdfast.model import CommandEnded, ExitStatus
+from holdfast.model import CommandEnded, CommandSpec, ExitStatus
 from holdfast.runtime import shell_records as s
 from holdfast.runtime.foreground import open_stat
 from holdfast.runtime.kept_shell import ShellNotes, SpokenLines
@@ -59,6 +59,7 @@ class ResumedProgram(ShellProgram):
 
     def __init__(self, *arguments: Any, remains: Remains, **named: Any) -> None:
         self._remains = remains
+        self._held_open: list[int] = []
         super().__init__(*arguments, **named)
 
     def _connect(self) -> None:
@@ -135,11 +136,25 @@ class ResumedProgram(ShellProgram):
 
     def tell(self, began: s.CommandBegan) -> None:
         """The line that starts a command, if it was not sent: the position in the file of lines says so."""
+        # The shell may not have come to open its pipes: until it has answered, nobody there is no end of file.
+        self._held_open = self._files.hold_pipes(began.pipes)
         if self._lines is not None and began.said_from <= self._lines.sent < began.said_to:
             try:
                 self._lines.send(self._control, began.said_to)
             except OSError:
                 self.left_unread = True
+
+    def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
+        self._let_pipes_go()
+        return super().finish(answer, spec=spec, stopped_as=stopped_as)
+
+    def hang_up(self) -> None:
+        super().hang_up()
+        self._let_pipes_go()
+
+    def _let_pipes_go(self) -> None:
+        while self._held_open:
+            os.close(self._held_open.pop())
 
     def settle_again(self) -> None:
         """What was owed after the last command, unless something was said after it."""
