@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,15 @@ class SpokenLines:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class _Pair(NamedTuple):
+    """The pipes that have the names of a pair: the keeper's key of them, and which they are."""
+
+    key: str
+    inodes: list[int]
+    #: Our ends, if they are of an earlier server.
+    outputs: tuple[Output, ...] = ()
 
 
 class CommandNotes(RecordNotes):
@@ -120,8 +129,7 @@ class ShellNotes(RecordNotes):
         #: Where its files are.
         self.directory = f"{keeping.spool.path}/s{key}"
         self._serial = 0
-        #: The keeper's key of the pipes that have the names of a pair, and which pipes they are.
-        self._pairs: dict[int, tuple[str, list[int]]] = {}
+        self._pairs: dict[int, _Pair] = {}
         #: Those that have lost their names, for as long as somebody prints on them.
         self._lingering: dict[str, tuple[Output, ...]] = {}
 
@@ -153,14 +161,14 @@ class ShellNotes(RecordNotes):
         """
         inodes = [os.fstat(fd).st_ino for fd in fds]
         former = self._pairs.get(pair)
-        if former is not None and former[1] == inodes:
+        if former is not None and former.inodes == inodes:
             return
         if former is not None:
-            self._lingering[former[0]] = tuple(still_open)
+            self._lingering[former.key] = (*former.outputs, *still_open)
         self._serial += 1
         key = f"{self.key}.p{self._serial}.{pair}"
         self._keeping.link.keep(key, fds)
-        self._pairs[pair] = key, inodes
+        self._pairs[pair] = _Pair(key, inodes)
         for each in [each for each, held in self._lingering.items() if all(output.fd < 0 for output in held)]:
             del self._lingering[each]
             self._keeping.link.drop(each)
@@ -168,17 +176,18 @@ class ShellNotes(RecordNotes):
     def found_pipes(self, key: str, outputs: Sequence[Output]) -> int:
         """The keeper had these, in the order in which they were made; returns the pair whose names they got."""
         serial, pair = (int(each) for each in key.rpartition(".p")[2].split("."))
+        self._serial = max(self._serial, serial)
         former = self._pairs.get(pair)
         if former is not None:
-            self._lingering[former[0]] = ()  # nobody counts any more who prints on them: gone with the shell
-        self._serial = max(self._serial, serial)
-        self._pairs[pair] = key, [os.fstat(output.fd).st_ino for output in outputs]
+            self._lingering[former.key] = former.outputs
+        inodes = [os.fstat(output.fd).st_ino for output in outputs]
+        self._pairs[pair] = _Pair(key, inodes, tuple(outputs))
         return pair
 
     def gone(self) -> None:
         """Nobody can ask for it any more."""
         self.write(s.ShellGone(self.key))
-        for key in (*self._lingering, *(key for key, _ in self._pairs.values())):
+        for key in (*self._lingering, *(each.key for each in self._pairs.values())):
             self._keeping.link.drop(key)
         self._lingering.clear()
         self._pairs.clear()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, TypedDict
 
 from holdfast.config import ExecServerConfig
-from holdfast.errors import CommandNotFound, DuplicateProcess, LimitReached, UnknownShell
+from holdfast.errors import CommandNotFound, DuplicateProcess, HoldfastError, LimitReached, UnknownShell
 from holdfast.model import CommandSpec, ProcessSpec, ShellSpec, ShellStatus
 from holdfast.runtime.checks import check_command
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
@@ -80,6 +80,8 @@ class Shells:
         self._opening: dict[str, asyncio.Task[LiveShell]] = {}
         self._commands: dict[str, tuple[LiveShell, ShellCommand]] = {}
         self._made = 0
+        #: The ends of programs whose shells could not be gone on with.
+        self._endings: set[asyncio.Task[None]] = set()
 
     # --- shells ----------------------------------------------------------------------------------------------
 
@@ -143,14 +145,29 @@ class Shells:
         """Go on with a shell of an earlier server."""
         assert self._keeping is not None
         opening = remains.shell.opening
-        spec = opening.spec
-        account = None if spec.user is None else resolve_user(spec.user)
         notes = ShellNotes(self._keeping, opening.key)
-        files = ShellFiles(opening.directory, account)
-        dialect = dialect_for(opening.real)
-        shell = ResumedShell(
-            spec, opening.path, dialect, files, notes=notes, remains=remains, **self._surroundings()
-        )
+        try:
+            account = None if opening.spec.user is None else resolve_user(opening.spec.user)
+            files = ShellFiles(opening.directory, account)
+            shell = ResumedShell(
+                opening.spec,
+                opening.path,
+                dialect_for(opening.real),
+                files,
+                notes=notes,
+                remains=remains,
+                **self._surroundings(),
+            )
+        except (HoldfastError, OSError) as error:
+            # Its user is gone, or there is no room for its files: that is no reason not to serve the others.
+            log.error("shell %r cannot be gone on with: %s", opening.spec.shell_id, error)
+            notes.gone()
+            for adopt in remains.programs.values():
+                process, _ = adopt(lambda _: None)
+                ending = asyncio.create_task(self._end_process(process, 0.0))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+            return
         # Before it goes on: a shell that closes at once is looked for.
         self._shells[shell.id] = shell
         start = shell.go_on()
