@@ -188,10 +188,18 @@ class EventsDropped(Record, frozen=True, tag=21):
 
 
 class RunTyped(Record, frozen=True, tag=19):
-    """A command was typed in a terminal, by this name."""
+    """A command is about to be typed in a terminal, by this name, which is that of the write too."""
 
     terminal_id: str
     run_id: str
+    command: str
+    #: Where its line begins, and how many events there had been.
+    prompt_end: int
+    events: int
+    #: When, and until when it may run, by the monotonic clock.
+    at: float
+    deadline: float | None
+    max_bytes: int
 
 
 class Journalled(Record, frozen=True, tag=11):

@@ -207,6 +207,7 @@ class Recovery:
                 terminal.timeline.replay(past)
         process = exec_.take_over(spec, started, remembered.past, terminal.ended)
         terminal.attach_again(process, known.memory)
+        exec_.terminals.resume_runs(terminal)
         return process
 
     def _restore_input(self, remembered: RememberedProcess, process: ManagedProcess, file: Held | None) -> None:
