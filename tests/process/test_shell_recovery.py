@@ -341,19 +341,26 @@ async def test_a_shell_bound_to_its_connection_ends_with_it() -> None:
         assert found[free.id].state == "idle"
 
 
-async def test_descriptors_do_not_pile_up(gate: Path) -> None:
+async def test_descriptors_do_not_pile_up(tmp_path: Path) -> None:
     async with kept() as (server, box, kill):
         shell = await box.shell()
-        for _ in range(3):
+        gates = [tmp_path / f"gate{number}" for number in range(3)]
+        for gate in gates:
+            os.mkfifo(gate)
             await shell.run(f"read x <{gate} & /bin/true")
-        for _ in range(3):
+        for gate in gates:
             await go(gate)
-            await shell.run("wait -n")
-        await shell.run("/bin/true")
-        before = server.open_descriptors(), len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        await shell.run("wait; /bin/true")
+        for _ in range(3):
+            await shell.run("/bin/true")
+        before = server.open_descriptors()
+        await kill()  # the keeper reads what it was told
+        kept_before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        for _ in range(3):
+            await shell.run("/bin/true")
+        assert server.open_descriptors() == before
         await kill()
-        await shell.run("/bin/true")
-        assert (server.open_descriptors(), len(os.listdir(f"/proc/{server.process.pid}/fd"))) <= before
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) == kept_before
         await shell.close()
         with pytest.raises(ShellClosed):
             await shell.run("true")

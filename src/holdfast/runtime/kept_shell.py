@@ -159,6 +159,9 @@ class ShellNotes(RecordNotes):
 
         Those of the former pipes by the same names are let go once nothing that is `still_open` is.
         """
+        for each in [each for each, held in self._lingering.items() if all(output.fd < 0 for output in held)]:
+            del self._lingering[each]
+            self._keeping.link.drop(each)
         inodes = [os.fstat(fd).st_ino for fd in fds]
         former = self._pairs.get(pair)
         if former is not None and former.inodes == inodes:
@@ -169,9 +172,6 @@ class ShellNotes(RecordNotes):
         key = f"{self.key}.p{self._serial}.{pair}"
         self._keeping.link.keep(key, fds)
         self._pairs[pair] = _Pair(key, inodes)
-        for each in [each for each, held in self._lingering.items() if all(output.fd < 0 for output in held)]:
-            del self._lingering[each]
-            self._keeping.link.drop(each)
 
     def found_pipes(self, key: str, outputs: Sequence[Output]) -> int:
         """The keeper had these, in the order in which they were made; returns the pair whose names they got."""
