@@ -29,6 +29,14 @@ def gate(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def second_gate(tmp_path: Path) -> Path:
+    """A gate opens once: whoever came back early would still see the writer of the first time."""
+    path = tmp_path / "second-gate"
+    os.mkfifo(path)
+    return path
+
+
 async def go(gate: Path) -> None:
     await asyncio.to_thread(gate.write_text, "go\n")
 
@@ -92,19 +100,17 @@ async def test_an_idle_shell_has_all_that_it_had() -> None:
 
 
 @pytest.mark.parametrize("program", ["bash", "sh"])
-async def test_a_command_in_flight(gate: Path, program: str) -> None:
+async def test_a_command_in_flight(gate: Path, second_gate: Path, program: str) -> None:
     """Printed before, during and after; its caller sees nothing but a pause."""
     async with kept() as (server, box, kill):
         shell = await box.shell(program)
-        command = (
-            f"echo before; echo e1 >&2; read x <{gate}; echo $x; read x <{gate}; echo $x >&2; cd /usr; (exit 9)"
-        )
+        command = f"echo before; echo e1 >&2; read x <{gate}; echo $x; read x <{second_gate}; echo $x >&2; cd /usr; (exit 9)"
         run = Started(shell, command)
         await run.begun.wait()
         async with nobody(server, kill):
             await go(gate)
         await kill()
-        await go(gate)
+        await go(second_gate)
         result = await run.task
         assert (result.stdout, result.stderr) == ("before\ngo\n", "e1\ngo\n")
         assert (result.exit_code, result.cwd, result.shell_restarted) == (9, "/usr", False)
@@ -226,17 +232,17 @@ async def test_much_output_with_a_kill_in_its_middle() -> None:
         assert run.printed == {"stdout": lines, "stderr": errors}
 
 
-async def test_a_background_job_prints_for_the_shell_across_servers(gate: Path) -> None:
+async def test_a_background_job_prints_for_the_shell_across_servers(gate: Path, second_gate: Path) -> None:
     async with kept() as (_, box, kill):
         shell = await box.shell()
-        await shell.run(f"(read x <{gate}; echo late; read x <{gate}; echo later) & echo now")
+        await shell.run(f"(read x <{gate}; echo late; read x <{second_gate}; echo later) & echo now")
         await kill()
         assert (await shell.run("/bin/echo between")).stdout == "between\n"
         await go(gate)
         late = shell.output()
         assert await _next(late) == b"late\n"
         await kill()
-        await go(gate)
+        await go(second_gate)
         assert await _next(late) == b"later\n"
         assert (await shell.run("wait; echo done")).stdout == "done\n"
         assert (await shell.snapshot()).stdout == b"late\nlater\n"
