@@ -104,7 +104,8 @@ async def test_a_command_in_flight(gate: Path, second_gate: Path, program: str) 
     """Printed before, during and after; its caller sees nothing but a pause."""
     async with kept() as (server, box, kill):
         shell = await box.shell(program)
-        command = f"echo before; echo e1 >&2; read x <{gate}; echo $x; read x <{second_gate}; echo $x >&2; cd /usr; (exit 9)"
+        command = f"echo before; echo e1 >&2; read x <{gate}; echo $x; read x <{second_gate}; echo $x >&2; "
+        command += "cd /usr; (exit 9)"
         run = Started(shell, command)
         await run.begun.wait()
         async with nobody(server, kill):
