@@ -17,8 +17,8 @@ from fuzz.target import Target, cut_at, places_of, target
 from holdfast.client.asciicast import CastEvent, read_cast, resize_event, write_cast
 from holdfast.config import parse_settings
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, SandboxError
-from holdfast.model import EnvPolicy, ProcessSpec, TerminalSize, TerminalSpec
-from holdfast.runtime import ledger as l
+from holdfast.model import CommandSpec, EnvPolicy, ProcessSpec, ShellSpec, TerminalSize, TerminalSpec
+from holdfast.runtime import ledger as l, shell_records as s
 from holdfast.runtime.awaiting import fd_set_members, polled_for_input
 from holdfast.runtime.environment import apply_policy
 from holdfast.runtime.journal import Journal
@@ -160,8 +160,15 @@ def _ledger_seeds() -> Iterator[bytes]:
         l.Closed(1, 5.5),
         l.SessionOpened("s", "client"),
         l.SessionStarted("s", "p", True),
-        l.RunTyped("p", "r"),
-        l.ShellForgotten("sh"),
+        l.RunTyped("p", "r", "true", 3, 1, 1.5, None, 100),
+        s.ShellOpening(2, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
+        s.CommandQueued(3, 2, CommandSpec("c", "true")),
+        s.CommandBegan(3, 2, None, 10, 2.5, 0, 9, 1, False),
+        l.Printed(3, 0, 0, 5),
+        s.AnswerPart(2, b"0 "),
+        s.CommandStopping(3, True),
+        s.ShellClosing(2, False, 5.0),
+        s.ShellGone(2),
         l.Forgotten(1),
     ]
     for end in range(1, len(records) + 1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import os
 import signal
@@ -18,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import DuplicateProcess, ShellClosed, UnknownProcess
+from holdfast.errors import DuplicateProcess, UnknownProcess
 from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec, TerminalSize
 from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
 
@@ -36,6 +35,10 @@ class Kill:
     async def __call__(self) -> None:
         self.at_once()
         await gone(self._server.pid)
+        await self.next()
+
+    async def next(self) -> None:
+        """Know the server that is there now."""
         self._server.pid = (await self._box.status()).pid
 
     def at_once(self) -> None:
@@ -381,29 +384,6 @@ async def test_input_that_waits_for_a_process_that_does_not_read() -> None:
         await process.close_stdin()
         assert (await process.wait()).success
         assert (await process.snapshot()).stdout.split()[1].decode() == hashlib.sha256(data).hexdigest()
-
-
-async def test_a_shell_is_closed_by_the_end_of_its_server_and_says_so() -> None:
-    async with kept() as (server, box, kill):
-        shell = await box.shell()
-        job = int((await shell.run("sleep 1000 & echo $!")).stdout)
-        background = await shell.start("echo started; sleep 1000")
-        await background.wait_for_output("started")
-        running = asyncio.create_task(shell.run("sleep 1000"))
-        await kill()
-        with pytest.raises(ShellClosed, match="the server was restarted"):
-            await running
-        status = await shell.describe()
-        assert (status.state, status.reason) == ("closed", "the server was restarted")
-        assert [each.id for each in await box.shells()] == [shell.id]
-        assert (await background.describe()).running, "a process of its own goes on"
-        with contextlib.suppress(ProcessLookupError):  # it may be reaped already
-            await gone(job)
-        await shell.close()
-        while zombies(server.process.pid):  # noqa: ASYNC110 - the keeper reaps them; nobody else is told
-            await asyncio.sleep(0.01)
-        again = await box.shell(id=shell.id)
-        assert (await again.run("echo hello")).stdout == "hello\n"
 
 
 async def test_a_start_from_a_shell_that_is_repeated_finds_what_the_earlier_server_started() -> None:

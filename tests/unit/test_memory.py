@@ -116,9 +116,9 @@ def test_sessions_with_what_runs_in_them() -> None:
             l.SessionStarted("a", "p2", False),
             l.Ended(2, 0, None, 1.0),
             l.SessionEnded("b"),
-            l.RunTyped("t", "r"),
+            l.RunTyped("t", "r", "ls", 7, 3, 1.0, None, 100),
         ]
     )
     again = replayed(memory.records())
     assert {id: session.processes for id, session in again.sessions.items()} == {"a": {"p1": True}}
-    assert list(again.runs) == [l.RunTyped("t", "r")]
+    assert list(again.runs) == [l.RunTyped("t", "r", "ls", 7, 3, 1.0, None, 100)]

@@ -207,7 +207,7 @@ def _remove_below(parent: str) -> None:
     try:
         names = os.listdir(parent)
     except FileNotFoundError:
-        return  # swept by another server: its keeper is gone
+        return  # swept by another server: its keeper is gone, or it does not see our pid
     for name in names:
         if os.path.isdir(f"{parent}/{name}"):
             Cgroup(f"{parent}/{name}").remove()

@@ -68,6 +68,10 @@ class InputQueue:
         if write_id is not None:
             self._remember(write_id)
 
+    def has_taken(self, write_id: str) -> bool:
+        """Whether a write by this name was accepted, among the latest ones."""
+        return write_id in self._writes
+
     def _remember(self, write_id: str) -> None:
         self._writes[write_id] = None
         if len(self._writes) > REMEMBERED_WRITES:

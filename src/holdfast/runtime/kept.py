@@ -23,7 +23,7 @@ from holdfast.runtime.signals import exit_status
 from holdfast.runtime.terminal_reads import ReadBuffer, Unused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from holdfast.config import ExecServerConfig
     from holdfast.runtime.keeper_link import KeeperLink
@@ -63,38 +63,72 @@ class Keeping:
         begun = l.Begun(self.last_key, needed, mark, os.fsencode(cwd), internal)
         notes = Notes(self, begun)
         self.ledger.write(begun)
-        if not internal:
-            self.link.keep(notes.output_key, list(outputs.values()))
-            if stdin >= 0 and not spec.tty:
-                self.link.keep(notes.input_key, [stdin])
+        self.link.keep(notes.output_key, list(outputs.values()))
+        if stdin >= 0 and not spec.tty:
+            self.link.keep(notes.input_key, [stdin])
         return notes
 
+    def new_key(self) -> int:
+        """For whatever has records, and files, of its own."""
+        self.last_key += 1
+        return self.last_key
 
-class Notes:
+
+class RecordNotes:
+    """What is written down of something that prints: its journal and its logs."""
+
+    __slots__ = ("_keeping", "journal", "key", "logs")
+
+    def __init__(self, keeping: Keeping, key: int, kinds: tuple[int, ...] = (0, 1)) -> None:
+        self._keeping = keeping
+        self.key = key
+        config = keeping.config
+        retained = config.retained_output_bytes_per_process // len(kinds)
+        self.journal: Journal = NotedJournal(config.retained_chunks_per_process, self)
+        self.logs: dict[int, OutputLog] = {kind: KeptLog(keeping.spool, retained, self, kind) for kind in kinds}
+
+    def write(self, *records: l.AnyRecord) -> None:
+        self._keeping.ledger.write(*records)
+
+    def printed(self, kind: int, sealed: int, end: int) -> None:
+        self.write(l.Printed(self.key, kind, sealed, end))
+
+    def losing(self, kind: int, start: int, end: int) -> None:
+        self.write(l.Lost(self.key, kind, start, end))
+
+    def closed(self) -> None:
+        self.write(l.Closed(self.key, time.monotonic()))
+
+    def reopen(
+        self, journal: Journal, printed: Callable[[int], int], lost: Callable[[int], tuple[int, int]]
+    ) -> None:
+        """Have the journal and the logs of an earlier server."""
+        self.journal.restore(journal.state())
+        for kind, each in self.logs.items():
+            assert isinstance(each, KeptLog)
+            each.reopen(printed(kind), lost(kind))
+
+
+class Notes(RecordNotes):
     """What is written down of one process."""
 
-    __slots__ = ("_events", "_gathering", "_keeping", "adopted", "begun", "journal", "key", "logs", "printed_at")
+    __slots__ = ("_events", "_gathering", "adopted", "begun", "printed_at")
 
     def __init__(self, keeping: Keeping, begun: l.Begun, *, adopted: bool = False) -> None:
-        self._keeping = keeping
+        kinds = (2,) if begun.spec.tty else (0, 1)
+        super().__init__(keeping, begun.key, kinds)
         self.begun = begun
-        self.key = begun.key
         #: Started by an earlier server: the keeper is its parent.
         self.adopted = adopted
         #: Of a terminal that is being read: what was found in the output, noted with the output.
         self._events: list[l.AnyRecord] = []
         self._gathering = 0
         self.printed_at = 0.0
-        config = keeping.config
-        kinds = (2,) if begun.spec.tty else (0, 1)
-        retained = config.retained_output_bytes_per_process // len(kinds)
-        self.logs: dict[int, OutputLog]
         if begun.internal:
+            # The program of a live shell: what it prints is in the shell's record.
+            config = keeping.config
             self.journal = Journal(config.retained_chunks_per_process)
-            self.logs = {kind: OutputLog(keeping.spool, retained) for kind in kinds}
-        else:
-            self.journal = NotedJournal(config.retained_chunks_per_process, self)
-            self.logs = {kind: KeptLog(keeping.spool, retained, self, kind) for kind in kinds}
+            self.logs = {kind: OutputLog(keeping.spool, config.retained_output_bytes_per_process) for kind in kinds}
 
     @property
     def output_key(self) -> str:
@@ -108,9 +142,6 @@ class Notes:
     def input_file(self) -> str:
         """The name of the file that input is delivered from, and the key under which the keeper has it."""
         return f"{self.key}.input"
-
-    def write(self, *records: l.AnyRecord) -> None:
-        self._keeping.ledger.write(*records)
 
     def started(self, pid: int, started_at: float) -> None:
         self.write(l.Started(self.key, pid, started_at))
@@ -127,13 +158,9 @@ class Notes:
             os.waitpid(pid, 0)
         return status
 
-    def closed(self) -> None:
-        self.write(l.Closed(self.key, time.monotonic()))
-
     def let_go(self) -> None:
         """Nothing of its streams is needed any more."""
-        if not self.begun.internal:
-            self._keeping.link.drop(self.output_key)
+        self._keeping.link.drop(self.output_key)
 
     def forgotten(self) -> None:
         self.write(l.Forgotten(self.key))
@@ -234,7 +261,7 @@ class NotedJournal(Journal):
 
     __slots__ = ("_notes",)
 
-    def __init__(self, max_records: int, notes: Notes) -> None:
+    def __init__(self, max_records: int, notes: RecordNotes) -> None:
         super().__init__(max_records)
         self._notes = notes
 
@@ -254,7 +281,7 @@ class KeptLog(OutputLog):
 
     __slots__ = ("_kind", "_notes")
 
-    def __init__(self, spool: Spool, retained_bytes: int, notes: Notes, kind: int) -> None:
+    def __init__(self, spool: Spool, retained_bytes: int, notes: RecordNotes, kind: int) -> None:
         super().__init__(spool, retained_bytes)
         self._notes = notes
         self._kind = kind
@@ -307,7 +334,7 @@ class KeptLog(OutputLog):
                 raise
 
     def _losing(self, start: int, end: int) -> None:
-        self._notes.write(l.Lost(self._notes.key, self._kind, start, end))
+        self._notes.losing(self._kind, start, end)
 
     def _replace(self, fd: int, path: str) -> None:
         os.rename(path, self._path)

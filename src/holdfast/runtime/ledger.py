@@ -20,13 +20,13 @@ from holdfast import __version__
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.model import (
     ProcessSpec,
-    ShellStatus,
     TerminalEventType,
     TerminalSize,
     TerminalSpec,
     TerminalState,
 )
 from holdfast.runtime.libc import reserve
+from holdfast.runtime.shell_records import AnyShellRecord
 
 log = logging.getLogger(__name__)
 
@@ -210,10 +210,18 @@ class EventsDropped(Record, frozen=True, tag=21):
 
 
 class RunTyped(Record, frozen=True, tag=19):
-    """A command was typed in a terminal, by this name."""
+    """A command is about to be typed in a terminal, by this name, which is that of the write too."""
 
     terminal_id: str
     run_id: str
+    command: str
+    #: Where its line begins, and how many events there had been.
+    prompt_end: int
+    events: int
+    #: When, and until when it may run, by the monotonic clock.
+    at: float
+    deadline: float | None
+    max_bytes: int
 
 
 class Journalled(Record, frozen=True, tag=11):
@@ -241,17 +249,15 @@ class SessionEnded(Record, frozen=True, tag=14):
     id: str
 
 
-class ShellNoted(Record, frozen=True, tag=22):
-    """A shell was opened, or closed."""
+class SessionShell(Record, frozen=True, tag=24):
+    """A session opened a shell, which ends with it if it is bound."""
 
-    status: ShellStatus
-
-
-class ShellForgotten(Record, frozen=True, tag=23):
+    id: str
     shell_id: str
+    bound: bool
 
 
-class Detached(Record, frozen=True, tag=24):
+class Detached(Record, frozen=True, tag=25):
     """Its keeper and its server were killed: its streams are gone, and how it ends will not be known."""
 
     key: int
@@ -277,8 +283,8 @@ ProcessRecord = (
     | EventsDropped
     | Detached
 )
-SessionRecord = SessionOpened | SessionStarted | SessionEnded
-AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | ShellNoted | ShellForgotten
+SessionRecord = SessionOpened | SessionStarted | SessionShell | SessionEnded
+AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | AnyShellRecord
 
 
 #: Gives the fewest records that tell the same as others.

@@ -116,7 +116,6 @@ class LocalExec:
             self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
         self._closing = False
         self._over = asyncio.Event()
-        self._endings: set[asyncio.Task[None]] = set()
         self._started_at = time.monotonic()
         self._retention_timer: asyncio.TimerHandle | None = None
         self.shells = Shells(
@@ -128,7 +127,7 @@ class LocalExec:
             start_process=self._start_on,
             end_process=self._end,
             on_growth=self._spool_grew,
-            ledger=None if keeping is None else keeping.ledger,
+            keeping=keeping,
         )
         self.terminals = Terminals(
             config=self.config,
@@ -242,19 +241,6 @@ class LocalExec:
         """Before `take_over`: of a keeper that was killed."""
         if self._cgroups is not None:
             self._cgroups.inherit(keeper)
-
-    def end_remains(self, leader: int, mark: int, done: Callable[[], None]) -> None:
-        """End what is left of the program of a shell: its pipes went with the server that spoke through them."""
-        tree = Tree(leader, mark, self._tables)
-        tree.leader_lives = False  # by its mark alone
-
-        async def end() -> None:
-            await tree.end(self._leaders, 0.0)
-            done()
-
-        task = asyncio.get_running_loop().create_task(end())
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
 
     def _managed(
         self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None

@@ -16,6 +16,8 @@ from holdfast.runtime import ledger as l
 from holdfast.runtime.input_queue import REMEMBERED_WRITES
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.recorded import Past
+from holdfast.runtime.shell_memory import ShellMemory
+from holdfast.runtime.shell_records import ShellRecord
 
 #: A client repeats only what it had unanswered when its connection broke.
 REMEMBERED_SIGNALS: Final = 16
@@ -169,6 +171,7 @@ class RememberedSession:
         self.processes: dict[str, bool] = {}
         #: Those of them whose events it is told without having asked.
         self.pushed: set[str] = set()
+        self.shells: dict[str, bool] = {}
 
 
 class Memory:
@@ -181,7 +184,7 @@ class Memory:
         self.sessions: dict[str, RememberedSession] = {}
         #: Commands that were typed in terminals.
         self.runs: deque[l.RunTyped] = deque(maxlen=REMEMBERED_RUNS)
-        self.shells: dict[str, l.ShellNoted] = {}
+        self.shells = ShellMemory(max_chunks)
         self.last_key = 0
         self._openings: dict[str, l.TerminalOpening] = {}
 
@@ -197,10 +200,12 @@ class Memory:
                     self._openings[record.spec.terminal_id] = record
                 case l.RunTyped():
                     self.runs.append(record)
-                case l.ShellNoted():
-                    self.shells[record.status.shell_id] = record
-                case l.ShellForgotten():
-                    self.shells.pop(record.shell_id, None)
+                case ShellRecord():
+                    self.last_key = max(self.last_key, record.key)
+                    self.shells.note(record)
+                case l.SessionShell():
+                    if record.id in self.sessions:
+                        self.sessions[record.id].shells[record.shell_id] = record.bound
                 case l.SessionOpened():
                     self.sessions[record.id] = RememberedSession(record)
                 case l.SessionStarted():
@@ -211,11 +216,13 @@ class Memory:
                 case l.SessionEnded():
                     self.sessions.pop(record.id, None)
                 case _:
-                    if record.key in self.processes:
-                        try:
+                    try:
+                        if record.key in self.processes:
                             self.processes[record.key].replay(record, self._max_events)
-                        except (ValueError, OverflowError) as error:
-                            raise SandboxError(f"the ledger is wrong about {record.key}: {error}") from None
+                        elif (printer := self.shells.record(record.key)) is not None:
+                            printer.replay(record)
+                    except (ValueError, OverflowError) as error:
+                        raise SandboxError(f"the ledger is wrong about {record.key}: {error}") from None
 
     def _begin(self, begun: l.Begun) -> None:
         self.last_key = max(self.last_key, begun.key)
@@ -239,8 +246,9 @@ class Memory:
             yield from process.records()
         yield from self._openings.values()
         yield from self.runs
-        yield from self.shells.values()
+        yield from self.shells.records()
         running = {each.begun.spec.process_id for each in self.processes.values() if each.ended is None}
+        open_shells = {each.opening.spec.shell_id for each in self.shells.shells.values() if each.end is None}
         told = self.last_told()
         for session in self.sessions.values():
             yield session.opened
@@ -248,3 +256,6 @@ class Memory:
                 pushed = process_id in session.pushed
                 if process_id in running or (pushed and process_id in told):
                     yield l.SessionStarted(session.opened.id, process_id, bound, pushed)
+            for shell_id, bound in session.shells.items():
+                if shell_id in open_shells:
+                    yield l.SessionShell(session.opened.id, shell_id, bound)

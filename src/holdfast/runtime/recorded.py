@@ -27,7 +27,7 @@ from holdfast.runtime.reader import Reader
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.kept import Notes
+    from holdfast.runtime.kept import RecordNotes
 
 #: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
 _PIPE_BYTES: Final = 64 * 1024
@@ -114,7 +114,7 @@ class Recorded:
         poller: Poller,
         config: ExecServerConfig,
         on_growth: Callable[[], None],
-        notes: Notes | None = None,
+        notes: RecordNotes | None = None,
     ) -> None:
         """`notes` has the journal and the logs, if they are to survive the server."""
         self.process_id = process_id
@@ -291,6 +291,10 @@ class Recorded:
 
     # --- its streams -----------------------------------------------------------------------------------------
 
+    @property
+    def open_outputs(self) -> Sequence[Output]:
+        return tuple(self._outputs)
+
     def watch(self, kind: int, fd: int) -> Output:
         """Read this descriptor from now on: ours to close."""
         output = Output(kind, fd, self)
@@ -399,9 +403,15 @@ class Recorded:
 
     # --- its end ---------------------------------------------------------------------------------------------
 
-    def end(self, status: ExitStatus) -> None:
-        """It ended like this."""
-        self._end(lambda: status)
+    def end(self, status: ExitStatus, note: Callable[[], None] | None = None) -> None:
+        """It ended like this; `note` writes it down, when its output is in and before it is told."""
+
+        def ended() -> ExitStatus:
+            if note is not None:
+                note()
+            return status
+
+        self._end(ended)
 
     def _end(self, status: Callable[[], ExitStatus]) -> None:
         """It ended: what it printed goes into the log, then the exit is told."""

@@ -8,11 +8,12 @@ that the keeper is its parent.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast import __version__
@@ -26,6 +27,7 @@ from holdfast.runtime.memory import Memory, RememberedProcess
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process_table import ProcessTable, read_entry, read_mark
 from holdfast.runtime.remains import Remains, find_remains
+from holdfast.runtime.shell_recovery import Adopt, ShellRemains
 from holdfast.runtime.starting import Started
 from holdfast.runtime.terminal_reads import Unused
 
@@ -122,17 +124,13 @@ class Recovery:
         self._find_unnamed([each for each in remembered.values() if not each.pid])
         self._remove_stale_files()
         exec_.terminals.remember_runs(self.memory.runs)
-        exec_.shells.remember(noted.status for noted in self.memory.shells.values())
-        link = self.keeping.link
-        # The programs of shells are not among them: nobody will ask how they ended.
-        link.lead(each.pid for each in remembered.values() if each.ended is None and not each.begun.internal)
+        self.keeping.link.lead(each.pid for each in remembered.values() if each.ended is None)
+        self._recover_shells(exec_)
         closed: list[ManagedProcess] = []
         for each in remembered.values():
-            notes = Notes(self.keeping, each.begun, adopted=True)
             if each.begun.internal:
-                exec_.end_remains(each.pid, each.begun.mark, notes.forgotten)
                 continue
-            process = self._take_over(exec_, each, notes)
+            process = self._take_over(exec_, each, Notes(self.keeping, each.begun, adopted=True))
             if process.closed_at is not None:
                 closed.append(process)
         for process in sorted(closed, key=lambda each: each.closed_at or 0.0):
@@ -140,12 +138,7 @@ class Recovery:
 
     def _take_over(self, exec_: LocalExec, remembered: RememberedProcess, notes: Notes) -> ManagedProcess:
         begun = remembered.begun
-        if remembered.ended is None and not self._is_ours(remembered):
-            if remembered.detached is None:  # else it was told
-                log.error("process %r, pid %d: how it ended is lost", begun.spec.process_id, remembered.pid)
-            ended = l.Ended(begun.key, 255, None, time.time())
-            notes.write(ended)
-            remembered.replay(ended, 0)
+        self._check_end(remembered, notes)
         # One that is noted as closed may have died before it let go of its streams: they are released.
         streams = self.held(notes.output_key) if remembered.closed is None else None
         if streams is None and remembered.closed is None and remembered.detached is None:
@@ -169,6 +162,63 @@ class Recovery:
         if not outputs:
             process.streams_are_over()
         return process
+
+    def _check_end(self, remembered: RememberedProcess, notes: Notes) -> None:
+        if remembered.ended is None and not self._is_ours(remembered):
+            if remembered.detached is None:  # else it was told
+                process_id = remembered.begun.spec.process_id
+                log.error("process %r, pid %d: how it ended is lost", process_id, remembered.pid)
+            ended = l.Ended(remembered.begun.key, 255, None, time.time())
+            notes.write(ended)
+            remembered.replay(ended, 0)
+
+    # --- shells ----------------------------------------------------------------------------------------------
+
+    def _recover_shells(self, exec_: LocalExec) -> None:
+        shells = self.memory.shells
+        programs: dict[int, dict[int, Adopt]] = {}
+        for each in self.memory.processes.values():
+            if not each.begun.internal:
+                continue
+            shell_id, _, number = each.begun.spec.process_id.rpartition(":")
+            # Keys are given in order: an id that is used again has the later programs.
+            keys = (shell.key for shell in shells.shells.values() if shell.opening.spec.shell_id == shell_id)
+            key = max((key for key in keys if key < each.begun.key), default=0)
+            if key:
+                programs.setdefault(key, {})[int(number)] = functools.partial(self._adopt_program, exec_, each)
+            else:
+                # Of one that is forgotten; its jobs may be wanted still.
+                self._adopt_program(exec_, each, _ignore)
+        for shell in shells.shells.values():
+            latest = 0 if shell.program is None else shell.program.number
+            pipes = sorted(
+                (key for key in self._held if key.startswith(f"{shell.key}.p")),
+                key=lambda key: int(key.split(".")[1][1:]),
+            )
+            exec_.shells.recover(
+                ShellRemains(
+                    shell,
+                    shells.commands,
+                    control=self.held(f"{shell.key}.c{latest}"),
+                    pipes=[(key, self._held.pop(key)) for key in pipes],
+                    programs=programs.get(shell.key, {}),
+                )
+            )
+
+    def _adopt_program(
+        self, exec_: LocalExec, remembered: RememberedProcess, on_exit: Callable[[ManagedProcess], None]
+    ) -> tuple[ManagedProcess, dict[int, int]]:
+        """Go on with the program of a shell. What it prints is the shell's."""
+        notes = Notes(self.keeping, remembered.begun, adopted=True)
+        self._check_end(remembered, notes)
+        begun = remembered.begun
+        started = Started(remembered.pid, begun.mark, os.fsdecode(begun.cwd), {}, -1, notes)
+        streams = self.held(notes.output_key)
+        process = exec_.take_over(begun.spec, started, remembered.past, on_exit)
+        process.streams_are_over()
+        return process, {} if streams is None else dict(enumerate(streams.fds))
+
+    # --- processes -------------------------------------------------------------------------------------------
 
     def _reopen(self, remembered: RememberedProcess, notes: Notes, unused: Unused | None) -> None:
         """Its journal and its logs, as they were."""
@@ -198,6 +248,7 @@ class Recovery:
                 terminal.timeline.replay(past)
         process = exec_.take_over(spec, started, remembered.past, terminal.ended)
         terminal.attach_again(process, known.memory)
+        exec_.terminals.resume_runs(terminal)
         return process
 
     def _restore_input(self, remembered: RememberedProcess, process: ManagedProcess, file: Held | None) -> None:
@@ -271,7 +322,7 @@ class Recovery:
             del self.memory.processes[missing.begun.key]
 
     def _remove_stale_files(self) -> None:
-        """Files of what is not recovered: output of shells, logs of processes that were being forgotten."""
+        """Files of what is not recovered: logs of what was being forgotten."""
         spool = self.keeping.spool.path
         known = {LEDGER_NAME, READS_NAME}
         for key, each in self.memory.processes.items():
@@ -279,6 +330,10 @@ class Recovery:
             terminal = each.terminal
             if terminal is not None and (terminal.memory is None or not terminal.memory.prompts):
                 known.add(os.path.basename(terminal.opening.directory))  # its shell may still read them
+        shells = self.memory.shells
+        for key in (*shells.shells, *shells.commands):
+            known |= {f"{key}.0", f"{key}.1"}
+        known |= {os.path.basename(each.opening.directory) for each in shells.shells.values()}
         for name in os.listdir(spool):
             if name not in known:
                 _remove(f"{spool}/{name}")
@@ -290,3 +345,7 @@ def _remove(path: str) -> None:
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def _ignore(process: ManagedProcess) -> None:
+    """Nobody waits for its end."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClosed, UnknownProcess
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus, ProcessSpec, ShellSpec, ShellState, ShellStatus
-from holdfast.runtime.foreground import foreground, is_stopped, ticks_since_boot
+from holdfast.runtime.foreground import command_line, foreground, is_stopped, ticks_since_boot
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import Entry, TableReader
 from holdfast.runtime.process_tree import end_all
@@ -33,12 +33,15 @@ from holdfast.runtime.recorded import Recorded
 from holdfast.runtime.shell_command import ShellCommand
 from holdfast.runtime.shell_dialect import Answer, Dialect
 from holdfast.runtime.shell_files import ShellFiles
+from holdfast.runtime.shell_memory import KEPT_INTERRUPTS, KNOWN_COMMANDS
 from holdfast.runtime.shell_program import ShellProgram
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
+    from holdfast.runtime.kept_shell import CommandNotes, ShellNotes
     from holdfast.runtime.output_log import Spool
     from holdfast.runtime.poller import Poller
+    from holdfast.runtime.shell_records import NotedEnd
 
 #: Starts a program on this stdin and calls back when it has ended.
 StartProcess = Callable[
@@ -56,10 +59,6 @@ COME_BACK_SECONDS: Final = 1.0
 LOOK_AGAIN_SECONDS: Final = 0.05
 #: Ended commands that a client whose connection broke can ask for again.
 KEPT_COMMANDS: Final = 4
-#: Their ids are known for longer, so that none runs twice.
-KNOWN_COMMANDS: Final = 256
-#: Interrupts that a client may repeat, since it did not hear of their end.
-KEPT_INTERRUPTS: Final = 4
 #: Without an answer for this long, and then twice as long each time, look whether the shell can still answer.
 SILENCE_SECONDS: Final = (0.2, 3.0)
 #: With nothing to do for this long, a shell writes its exported variables down: a new one would need them.
@@ -93,7 +92,9 @@ class LiveShell:
         on_growth: Callable[[], None],
         on_closed: Callable[[LiveShell], None],
         on_forget: Callable[[ShellCommand], None],
+        notes: ShellNotes | None = None,
     ) -> None:
+        """With `notes` it outlives the server."""
         self.spec = spec
         self.path = path
         self.dialect = dialect
@@ -105,8 +106,16 @@ class LiveShell:
         self.commands_run = 0
         #: What background jobs print after their command has ended, and what a profile prints.
         self.record = Recorded(
-            spec.shell_id, (0, 1), blocking=False, spool=spool, poller=poller, config=config, on_growth=on_growth
+            spec.shell_id,
+            (0, 1),
+            blocking=False,
+            spool=spool,
+            poller=poller,
+            config=config,
+            on_growth=on_growth,
+            notes=notes,
         )
+        self._notes = notes
         self._files = files
         self._start_process = start_process
         self._end_process = end_process
@@ -118,7 +127,7 @@ class LiveShell:
         self._on_closed = on_closed
         self._on_forget = on_forget
         self._loop = asyncio.get_running_loop()
-        self._program = self._new_program()
+        self._program = self._first_program()
         self._ready: asyncio.Future[Answer] | None = None
         self._queue: deque[ShellCommand] = deque()
         self._current: ShellCommand | None = None
@@ -136,8 +145,19 @@ class LiveShell:
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
 
+    def _first_program(self) -> ShellProgram:
+        return self._new_program()
+
     def _new_program(self) -> ShellProgram:
-        return ShellProgram(self.dialect, self._files, self.record, self._poller, on_answer=self._answered)
+        return ShellProgram(
+            self.dialect,
+            self._files,
+            self.record,
+            self._poller,
+            on_answer=self._answered,
+            notes=self._notes,
+            number=self.restarts,
+        )
 
     # --- what it is ------------------------------------------------------------------------------------------
 
@@ -193,12 +213,31 @@ class LiveShell:
         """Start the program; on return it takes commands."""
         await self._launch(self.spec.cwd, login=self.spec.login, restore=None)
 
-    async def _launch(self, cwd: str | None, *, login: bool, restore: str | None) -> None:
+    async def _launch(
+        self,
+        cwd: str | None,
+        *,
+        login: bool,
+        restore: str | None,
+        restored: str = "",
+        command: ShellCommand | None = None,
+        exit_code: int = 0,
+    ) -> None:
+        """After the first it is for a `command` that ended like this and has cost the program before."""
         program = self._program
         spec = self.process_spec(f"{self.id}:{self.restarts}", cwd, login=login)
+        if self._notes is not None:
+            key = 0 if command is None or command.notes is None else command.notes.key
+            self._notes.program_begins(
+                program.number, program.inode, cwd, restored=restored, command=key, exit_code=exit_code
+            )
         process = await self._start_process(spec, program.stdin, self._program_ended)
         self._ready = ready = self._loop.create_future()
         program.started(process, restore)
+        await self._become_ready(program, ready)
+
+    async def _become_ready(self, program: ShellProgram, ready: asyncio.Future[Answer]) -> None:
+        process = program.process
         try:
             async with asyncio.timeout(START_SECONDS):
                 program.ready(await ready)
@@ -227,20 +266,27 @@ class LiveShell:
         if self._current is None and not self._queue and self._restarting is None:
             self._sent_ahead = 0
             ticks = ticks_since_boot()
-            self._program.begin(spec)
+            notes = None if self._notes is None else self._notes.command()
+            self._program.begin(spec, ticks, notes)
             # The shell works by now.
-            command = self._new_command(spec)
+            command = self._new_command(spec, notes)
             self._begun(command, ticks)
         else:
-            command = self._new_command(spec)
+            notes = None if self._notes is None else self._notes.command()
+            if notes is not None:
+                notes.queued(spec)
+            command = self._new_command(spec, notes)
             self._queue.append(command)
             self._sent_ahead = max(self._sent_ahead, len(self._queue))
         return command
 
-    def _new_command(self, spec: CommandSpec) -> ShellCommand:
+    def _new_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
         self._known[spec.command_id] = None
         if len(self._known) > KNOWN_COMMANDS:
             del self._known[next(iter(self._known))]
+        return self._make_command(spec, notes)
+
+    def _make_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
         return ShellCommand(
             spec,
             spool=self._spool,
@@ -248,13 +294,18 @@ class LiveShell:
             config=self._config,
             on_growth=self._on_growth,
             on_end=self._command_over,
+            notes=notes,
         )
 
     def _find(self, command_id: str) -> ShellCommand:
-        for command in (self._current, *self._queue, *self._ended):
-            if command is not None and command.process_id == command_id:
+        for command in self.commands():
+            if command.process_id == command_id:
                 return command
         raise UnknownProcess(f"command {command_id!r} ran in shell {self.id!r}; its result is no longer kept")
+
+    def commands(self) -> list[ShellCommand]:
+        """All that can be asked for."""
+        return [command for command in (self._current, *self._queue, *self._ended) if command is not None]
 
     def withdraw(self, command: ShellCommand) -> None:
         """Its caller gave up: one that waits is taken out, one that runs is interrupted."""
@@ -266,13 +317,16 @@ class LiveShell:
 
     def _refuse(self, command: ShellCommand, error: HoldfastError) -> None:
         command.refuse(error)
+        if self.state == "closed":
+            # It did not run: who asks again, after a broken connection, hears why.
+            self._known.pop(command.process_id, None)
         self._on_forget(command)
 
     def _begin(self, command: ShellCommand) -> None:
         """One whose turn has come."""
         ticks = ticks_since_boot()
         try:
-            self._program.begin(command.spec)
+            self._program.begin(command.spec, ticks, command.notes)
         except HoldfastError as error:
             self._refuse(command, error)
             self._loop.call_soon(self._next)
@@ -296,6 +350,8 @@ class LiveShell:
     def _answered(self, answer: Answer) -> None:
         if self._ready is not None:
             if not self._ready.done():
+                if self._notes is not None:
+                    self._notes.ready(answer, command_line(self._program.pid))
                 self._ready.set_result(answer)
         elif (command := self._current) is not None and command.ended is None:
             stopped_as = None if command.stop is None else _stopped_as(command)
@@ -305,18 +361,29 @@ class LiveShell:
     def _finish(self, command: ShellCommand, exit_code: int, restored: Restored | None = None) -> None:
         assert command.began is not None
         closed = self.state == "closed"
-        command.finish(
-            CommandEnded(
-                exit_code=exit_code,
-                cwd=self.cwd,
-                duration=self._loop.time() - command.began,
-                timed_out=command.timed_out,
-                shell_restarted=restored is not None,
-                restored=restored or "",
-                state="closed" if closed else "idle",
-                reason=self.reason,
-            )
+        ended = CommandEnded(
+            exit_code=exit_code,
+            cwd=self.cwd,
+            duration=self._loop.time() - command.began,
+            timed_out=command.timed_out,
+            shell_restarted=restored is not None,
+            restored=restored or "",
+            state="closed" if closed else "idle",
+            reason=self.reason,
         )
+        if command.notes is None:
+            command.finish(ended)
+        else:
+            self._finish_noted(
+                command, ended, self._program.noted_end(ended, reason=self.reason if closed else None)
+            )
+
+    def _finish_noted(self, command: ShellCommand, ended: CommandEnded, noted: NotedEnd) -> None:
+        notes = command.notes
+        assert notes is not None
+        command.finish(ended, lambda: notes.over(noted, KEPT_COMMANDS + self._sent_ahead))
+        if not command.is_over:
+            notes.answered(noted)  # its last output waits for its reader, and the shell's word is taken
 
     def _command_over(self, command: ShellCommand) -> None:
         """Its end is in its journal: what its streams print from now on is ours."""
@@ -375,6 +442,8 @@ class LiveShell:
         """
         command = self._current
         if interrupt_id is not None:
+            if self._notes is not None and interrupt_id not in self._interrupts:
+                self._notes.interrupted(interrupt_id, None if command is None else command.notes)
             command = self._interrupts.setdefault(interrupt_id, command)
             if len(self._interrupts) > KEPT_INTERRUPTS:
                 del self._interrupts[next(iter(self._interrupts))]
@@ -392,6 +461,8 @@ class LiveShell:
         # A reader that does not read must not keep it from ending.
         command.stop_blocking()
         if command.stop is None:
+            if command.notes is not None:
+                command.notes.stopping(timed_out=command.timed_out)
             command.stop = self._loop.create_task(self._end_command(command))
         return command.stop
 
@@ -457,12 +528,19 @@ class LiveShell:
     def _closed(self, reason: str, status: ExitStatus) -> None:
         if self.state == "closed":
             return
+        refuses = self._current is not None and self._program.left_unread
+        if self._notes is not None:
+            self._notes.closes(reason, status, refuses=refuses)
+        self._wind_up(reason, status, refuses=refuses)
+
+    def _wind_up(self, reason: str, status: ExitStatus, *, refuses: bool) -> None:
+        """It is closed: whoever waits for anything hears of it."""
         self.state = "closed"
         self.reason = reason
         for timer in (self._silence, self._idle):
             if timer is not None:
                 timer.cancel()
-        if (command := self._current) is not None and self._program.left_unread:
+        if (command := self._current) is not None and refuses:
             self._current = None
             self._refuse(command, self._closed_error())
         elif command is not None:
@@ -470,7 +548,9 @@ class LiveShell:
         while self._queue:
             self._refuse(self._queue.popleft(), self._closed_error())
         self._files.remove()
-        self.record.end(status)
+        notes = self._notes
+        if self.record.running:
+            self.record.end(status, None if notes is None else lambda: notes.ended(status))
         self._on_closed(self)
 
     def _closed_error(self) -> ShellClosed:
@@ -488,6 +568,8 @@ class LiveShell:
     def _replace(self, command: ShellCommand, exit_code: int) -> None:
         """End the program and go on with another, in the same directory, with what is known of the old one."""
         if self._restarting is None:
+            if self._notes is not None and command.notes is not None:
+                self._notes.given_up(command.notes.key, exit_code)
             self._restarting = self._loop.create_task(self._restart(command, exit_code))
 
     async def _restart(self, command: ShellCommand, exit_code: int) -> None:
@@ -500,9 +582,22 @@ class LiveShell:
         command.give_streams(self.record)
         self.restarts += 1
         self._former.append(old.process)
+        await self._start_anew(old, command, exit_code, restored, status)
+
+    async def _start_anew(
+        self, old: ShellProgram, command: ShellCommand, exit_code: int, restored: Restored, status: ExitStatus
+    ) -> None:
+        """The next program, after the `old` one has ended with this status."""
         try:
             self._program = self._new_program()
-            await self._launch(_still_there(old.cwd), login=False, restore=self._files.existing(restored))
+            await self._launch(
+                _still_there(old.cwd),
+                login=False,
+                restore=self._files.existing(restored),
+                restored=restored,
+                command=command,
+                exit_code=exit_code,
+            )
         except (HoldfastError, OSError) as error:
             if self._program is not old:
                 self._program.hang_up()
@@ -510,10 +605,13 @@ class LiveShell:
             self._restarting = None
             self._closed(f"it did not start again after a command had to be ended: {error}", status)
             return
+        self._started_anew(command, exit_code, restored, old.cwd)
+
+    def _started_anew(self, command: ShellCommand, exit_code: int, restored: Restored, cwd: str) -> None:
         self._files.forget("state")
         self._program.set_status(exit_code)
         if command.spec.cwd is not None:
-            self._program.go_back(_still_there(old.cwd))
+            self._program.go_back(_still_there(cwd))
         self._restarting = None
         self._finish(command, exit_code, restored)
 
@@ -526,6 +624,8 @@ class LiveShell:
         """
         kept = self._closing is not None and self._closing.done() and not keep
         if self._closing is None or kept:
+            if self._notes is not None:
+                self._notes.closing(keep=keep, grace=grace)
             self._closing = self._loop.create_task(self._close(keep, grace))
         await asyncio.shield(self._closing)
 
@@ -546,10 +646,12 @@ class LiveShell:
 
     def discard(self) -> None:
         """Forget everything."""
+        if self._notes is not None:
+            self._notes.gone()
         self._program.hang_up()
         for command in (*self._ended, *self._queue, self._current):
             if command is not None:
-                command.discard()
+                command.forget()
         self.record.discard()
         self._files.remove()
 

@@ -17,6 +17,7 @@ from holdfast.runtime.recorded import Recorded
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
+    from holdfast.runtime.kept_shell import CommandNotes
 
 
 class ShellCommand(Recorded):
@@ -30,6 +31,7 @@ class ShellCommand(Recorded):
         "began_ticks",
         "ended",
         "error",
+        "notes",
         "spec",
         "stop",
         "timed_out",
@@ -44,6 +46,7 @@ class ShellCommand(Recorded):
         config: ExecServerConfig,
         on_growth: Callable[[], None],
         on_end: Callable[[ShellCommand], None],
+        notes: CommandNotes | None = None,
     ) -> None:
         # A command waits for whoever reads it; one that nobody reads (any more) drops what is too much.
         super().__init__(
@@ -54,8 +57,10 @@ class ShellCommand(Recorded):
             poller=poller,
             config=config,
             on_growth=on_growth,
+            notes=notes,
         )
         self.spec = spec
+        self.notes = notes
         self.ended: CommandEnded | None = None
         #: Why it did not run.
         self.error: HoldfastError | None = None
@@ -75,15 +80,23 @@ class ShellCommand(Recorded):
         if self.spec.timeout is not None:
             self._timer = self._loop.call_later(self.spec.timeout, on_timeout, self)
 
-    def finish(self, ended: CommandEnded) -> None:
+    def begin_again(self, began: float, on_timeout: Callable[[ShellCommand], None]) -> None:
+        """It began when the server was another."""
+        self.began = began
+        if self.spec.timeout is not None:
+            self._timer = self._loop.call_at(began + self.spec.timeout, on_timeout, self)
+
+    def finish(self, ended: CommandEnded, note: Callable[[], None] | None = None) -> None:
         """The shell has spoken, or ended: what was printed goes into the log, then the end is told."""
         self.ended = ended
         if self._timer is not None:
             self._timer.cancel()
-        self.end(ExitStatus(ended.exit_code))
+        self.end(ExitStatus(ended.exit_code), note)
 
     def refuse(self, error: HoldfastError) -> None:
         """It will not run."""
+        if self.notes is not None:
+            self.notes.refused()
         self.error = error
         self.status = ExitStatus(255)
         self._exit.set()
@@ -104,6 +117,12 @@ class ShellCommand(Recorded):
             raise self.error
         assert self.ended is not None
         return self.ended
+
+    def forget(self) -> None:
+        """Nobody can ask for it any more."""
+        if self.notes is not None:
+            self.notes.forgotten()
+        self.discard()
 
     def _exited(self) -> None:
         self._blocking = False  # all that it printed is taken, and its streams go back to the shell

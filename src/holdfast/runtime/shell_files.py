@@ -20,6 +20,8 @@ from holdfast.runtime.shell_dialect import Dialect, Step, quote
 #: A larger file is not worth keeping in memory too, to see whether it changes.
 KEPT_CONTENT_BYTES: Final = 4096
 _READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_HOLD_PIPE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK_AT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z0-9_/.,:+@-]+")
 
 
@@ -41,9 +43,22 @@ class ShellFiles:
 
     def prepare(self, dialect: Dialect) -> None:
         """The files that stay as they are."""
+        self._know_constant(dialect)
+        self._write_constant()
+
+    def resume(self, dialect: Dialect) -> None:
+        """The same for files of an earlier server: the shell may be reading them, so they are left as they are."""
+        self._know_constant(dialect)
+        for name, content in self._constant.items():
+            if self.read(name) == content:
+                self._open[name] = os.open(f"{self.path}/{name}", _LOOK_AT)
+                self._contents[name] = content
+            else:
+                self.write(name, content)
+
+    def _know_constant(self, dialect: Dialect) -> None:
         texts = {"keep": dialect.step(self.plain), "at_exit": dialect.at_exit(self.quoted)}
         self._constant = {name: text.encode() for name, text in texts.items() if text}
-        self._write_constant()
 
     def _write_constant(self) -> None:
         for name, content in self._constant.items():
@@ -76,7 +91,7 @@ class ShellFiles:
     def read(self, name: str) -> bytes | None:
         """What the shell wrote into a file; None if it wrote none."""
         try:
-            fd = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(f"{self.path}/{name}", _LOOK_AT)
         except OSError:
             return None
         with open(fd, "rb") as file:
@@ -102,6 +117,14 @@ class ShellFiles:
                 os.close(fd)
             raise ResourceExhausted(f"no pipe can be made in {self.path}: {error.strerror}") from None
         return opened
+
+    def hold_pipes(self, number: int) -> list[int]:
+        """The shell's ends of a pair, which has a reader; without those that a command has removed."""
+        held: list[int] = []
+        for letter in "oe":
+            with contextlib.suppress(OSError):
+                held.append(os.open(f"{self.path}/{letter}{number}", _HOLD_PIPE))
+        return held
 
     def _open_pipe(self, name: str, *, fresh: bool) -> int:
         path = f"{self.path}/{name}"

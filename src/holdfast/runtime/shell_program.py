@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
-from holdfast.model import CommandSpec
+from holdfast.model import CommandEnded, CommandSpec
 from holdfast.runtime.foreground import command_line, copies, open_stat, reaped_faults, waits_for
+from holdfast.runtime.kept_shell import CommandNotes, ShellNotes, SpokenLines, noted_end
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.recorded import Output, Recorded
 from holdfast.runtime.shell_dialect import (
@@ -30,25 +31,38 @@ from holdfast.runtime.shell_dialect import (
     parse_answer,
 )
 from holdfast.runtime.shell_files import ShellFiles
+from holdfast.runtime.shell_memory import KNOWN_JOBS
+from holdfast.runtime.shell_records import NotedEnd
 
 if TYPE_CHECKING:
     from holdfast.runtime.poller import Poller
 
 #: Far more than a path of the longest kind and every trap. More than that is no answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-#: Background jobs whose pids are remembered: older ones are told by their age.
-KNOWN_JOBS: Final = 256
 
 
-class _Settling(NamedTuple):
+class Settling(NamedTuple):
     """What has to be undone after a command."""
 
     stopped: bool = False
-    disarm: list[str] | None = None
+    #: Whether our EXIT trap is to be taken off; None if nothing of the kind is to be undone.
+    trapped: bool | None = None
     back: tuple[str, str] | None = None
 
 
-_NOTHING_OWED: Final = _Settling()
+_NOTHING_OWED: Final = Settling()
+
+
+class _Beginning(NamedTuple):
+    """What is written down before a command is told to its shell."""
+
+    notes: CommandNotes
+    spec: CommandSpec
+    ticks: int
+    armed: bool
+
+    def note(self, at: float, said: tuple[int, int], pipes: int) -> None:
+        self.notes.began(self.spec, self.ticks, at, said, pipes, armed=self.armed)
 
 
 class ShellProgram:
@@ -62,8 +76,14 @@ class ShellProgram:
         poller: Poller,
         *,
         on_answer: Callable[[Answer], None],
+        notes: ShellNotes | None = None,
+        number: int = 0,
     ) -> None:
+        """`number` counts the programs of a shell; with `notes` it outlives us."""
         self.dialect = dialect
+        self.number = number
+        self._notes = notes
+        self._lines: SpokenLines | None = None
         #: Where it is, by the name that it goes by; and by the kernel's.
         self.cwd = ""
         self._where = ""
@@ -98,15 +118,24 @@ class ShellProgram:
         self._outputs_before: list[Output] = []
         self._opened: dict[int, int] = {}
         self._outputs: list[Output] = []
+        self._connect()
+
+    def _connect(self) -> None:
+        """Its socket and its first pipes, before it is started."""
         try:
             self._control, self._theirs = socket.socketpair()
         except OSError as error:
             raise ResourceExhausted(f"no socket for a shell: {error.strerror}") from None
         self._control.setblocking(False)
-        self._inode = os.fstat(self._theirs.fileno()).st_ino
+        self.inode = os.fstat(self._theirs.fileno()).st_ino
         try:
-            files.prepare(dialect)
-            self._outputs = [record.watch(kind, fd) for kind, fd in files.open_pipes(0, fresh=True).items()]
+            self._files.prepare(self.dialect)
+            opened = self._files.open_pipes(0, fresh=True)
+            if self._notes is not None:
+                self._lines = SpokenLines()
+                self._notes.keep_pipes(0, list(opened.values()), self._record.open_outputs)
+                self._notes.keep_program(self.number, self._control.fileno(), self._lines.fd)
+            self._outputs = [self._record.watch(kind, fd) for kind, fd in opened.items()]
         except BaseException:
             self._control.close()
             self._theirs.close()
@@ -134,6 +163,9 @@ class ShellProgram:
         self._process = process
         process.give_streams(self._record)
         self._poller.watch(self._control.fileno(), self._readable)
+        self.boot(restore)
+
+    def boot(self, restore: str | None) -> None:
         self.say(self.dialect.boot(self._files.quoted, restore))
 
     def ready(self, answer: Answer) -> None:
@@ -157,6 +189,10 @@ class ShellProgram:
             self._readable()
         self._close()
         self._theirs.close()
+        if self._lines is not None and self._notes is not None:
+            self._lines.close()
+            self._lines = None
+            self._notes.drop_program(self.number)
         if self._stat >= 0:
             os.close(self._stat)
             self._stat = -1
@@ -173,12 +209,12 @@ class ShellProgram:
 
     def waits(self) -> bool:
         """Whether it waits for our next line, as far as the kernel tells."""
-        return self._control.fileno() >= 0 and waits_for(self.pid, self._inode)
+        return self._control.fileno() >= 0 and waits_for(self.pid, self.inode)
 
     # --- a command -------------------------------------------------------------------------------------------
 
-    def begin(self, spec: CommandSpec) -> None:
-        """Hand a command over: its files, its pipes, and the line that starts it.
+    def begin(self, spec: CommandSpec, ticks: int = 0, noted: CommandNotes | None = None) -> None:
+        """Hand a command over: its files, its pipes, and the line that starts it, which is `noted` first.
 
         The shell works from here on. `give_streams` is to follow before we return to the loop.
         """
@@ -210,7 +246,7 @@ class ShellProgram:
         line = self._line(step)
         self._opened = {} if pipes is None else self._open_pipes(pipes)
         self._began = time.monotonic()
-        self.say(line)
+        self.say(line, None if noted is None else _Beginning(noted, spec, ticks, saves_state))
         self._must_move = False
         self._armed = saves_state
         self._exported = MAY_EXPORT.search(spec.command) is not None
@@ -233,18 +269,17 @@ class ShellProgram:
         if stopped_as is not None:
             # What it shows as its DEBUG trap is what stopped it.
             answer = answer._replace(status=stopped_as, traps=_without(answer.traps, "DEBUG"))
-        disarm = None
+        trapped = None
         if self._armed:
             trapped = "/at_exit" in answer.traps.get("EXIT", "")
             if trapped:
                 answer = answer._replace(traps=_without(answer.traps, "EXIT"))
-            disarm = self.dialect.disarm(trapped=trapped)
         back = None
         if spec.cwd is not None:
             back = self._answer.cwd, self._answer.old_cwd
             answer = answer._replace(cwd=back[0], old_cwd=back[1])
         self._take(answer)
-        self._owed_settling = _Settling(stopped_as is not None, disarm, back)
+        self._owed_settling = Settling(stopped_as is not None, trapped, back)
         return answer.status
 
     def settle(self) -> None:
@@ -260,15 +295,30 @@ class ShellProgram:
             self._where = ""  # it is on its way back
         self._suspended = Suspended.after(self._answer)
         flags = self._answer.flags if owed.stopped else None
-        line = self.dialect.clean_up(
-            suspend=self._suspended, stopped_with=flags, disarm=owed.disarm, back=owed.back
-        )
+        disarm = None if owed.trapped is None else self.dialect.disarm(trapped=owed.trapped)
+        line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=owed.back)
         if line:
             self.say(line)
 
+    def noted_end(self, ended: CommandEnded, *, reason: str | None) -> NotedEnd:
+        """How it is at the end of a command, for the next server; before `settle`."""
+        owed = self._owed_settling
+        return noted_end(
+            exit_code=ended.exit_code,
+            cwd=ended.cwd,
+            duration=ended.duration,
+            timed_out=ended.timed_out,
+            restored=ended.restored,
+            reason=reason,
+            answer=self._answer,
+            stopped=owed.stopped,
+            trapped=owed.trapped,
+            back=owed.back,
+        )
+
     def go_back(self, cwd: str) -> None:
         """To where the shell was before a command with a directory of its own."""
-        self._owed_settling = _Settling(back=(cwd, cwd))
+        self._owed_settling = Settling(back=(cwd, cwd))
         self.settle()
         self.cwd = cwd
 
@@ -306,6 +356,8 @@ class ShellProgram:
         """Our ends of the other pair. Its names go to new pipes if somebody still holds those that had them."""
         held = any(output.fd >= 0 for output in self._outputs_before)
         opened = self._files.open_pipes(pipes, fresh=held)
+        if self._notes is not None:
+            self._notes.keep_pipes(pipes, list(opened.values()), self._outputs_before)
         self._outputs_before = self._outputs
         self._pipes = pipes
         return opened
@@ -345,16 +397,25 @@ class ShellProgram:
 
     # --- the socket ------------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, beginning: _Beginning | None = None) -> None:
         """A line for the shell. It is short, and a socket holds hundreds of them: it goes at once or not at all."""
         try:
-            self._control.send(encode(text))
+            if self._lines is None:
+                self._control.send(encode(text))
+                return
+            said = self._lines.write(encode(text), begins=beginning is not None)
+            if beginning is not None:
+                beginning.note(self._began, said, self._pipes)
+            self._lines.send(self._control, said[1])
         except OSError:
             self.left_unread = True  # it has ended: that is told in a moment
 
     def _readable(self) -> None:
+        # Under a keeper an answer is looked at, written down, and only then taken: who dies in between leaves it to
+        # the next server, which knows whether its command has ended.
+        flags = 0 if self._notes is None else socket.MSG_PEEK
         try:
-            data = self._control.recv(65536)
+            data = self._control.recv(65536, flags)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -366,13 +427,19 @@ class ShellProgram:
             self._close()
             return
         self._said += data
-        if is_whole(self._said):
-            said = bytes(self._said)
-            self._said.clear()
-            with contextlib.suppress(ValueError):  # no answer of ours; the silence will be looked into
-                self._on_answer(parse_answer(said))
-        elif len(self._said) > MAX_ANSWER_BYTES:
-            self._said.clear()
+        try:
+            if is_whole(self._said):
+                said = bytes(self._said)
+                self._said.clear()
+                with contextlib.suppress(ValueError):  # no answer of ours; the silence will be looked into
+                    self._on_answer(parse_answer(said))
+            elif len(self._said) > MAX_ANSWER_BYTES:
+                self._said.clear()
+            elif self._notes is not None:
+                self._notes.answer_part(data)
+        finally:
+            if flags and self._control.fileno() >= 0:
+                self._control.recv(len(data))
 
 
 def encode(text: str) -> bytes:

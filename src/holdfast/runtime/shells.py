@@ -6,19 +6,19 @@ Starts processes through the exec interface that owns it; touches nothing else i
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
-
-import msgspec
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Final, TypedDict
 
 from holdfast.config import ExecServerConfig
-from holdfast.errors import CommandNotFound, DuplicateProcess, LimitReached, ShellClosed, UnknownShell
+from holdfast.errors import CommandNotFound, DuplicateProcess, HoldfastError, LimitReached, UnknownShell
 from holdfast.model import CommandSpec, ProcessSpec, ShellSpec, ShellStatus
 from holdfast.runtime.checks import check_command
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
-from holdfast.runtime.ledger import Ledger, ShellForgotten, ShellNoted
+from holdfast.runtime.kept import Keeping
+from holdfast.runtime.kept_shell import ShellNotes
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.process_table import TableReader
@@ -27,12 +27,27 @@ from holdfast.runtime.shell import EndProcess, LiveShell, StartProcess
 from holdfast.runtime.shell_command import ShellCommand
 from holdfast.runtime.shell_dialect import dialect_for
 from holdfast.runtime.shell_files import ShellFiles
+from holdfast.runtime.shell_recovery import ResumedShell, ShellRemains
 from holdfast.runtime.spawn import find_program
 
-#: Why a shell is closed that an earlier server had opened.
-RESTARTED: Final = "the server was restarted"
+log = logging.getLogger(__name__)
+
 #: Closed shells that can still be asked why.
 KEPT_SHELLS: Final = 100
+
+
+class Surroundings(TypedDict):
+    """What every shell is given by the exec interface that owns it."""
+
+    start_process: StartProcess
+    end_process: EndProcess
+    spool: Spool
+    poller: Poller
+    config: ExecServerConfig
+    tables: TableReader
+    on_growth: Callable[[], None]
+    on_closed: Callable[[LiveShell], None]
+    on_forget: Callable[[ShellCommand], None]
 
 
 class Shells:
@@ -49,12 +64,11 @@ class Shells:
         start_process: StartProcess,
         end_process: EndProcess,
         on_growth: Callable[[], None],
-        ledger: Ledger | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
+        """With `keeping` they outlive the server."""
         self._config = config
-        self._ledger = ledger
-        #: Shells of an earlier server: they can still be asked why they are closed.
-        self._former: dict[str, ShellStatus] = {}
+        self._keeping = keeping
         self._spool = spool
         self._poller = poller
         self._tables = tables
@@ -66,12 +80,13 @@ class Shells:
         self._opening: dict[str, asyncio.Task[LiveShell]] = {}
         self._commands: dict[str, tuple[LiveShell, ShellCommand]] = {}
         self._made = 0
+        #: The ends of programs whose shells could not be gone on with.
+        self._endings: set[asyncio.Task[None]] = set()
 
     # --- shells ----------------------------------------------------------------------------------------------
 
     async def open(self, spec: ShellSpec) -> LiveShell:
         """Start a shell, or find the one that an earlier attempt with the same `start_id` has started."""
-        self._forget_former(spec.shell_id)
         existing = self._shells.get(spec.shell_id)
         if existing is not None:
             if spec.start_id is not None and existing.spec.start_id == spec.start_id:
@@ -81,8 +96,7 @@ class Shells:
             self.forget(spec.shell_id)
         attempt = self._opening.get(spec.shell_id)
         if attempt is None:
-            attempt = self._opening[spec.shell_id] = asyncio.create_task(self._open(spec))
-            attempt.add_done_callback(lambda _: self._opening.pop(spec.shell_id, None))
+            attempt = self._begin_opening(spec.shell_id, self._open(spec))
         return await asyncio.shield(attempt)
 
     async def _open(self, spec: ShellSpec) -> LiveShell:
@@ -91,35 +105,84 @@ class Shells:
             raise LimitReached(f"{running} shells are open: that is max_shells")
         account = None if spec.user is None else resolve_user(spec.user)
         path, real = self._find(spec)
+        notes = None if self._keeping is None else ShellNotes(self._keeping, self._keeping.new_key())
         self._made += 1
-        files = ShellFiles(f"{self._spool.path}/s{self._made}", account)
+        files = ShellFiles(f"{self._spool.path}/s{self._made}" if notes is None else notes.directory, account)
         try:
-            shell = LiveShell(
-                spec,
-                path,
-                dialect_for(real),
-                files,
-                start_process=self._start_process,
-                end_process=self._end_process,
-                spool=self._spool,
-                poller=self._poller,
-                config=self._config,
-                tables=self._tables,
-                on_growth=self._on_growth,
-                on_closed=self._closed,
-                on_forget=self._forget_command,
-            )
+            shell = LiveShell(spec, path, dialect_for(real), files, notes=notes, **self._surroundings())
+            if notes is not None:
+                notes.opening(spec, path, real, shell.started_at)
         except BaseException:
             files.remove()
+            if notes is not None:
+                notes.gone()
             raise
+        return await self._started(shell, shell.start())
+
+    async def _started(self, shell: LiveShell, start: Coroutine[None, None, None]) -> LiveShell:
         try:
-            await shell.start()
+            await start
         except BaseException:
             shell.discard()
             raise
-        self._shells[spec.shell_id] = shell
-        self._note(shell)
+        self._shells[shell.id] = shell
         return shell
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            start_process=self._start_process,
+            end_process=self._end_process,
+            spool=self._spool,
+            poller=self._poller,
+            config=self._config,
+            tables=self._tables,
+            on_growth=self._on_growth,
+            on_closed=self._closed,
+            on_forget=self._forget_command,
+        )
+
+    def recover(self, remains: ShellRemains) -> None:
+        """Go on with a shell of an earlier server."""
+        assert self._keeping is not None
+        opening = remains.shell.opening
+        notes = ShellNotes(self._keeping, opening.key)
+        try:
+            account = None if opening.spec.user is None else resolve_user(opening.spec.user)
+            files = ShellFiles(opening.directory, account)
+            shell = ResumedShell(
+                opening.spec,
+                opening.path,
+                dialect_for(opening.real),
+                files,
+                notes=notes,
+                remains=remains,
+                **self._surroundings(),
+            )
+        except (HoldfastError, OSError) as error:
+            # Its user is gone, or there is no room for its files: that is no reason not to serve the others.
+            log.error("shell %r cannot be gone on with: %s", opening.spec.shell_id, error)
+            notes.gone()
+            for adopt in remains.programs.values():
+                process, _ = adopt(lambda _: None)
+                ending = asyncio.create_task(self._end_process(process, 0.0))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+            return
+        # Before it goes on: a shell that closes at once is looked for.
+        self._shells[shell.id] = shell
+        start = shell.go_on()
+        if start is not None:
+            del self._shells[shell.id]
+            attempt = self._begin_opening(shell.id, self._started(shell, start))
+            attempt.add_done_callback(_log_failure)
+            return
+        for command in shell.commands():
+            self._commands[command.process_id] = (shell, command)
+
+    def _begin_opening(self, shell_id: str, start: Coroutine[None, None, LiveShell]) -> asyncio.Task[LiveShell]:
+        attempt = self._opening[shell_id] = asyncio.create_task(start)
+        attempt.add_done_callback(lambda _: self._opening.pop(shell_id, None))
+        return attempt
 
     def _find(self, spec: ShellSpec) -> tuple[str, str]:
         """The path of its program, and what it really is."""
@@ -145,34 +208,13 @@ class Shells:
         try:
             return self._shells[shell_id]
         except KeyError:
-            if (former := self._former.get(shell_id)) is not None:
-                raise ShellClosed(f"shell {shell_id!r} is closed: {former.reason}") from None
             raise UnknownShell(f"no shell has the id {shell_id!r}") from None
 
     def describe(self, shell_id: str) -> ShellStatus:
-        former = self._former.get(shell_id)
-        return self.shell(shell_id).info() if former is None else former
+        return self.shell(shell_id).info()
 
     def statuses(self) -> tuple[ShellStatus, ...]:
-        return (*self._former.values(), *(shell.info() for shell in self._shells.values()))
-
-    def remember(self, statuses: Iterable[ShellStatus]) -> None:
-        """These were the shells of an earlier server. Those that were open are closed: their pipes went with it."""
-        for status in statuses:
-            if status.state != "closed":
-                status = msgspec.structs.replace(status, state="closed", reason=RESTARTED)
-            self._former[status.shell_id] = status
-
-    def _forget_former(self, shell_id: str) -> None:
-        if self._former.pop(shell_id, None) is not None and self._ledger is not None:
-            self._ledger.write(ShellForgotten(shell_id))
-
-    def _note(self, shell: LiveShell) -> None:
-        if self._ledger is not None:
-            status = shell.info()
-            # A directory's name need not be UTF-8.
-            cwd = status.cwd.encode(errors="replace").decode()
-            self._ledger.write(ShellNoted(msgspec.structs.replace(status, cwd=cwd, command=None)))
+        return tuple(shell.info() for shell in self._shells.values())
 
     def all(self) -> tuple[LiveShell, ...]:
         return tuple(self._shells.values())
@@ -227,24 +269,26 @@ class Shells:
         shell.withdraw(command)
         return True
 
+    def bound(self) -> list[str]:
+        """Those that are open and end with the session that opened them."""
+        shells = (shell for shell in self._shells.values() if shell.state != "closed")
+        return [shell.id for shell in shells if shell.spec.lifetime == "connection"]
+
     def is_open(self, shell_id: str) -> bool:
         shell = self._shells.get(shell_id)
         return shell is not None and shell.state != "closed"
 
     def _forget_command(self, command: ShellCommand) -> None:
         self._commands.pop(command.process_id, None)
-        command.discard()
+        command.forget()
 
     def _closed(self, shell: LiveShell) -> None:
-        self._note(shell)
         closed = [each for each in self._shells.values() if each.state == "closed"]
         for each in closed[: max(0, len(closed) - KEPT_SHELLS)]:
             self.forget(each.id)
 
     def forget(self, shell_id: str) -> None:
         shell = self._shells.pop(shell_id)
-        if self._ledger is not None:
-            self._ledger.write(ShellForgotten(shell_id))
         for id in [id for id, (of, _) in self._commands.items() if of is shell]:
             self._commands.pop(id)
         shell.discard()
@@ -256,3 +300,9 @@ class Shells:
         await asyncio.gather(*(shell.close(keep=False, grace=grace) for shell in open_ones))
         for shell_id in list(self._shells):
             self.forget(shell_id)
+
+
+def _log_failure(attempt: asyncio.Task[LiveShell]) -> None:
+    """Whoever wanted this shell asks again; or went with the server that was to start it."""
+    if not attempt.cancelled() and (error := attempt.exception()) is not None:
+        log.warning("a shell that an earlier server was about to open did not start: %s", error)

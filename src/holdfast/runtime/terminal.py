@@ -470,10 +470,11 @@ class LiveTerminal:
         """Whether a line is typed that the terminal does not show: a password, most likely."""
         return self.process.terminal >= 0 and line_mode(self.process.terminal) == (False, True)
 
-    def type_line(self, line: bytes) -> None:
-        """Type at the prompt what is one command, whatever it holds."""
-        self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER)
-        self._unsettled = 1
+    def type_line(self, line: bytes, write_id: str = "") -> None:
+        """Type at the prompt what is one command, whatever it holds; by the same id, if it has one, once."""
+        if not self.process.input.has_taken(write_id):
+            self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER, write_id or None)
+            self._unsettled = 1
 
     def interrupt(self) -> None:
         """Ctrl-C, as a person would."""

@@ -10,15 +10,15 @@ import asyncio
 import builtins
 import signal
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import InvalidRequest, TimeoutError
+from holdfast.errors import InvalidRequest, SandboxError, TimeoutError
 from holdfast.model import TerminalCommandEnded
+from holdfast.runtime.ledger import RunTyped
 from holdfast.runtime.typing_in import keystrokes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.runtime.terminal import LiveTerminal
 
 #: What a shell prints when it leaves its line editor: behind it begins the output of a line that never ran.
@@ -57,10 +57,22 @@ class CommandInFlight:
             self.end, self.exit_code, self.prompts, self.ended_at = place, exit_code, prompts, time.monotonic()
 
 
+#: What a shell tells: after a line was due, it says that the line was typed.
+_SHELL_EVENTS: Final = frozenset(("command", "ended", "continuation", "promptStart", "prompt"))
+#: Writes down that a command is about to be typed.
+NoteRun = Callable[[RunTyped], None]
+
+
 async def run_typed(
-    terminal: LiveTerminal, command: str, *, timeout: float | None, max_bytes: int
+    terminal: LiveTerminal,
+    command: str,
+    *,
+    timeout: float | None,
+    max_bytes: int,
+    run_id: str = "",
+    note: NoteRun | None = None,
 ) -> TerminalCommandEnded:
-    """Type a command at the prompt, and wait for the prompt to come back."""
+    """Type a command at the prompt, and wait for the prompt to come back; `note` it by its id first."""
     terminal.check_open()
     if not terminal.integration:
         raise InvalidRequest(
@@ -80,17 +92,61 @@ async def run_typed(
         if not await terminal.wait("idle", left, 0):
             raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout or 0.0:g} s")
         await _empty_line(terminal)
-        flight = terminal.in_flight = CommandInFlight(terminal.process.logs[2].end)
-        try:
-            return await _run(terminal, flight, command, deadline, max_bytes)
-        except asyncio.CancelledError:
-            if flight.was_typed and flight.exit_code is None and not terminal.is_over:
-                terminal.interrupt()
-            raise
-        finally:
-            terminal.in_flight = None
+        flight = CommandInFlight(terminal.process.logs[2].end)
+        flight.began_at = time.monotonic()
+        events, began_at = terminal.timeline.count, flight.began_at
+        run = RunTyped(terminal.id, run_id, command, flight.prompt_end, events, began_at, deadline, max_bytes)
+        if note is not None:
+            note(run)
+        return await _fly(terminal, flight, run)
     finally:
         terminal.turn.release()
+
+
+def flight_again(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | None:
+    """What is known, by what happened in its terminal, of a command that an earlier server typed or was about to.
+
+    None if that is no longer known.
+    """
+    events = terminal.timeline.after(run.events)
+    if events is None:
+        return None
+    flight = CommandInFlight(run.prompt_end)
+    flight.began_at = run.at
+    for event in events:
+        if event.type in _SHELL_EVENTS:
+            flight.was_typed = True
+        if event.type == "command":
+            flight.began(event.offset)
+        elif event.type == "ended" and event.exit_code is not None:
+            flight.ended(event.offset, event.exit_code, terminal.prompts)
+        elif event.type == "prompt" and flight.exit_code is not None:
+            flight.prompts = -1  # it came back
+    return flight
+
+
+async def run_again(terminal: LiveTerminal, flight: CommandInFlight | None, run: RunTyped) -> TerminalCommandEnded:
+    """Wait for the end of such a command."""
+    if flight is None:
+        raise SandboxError(
+            f"the server was restarted after {_short(run.command)} was typed: read what it printed in the terminal"
+        )
+    if flight.exit_code is not None:
+        return await _run(terminal, flight, run)
+    async with terminal.turn:
+        return await _fly(terminal, flight, run)
+
+
+async def _fly(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
+    terminal.in_flight = flight
+    try:
+        return await _run(terminal, flight, run)
+    except asyncio.CancelledError:
+        if flight.was_typed and flight.exit_code is None and not terminal.is_over:
+            terminal.interrupt()
+        raise
+    finally:
+        terminal.in_flight = None
 
 
 async def _empty_line(terminal: LiveTerminal) -> None:
@@ -111,14 +167,13 @@ async def _new_prompt(terminal: LiveTerminal) -> bool:
     )
 
 
-async def _run(
-    terminal: LiveTerminal, flight: CommandInFlight, command: str, deadline: float | None, max_bytes: int
-) -> TerminalCommandEnded:
+async def _run(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
     loop = asyncio.get_running_loop()
-    typed = keystrokes(command, paste=terminal.modes.bracketed_paste)
-    flight.was_typed = True
-    flight.began_at = time.monotonic()
-    terminal.type_line(typed)
+    if not flight.was_typed and not terminal.is_over:
+        flight.was_typed = True
+        terminal.type_line(
+            keystrokes(run.command, paste=terminal.modes.bracketed_paste), run.run_id and f"run {run.run_id}"
+        )
 
     def is_over() -> bool:
         return (flight.exit_code is not None and terminal.prompts > flight.prompts) or terminal.is_over
@@ -127,16 +182,16 @@ async def _run(
         # A continuation prompt shows while a long text is still being read, too: the kernel tells when it is not.
         return terminal.continued and flight.start is None and terminal.wants_more()
 
-    left = None if deadline is None else max(0.0, deadline - loop.time())
+    left = None if run.deadline is None else max(0.0, run.deadline - loop.time())
     in_time = await terminal.until(
         lambda: is_over() or asks_for_more(), left, look=lambda: terminal.continued, over_is_fine=True
     )
     if in_time and not is_over():
         await _new_prompt(terminal)
-        raise InvalidRequest(f"the command is not complete, the shell asks for more of it: {_short(command)}")
+        raise InvalidRequest(f"the command is not complete, the shell asks for more of it: {_short(run.command)}")
     if not in_time:
         await _stop(terminal, is_over)
-    return _result(terminal, flight, timed_out=not in_time, max_bytes=max_bytes)
+    return _result(terminal, flight, timed_out=not in_time, max_bytes=run.max_bytes)
 
 
 async def _stop(terminal: LiveTerminal, is_over: Callable[[], bool]) -> None:

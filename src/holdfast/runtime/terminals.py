@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -21,7 +21,6 @@ from holdfast.errors import (
     DuplicateProcess,
     InvalidParams,
     LimitReached,
-    SandboxError,
     UnknownTerminal,
 )
 from holdfast.model import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
@@ -35,7 +34,7 @@ from holdfast.runtime.shell import EndProcess, StartProcess
 from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.spawn import find_program
 from holdfast.runtime.terminal import LiveTerminal
-from holdfast.runtime.terminal_run import run_typed
+from holdfast.runtime.terminal_run import flight_again, run_again, run_typed
 
 #: Of each terminal: a client repeats only what it had unanswered when its connection broke.
 REMEMBERED_RUNS: Final = 16
@@ -63,7 +62,7 @@ class Terminals:
         self._config = config
         self._ledger = ledger
         #: Commands that were typed under an earlier server: they are not typed again.
-        self._typed_before: set[RunTyped] = set()
+        self._typed_before: list[RunTyped] = []
         self._spool = spool
         self._environ = environ
         self._start_process = start_process
@@ -163,7 +162,7 @@ class Terminals:
 
     def remember_runs(self, runs: Iterable[RunTyped]) -> None:
         """These commands were typed under an earlier server."""
-        self._typed_before.update(runs)
+        self._typed_before.extend(runs)
 
     def _environment(self, spec: TerminalSpec) -> dict[str, str]:
         exact = spec.env is not None and spec.env_policy is None
@@ -224,21 +223,43 @@ class Terminals:
         runs = terminal.runs
         if run_id not in runs:
             check_run(timeout, max_bytes)
-            self._note_run(RunTyped(terminal_id, run_id), command)
-            runs[run_id] = asyncio.create_task(run_typed(terminal, command, timeout=timeout, max_bytes=max_bytes))
-            runs[run_id].add_done_callback(_retrieve)
+            self._begin_run(
+                terminal,
+                run_id,
+                run_typed(
+                    terminal, command, timeout=timeout, max_bytes=max_bytes, run_id=run_id, note=self._note_run
+                ),
+            )
             ended = [id for id, task in runs.items() if task.done()]
             for id in ended[: max(0, len(runs) - REMEMBERED_RUNS)]:
                 del runs[id]
         return await asyncio.shield(runs[run_id])
 
-    def _note_run(self, run: RunTyped, command: str) -> None:
-        if run in self._typed_before:
-            raise SandboxError(
-                f"the server was restarted after {command!r} was typed: read what it printed in the terminal"
-            )
+    def _begin_run(
+        self, terminal: LiveTerminal, run_id: str, run: Coroutine[None, None, TerminalCommandEnded]
+    ) -> None:
+        task = terminal.runs[run_id] = asyncio.create_task(run)
+        task.add_done_callback(_retrieve)
+
+    def _note_run(self, run: RunTyped) -> None:
         if self._ledger is not None:
             self._ledger.write(run)
+
+    def resume_runs(self, terminal: LiveTerminal) -> None:
+        """Go on with commands that were typed under an earlier server: the last may run, the others have ended.
+
+        Before anything more is read from the terminal.
+        """
+        runs = [run for run in self._typed_before if run.terminal_id == terminal.id]
+        self._typed_before = [run for run in self._typed_before if run.terminal_id != terminal.id]
+        for run in runs:
+            flight = flight_again(terminal, run)
+            if flight is not None and flight.exit_code is None:
+                if run is not runs[-1]:
+                    flight = None
+                else:
+                    terminal.in_flight = flight
+            self._begin_run(terminal, run.run_id, run_again(terminal, flight, run))
 
     def withdraw(self, terminal_id: str, run_id: str) -> None:
         """Its caller gave up: the command is interrupted."""

@@ -80,6 +80,10 @@ class Timeline:
         """How many events there were."""
         return self._dropped + len(self._events)
 
+    def after(self, count: int) -> list[Event] | None:
+        """What happened after the first so many events; None if some of it is no longer known."""
+        return None if count < self._dropped else self._events[count - self._dropped :]
+
     def add(
         self,
         type: TerminalEventType,

@@ -13,7 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UnknownProcess, UnknownShell
-from holdfast.runtime.ledger import Ledger, SessionEnded, SessionOpened, SessionRecord, SessionStarted
+from holdfast.runtime.ledger import (
+    Ledger,
+    SessionEnded,
+    SessionOpened,
+    SessionRecord,
+    SessionShell,
+    SessionStarted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -107,15 +114,19 @@ class Sessions:
         Their plain pushes go on behind what that server may have `told`.
         """
         claimed: set[str] = set()
+        claimed_shells: set[str] = set()
         for each in remembered:
             session = self._sessions[each.opened.id] = Session(each.opened.client_name, each.opened.id)
             session.processes = {id for id in each.processes if self._exec.is_running(id)}
             session.bound = {id for id in session.processes if each.processes[id]}
             session.positions = {id: told[id] for id in each.pushed if id in told}
             claimed |= session.bound
+            session.shells = {id: bound for id, bound in each.shells.items() if self._exec.shells.is_open(id)}
+            claimed_shells |= session.shells.keys()
             self._await_return(session)
         self._unclaimed.bound = set(self._exec.bound_processes()) - claimed
-        if self._unclaimed.bound:
+        self._unclaimed.shells = dict.fromkeys(set(self._exec.shells.bound()) - claimed_shells, True)
+        if self._unclaimed.bound or self._unclaimed.shells:
             self._await_return(self._unclaimed)
 
     def _note(self, record: SessionRecord) -> None:
@@ -133,7 +144,10 @@ class Sessions:
     def opened(self, session: Session, shell_id: str, *, bound: bool) -> None:
         # Those that are closed by now need no thought: else this would grow with every shell.
         session.shells = {id: each for id, each in session.shells.items() if self._exec.shells.is_open(id)}
+        if shell_id not in session.shells:
+            self._note(SessionShell(session.id, shell_id, bound))
         session.shells[shell_id] = bound
+        self._unclaimed.shells.pop(shell_id, None)
 
     def running(self, session: Session) -> int:
         """How many of its processes run, at most: those that ended are sorted out when it matters."""
