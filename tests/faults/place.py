@@ -21,7 +21,7 @@ from holdfast.runtime.signals import signal_name
 from .checking import Broken, Following
 
 #: Whether live shells outlive a server that is killed. Until they do, one may say that the server was restarted.
-SHELLS_SURVIVE: Final = False
+SHELLS_SURVIVE: Final = True
 #: A command that was being typed into a terminal when the server died says so, and is read in the terminal.
 RUNS_SURVIVE: Final = False
 
