@@ -23,7 +23,7 @@ from .checking import Broken, Following
 #: Whether live shells outlive a server that is killed. Until they do, one may say that the server was restarted.
 SHELLS_SURVIVE: Final = True
 #: A command that was being typed into a terminal when the server died says so, and is read in the terminal.
-RUNS_SURVIVE: Final = False
+RUNS_SURVIVE: Final = True
 
 #: Whether every want of room or descriptors is told to the one who asks, and harms nobody else.
 SCARCITY_IS_TOLD: Final = False

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ResourceExhausted
+from holdfast.model import ProcessSpec
 from holdfast.runtime import spool_place
+from holdfast.runtime.local import LocalExec
 from holdfast.runtime.output_log import Spool
-from holdfast.runtime.spool_place import choose_place, file_system_of, room_in, used_below
+from holdfast.runtime.spool_place import choose_place, file_system_of, room_in
 
 MIB = 1024 * 1024
 
@@ -48,11 +50,16 @@ def test_what_a_spool_is_on() -> None:
     assert file_system_of("/proc/self").kind == "proc"
 
 
-def test_a_spool_that_was_taken_over_has_the_room_that_it_uses_itself(tmp_path: Path) -> None:
-    first = Spool(str(tmp_path))
-    Path(first.path, "1.0").write_bytes(5 * MIB * b"x")
-    assert used_below(first.path) >= 5 * MIB
-    second = Spool(taken=(first.path, first.lock))
-    assert second.room >= second.free
-    assert second.room - used_below(first.path) <= second.size
-    second.remove()
+async def test_how_much_is_kept_is_looked_at_again_when_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = [True]
+    monkeypatch.setattr(Spool, "free", property(lambda spool: 0 if full[0] else 1 << 40))
+    box = LocalExec()
+    try:
+        assert (await box.status()).spool_limit == 0
+        full[0] = False  # others have removed their files
+        await box.start(ProcessSpec("p", ("head", "-c", "100000", "/dev/zero")))
+        await box.wait("p")
+        assert len((await box.snapshot("p")).stdout) == 100_000
+        assert (await box.status()).spool_limit > 100_000
+    finally:
+        await box.aclose()

@@ -92,7 +92,7 @@ class LocalExec:
         else:
             self._spool = keeping.spool
         self._spool.make_room = self._spare_ended_output
-        self._spool_limit = min(self.config.retained_output_bytes_total, self._spool.room // 2)
+        self._spool_limit = self._look_for_room()
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
         self._starting: dict[str, asyncio.Task[ManagedProcess]] = {}
@@ -591,7 +591,10 @@ class LocalExec:
 
     def _spool_grew(self) -> None:
         """Over the total, ended processes lose their output first, oldest first; then the largest keeps less."""
-        limit = self._spool_limit
+        if self._spool.used <= self._spool_limit:
+            return
+        # The file system may have been full of others' files when we looked last.
+        limit = self._spool_limit = self._look_for_room()
         if self._spool.used <= limit:
             return
         for process in self._ended.values():
@@ -610,6 +613,10 @@ class LocalExec:
                 process.give_up_output()
                 return True
         return False
+
+    def _look_for_room(self) -> int:
+        """How much output may be kept: half of the room that there is for it, at most what is set."""
+        return min(self.config.retained_output_bytes_total, (self._spool.used + self._spool.free) // 2)
 
     def is_known(self, process_id: str) -> bool:
         return process_id in self._processes

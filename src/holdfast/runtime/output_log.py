@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.libc import punch_hole
-from holdfast.runtime.spool_place import FileSystem, choose_place, file_system_of, used_below
+from holdfast.runtime.spool_place import FileSystem, choose_place, file_system_of
 
 PAGE: Final = 4096
 #: At most this much is moved by one call, so that one flood does not hold the event loop.
@@ -57,9 +57,8 @@ class Spool:
         self.file_system = file_system_of(self.path)
         self.lends_pages = lends_pages(self.file_system)
         found = os.statvfs(self.path)
-        #: All the bytes there are, and those that were free when we began, or were ours already.
+        #: All the bytes there are.
         self.size = found.f_blocks * found.f_frsize
-        self.room = self.free + (0 if taken is None else used_below(self.path))
 
     @property
     def free(self) -> int:

@@ -324,7 +324,8 @@ class Recovery:
     def _remove_stale_files(self) -> None:
         """Files of what is not recovered: logs of what was being forgotten."""
         spool = self.keeping.spool.path
-        known = {LEDGER_NAME, READS_NAME}
+        # A ledger that is being compacted has its next one beside it.
+        known = {LEDGER_NAME, f"{LEDGER_NAME}.new", READS_NAME}
         for key, each in self.memory.processes.items():
             known |= {f"{key}.{name}" for name in (0, 1, 2, "input")}
             terminal = each.terminal

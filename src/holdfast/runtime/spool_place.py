@@ -57,12 +57,6 @@ def room_in(place: str) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def used_below(path: str) -> int:
-    """Bytes that the files of a directory take."""
-    with os.scandir(path) as entries:
-        return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in entries)
-
-
 def file_system_of(path: str) -> FileSystem:
     """The mount that a path is in: the longest of their points, and of equal ones the last."""
     best, found = "", FileSystem("", ())
