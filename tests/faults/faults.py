@@ -15,12 +15,12 @@ import resource
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from .relay import Relay
 
-KINDS: Final = ("kill", "stop", "stall", "cut", "delay", "enospc", "emfile")
+KINDS: Final = ("kill", "crash", "stop", "stall", "cut", "delay", "enospc", "emfile")
 #: How often each is drawn.
 WEIGHTS: Final = {"kill": 4, "stop": 3, "stall": 1, "cut": 2, "enospc": 1, "emfile": 1}
 #: The keeper waits longer before each start that follows a short life: more kills would only be waited for.
@@ -41,9 +41,11 @@ class Faults:
         self.done: Counter[str] = Counter()
         self.kills = 0
         self.scarcities = 0
+        #: How often the server has died at a place that was chosen.
+        self.crashes: Callable[[], int] = lambda: 0
 
     def troubles(self) -> tuple[int, int]:
-        return self.kills, self.scarcities
+        return self.kills + self.crashes(), self.scarcities
 
     async def run(self) -> None:
         """One after the other, for ever."""
