@@ -1,4 +1,4 @@
-"""Places in the server at which it is made to die: between two steps that belong together, where a clock seldom hits.
+"""Places in the server at which it is made to die: between steps that belong together, where a clock rarely hits.
 
 A script that Python reads at its start wraps the functions named here; the one whose turn it is kills its process,
 once. Makes directories that say which places are still to come.
@@ -52,8 +52,8 @@ POINTS: Final = (
 )
 #: At which of its calls, at most; a server that began a moment ago counts anew.
 MOST_CALLS: Final = (1, 5, 50, 300)
-#: Servers that die like this in one round.
-CRASHES: Final = 4
+#: Servers that die like this in one round, at most.
+CRASHES: Final = 3
 
 #: The server's own process and no other: the programs that it starts may be Python, too.
 SCRIPT: Final = """

@@ -20,9 +20,8 @@ from typing import Final
 
 import msgspec
 
-import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import ResourceExhausted
+from holdfast.errors import HoldfastError, ResourceExhausted
 from holdfast.testing.servers import RunningServer, running_server, server_environment
 
 from . import aftermath
@@ -117,7 +116,10 @@ class Round:
                         exit_code=0,
                     )
                 )
-                await self._with_server(server, directory, spool, blob)
+                try:
+                    await self._with_server(server, directory, spool, blob)
+                except HoldfastError as error:
+                    self._fail("the round", repr(error), server)
             except AssertionError as error:
                 self._failures.append(Failure("the round", str(error), ""))
             try:
@@ -175,7 +177,7 @@ class Round:
         path = os.path.join(directory, "relay.sock")
         async with (
             relaying(path, server.socket, f"relay {self._seed}", self._kinds) as relay,
-            holdfast.connect(server.address("unix")) as control,
+            connected(server.address("unix")) as control,
         ):
             before = await aftermath.footing(server)
             faults = Faults(server.process.pid, relay, f"faults {self._seed}", self._kinds, spool)
