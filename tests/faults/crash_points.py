@@ -6,6 +6,7 @@ once. Makes directories that say which places are still to come.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from typing import Final
@@ -91,12 +92,27 @@ class CrashPoints:
         script = SCRIPT
         for number, (module, owner, name) in enumerate(rng.sample(POINTS, CRASHES)):
             flag = os.path.join(directory, f"crash-{number}")
-            os.mkdir(flag)
             call, before = rng.randint(1, rng.choice(MOST_CALLS)), rng.random() < 0.5
             script += f"    arm({module!r}, {owner!r}, {name!r}, {call}, {before}, {flag!r})\n"
             self._flags.append(flag)
             self.named.append(f"{'before' if before else 'after'} call {call} of {module}.{owner}.{name}")
         self.script = script
+        self._armed: list[str] = []
+
+    def arm(self) -> None:
+        """From now on."""
+        for flag in self._flags:
+            os.mkdir(flag)
+        self._armed = self._flags
+
+    def disarm(self) -> None:
+        """Those whose turn has not come stay away."""
+        struck = [flag for flag in self._armed if not os.path.exists(flag)]
+        for flag in set(self._armed) - set(struck):
+            with contextlib.suppress(FileNotFoundError):  # its turn came at this moment
+                os.rmdir(flag)
+        self._armed = struck
 
     def struck(self) -> int:
-        return sum(not os.path.exists(flag) for flag in self._flags)
+        """How many have had their turn."""
+        return sum(not os.path.exists(flag) for flag in self._armed)

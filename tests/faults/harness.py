@@ -183,6 +183,7 @@ class Round:
             faults = Faults(server.process.pid, relay, f"faults {self._seed}", self._kinds, spool)
             if self._crashes is not None:
                 faults.crashes = self._crashes.struck
+                self._crashes.arm()
             throwing = asyncio.create_task(faults.run())
             try:
                 async with self._clients(f"unix:{path}") as boxes:
@@ -196,7 +197,9 @@ class Round:
             if not throwing.cancelled() and (error := throwing.exception()) is not None:
                 raise error
             self._faults = faults.done + Counter({"cut": relay.cuts - faults.done["cut"], "delay": relay.delays})
-            self._faults["crash"] += faults.crashes()
+            if self._crashes is not None:
+                self._crashes.disarm()
+                self._faults["crash"] = self._crashes.struck()
             self._restarts = (await control.status()).restarts
             self._rss = aftermath.resident_bytes(server_of(server.process.pid))
             if not self._failures:
