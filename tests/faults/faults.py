@@ -15,16 +15,17 @@ import resource
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
+from .crash_points import CRASHES
 from .relay import Relay
 
-KINDS: Final = ("kill", "stop", "stall", "cut", "delay", "enospc", "emfile")
+KINDS: Final = ("kill", "crash", "stop", "stall", "cut", "delay", "enospc", "emfile")
 #: How often each is drawn.
 WEIGHTS: Final = {"kill": 4, "stop": 3, "stall": 1, "cut": 2, "enospc": 1, "emfile": 1}
-#: The keeper waits longer before each start that follows a short life: more kills would only be waited for.
-KILLS_A_ROUND: Final = 5
+#: The keeper gives up when five servers in a row do not come up, and waits longer before each start.
+DEATHS_A_ROUND: Final = 4
 #: The size of the file system that can be filled.
 ROOM: Final = "size=192m"
 
@@ -38,12 +39,15 @@ class Faults:
         self._random = random.Random(seed)
         self._kinds = [kind for kind in WEIGHTS if kind in kinds]
         self._spool = spool
+        self._kills_left = DEATHS_A_ROUND - (CRASHES if "crash" in kinds else 0)
         self.done: Counter[str] = Counter()
         self.kills = 0
         self.scarcities = 0
+        #: How often the server has died at a place that was chosen.
+        self.crashes: Callable[[], int] = lambda: 0
 
     def troubles(self) -> tuple[int, int]:
-        return self.kills, self.scarcities
+        return self.kills + self.crashes(), self.scarcities
 
     async def run(self) -> None:
         """One after the other, for ever."""
@@ -53,7 +57,7 @@ class Faults:
             kind = self._random.choices(self._kinds, weights)[0]
             await getattr(self, f"_{kind}")()
             self.done[kind] += 1
-            if self.kills >= KILLS_A_ROUND and "kill" in self._kinds:
+            if not self._kills_left and "kill" in self._kinds:
                 self._kinds.remove("kill")
 
     async def _kill(self) -> None:
@@ -134,6 +138,9 @@ class Faults:
         pid = server_of(self._keeper)
         if pid:
             if number == signal.SIGKILL:
+                if not self._kills_left:
+                    return pid
+                self._kills_left -= 1
                 self.kills += 1
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

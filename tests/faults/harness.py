@@ -20,13 +20,13 @@ from typing import Final
 
 import msgspec
 
-import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import ResourceExhausted
+from holdfast.errors import HoldfastError, ResourceExhausted
 from holdfast.testing.servers import RunningServer, running_server, server_environment
 
 from . import aftermath
 from .checking import Broken
+from .crash_points import CrashPoints
 from .faults import Faults, server_of, small_spool
 from .place import BLOB_BYTES, Place, connected
 from .relay import relaying
@@ -97,6 +97,7 @@ class Round:
         self._rss = 0
         rng = random.Random(f"settings {seed}")
         self._settings = {name: rng.choice(values) for name, values in SETTINGS.items()}
+        self._crashes: CrashPoints | None = None
         self._compacts = rng.randrange(10) < COMPACTING_OF_TEN
         self._restarts = 0
 
@@ -111,11 +112,14 @@ class Round:
                 server = stack.enter_context(
                     running_server(
                         settings={**self._settings, "spool_directory": spool},
-                        environ={"HOME": directory, **self._compacting(directory)},
+                        environ={"HOME": directory, **self._customized(directory)},
                         exit_code=0,
                     )
                 )
-                await self._with_server(server, directory, spool, blob)
+                try:
+                    await self._with_server(server, directory, spool, blob)
+                except HoldfastError as error:
+                    self._fail("the round", repr(error), server)
             except AssertionError as error:
                 self._failures.append(Failure("the round", str(error), ""))
             try:
@@ -147,12 +151,16 @@ class Round:
             file.write(data)
         return path, data
 
-    def _compacting(self, directory: str) -> dict[str, str]:
-        """What makes the server compact its ledger often, as one does that has run for long."""
-        if not self._compacts:
+    def _customized(self, directory: str) -> dict[str, str]:
+        """What makes the server compact its ledger as often as one that has run for long, or die at some place."""
+        script = COMPACT_AT_ONCE if self._compacts else ""
+        if "crash" in self._kinds:
+            self._crashes = CrashPoints(directory, random.Random(f"crashes {self._seed}"))
+            script += self._crashes.script
+        if not script:
             return {}
         with open(os.path.join(directory, "sitecustomize.py"), "w") as file:
-            file.write(COMPACT_AT_ONCE)
+            file.write(script)
         return {"PYTHONPATH": os.pathsep.join((directory, server_environment()["PYTHONPATH"]))}
 
     def _spool(self, directory: str, stack: contextlib.ExitStack) -> str:
@@ -169,10 +177,13 @@ class Round:
         path = os.path.join(directory, "relay.sock")
         async with (
             relaying(path, server.socket, f"relay {self._seed}", self._kinds) as relay,
-            holdfast.connect(server.address("unix")) as control,
+            connected(server.address("unix")) as control,
         ):
             before = await aftermath.footing(server)
             faults = Faults(server.process.pid, relay, f"faults {self._seed}", self._kinds, spool)
+            if self._crashes is not None:
+                faults.crashes = self._crashes.struck
+                self._crashes.arm()
             throwing = asyncio.create_task(faults.run())
             try:
                 async with self._clients(f"unix:{path}") as boxes:
@@ -186,6 +197,9 @@ class Round:
             if not throwing.cancelled() and (error := throwing.exception()) is not None:
                 raise error
             self._faults = faults.done + Counter({"cut": relay.cuts - faults.done["cut"], "delay": relay.delays})
+            if self._crashes is not None:
+                self._crashes.disarm()
+                self._faults["crash"] = self._crashes.struck()
             self._restarts = (await control.status()).restarts
             self._rss = aftermath.resident_bytes(server_of(server.process.pid))
             if not self._failures:
@@ -253,4 +267,6 @@ class Round:
         self._lost += place.lost
 
     def _fail(self, job: str, what: str, server: RunningServer) -> None:
+        if self._crashes is not None:
+            what += "\nthe server dies " + ", ".join(self._crashes.named)
         self._failures.append(Failure(job, what, server.log()[-LOG_BYTES:]))
