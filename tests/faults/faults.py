@@ -125,6 +125,8 @@ class Faults:
             return
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            if before[0] != before[1]:
+                return  # it has not raised its own yet, and would take ours for that of its processes
             highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
             self.scarcities += 1
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + more, before[1]))

@@ -26,7 +26,7 @@ SHELLS_SURVIVE: Final = True
 RUNS_SURVIVE: Final = True
 
 #: Whether every want of room or descriptors is told to the one who asks, and harms nobody else.
-SCARCITY_IS_TOLD: Final = False
+SCARCITY_IS_TOLD: Final = True
 #: A line that is awaited comes at once, or after the server's return.
 LOST_LINE_SECONDS: Final = 30.0
 BLOB_BYTES: Final = 4 * 1024 * 1024
