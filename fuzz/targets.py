@@ -18,7 +18,7 @@ from holdfast.client.asciicast import CastEvent, read_cast, resize_event, write_
 from holdfast.config import parse_settings
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, SandboxError
 from holdfast.model import CommandSpec, EnvPolicy, ProcessSpec, ShellSpec, TerminalSize, TerminalSpec
-from holdfast.runtime import ledger as l, shell_records as s
+from holdfast.runtime import records as r, shell_records as s
 from holdfast.runtime.awaiting import fd_set_members, polled_for_input
 from holdfast.runtime.environment import apply_policy
 from holdfast.runtime.journal import Journal
@@ -142,84 +142,84 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
 def _ledger_seeds() -> Iterator[bytes]:
     journal = Journal(10)
     journal.add_output(0, 100_000)
-    records: list[l.AnyRecord] = [
-        l.TerminalOpening(TerminalSpec("p"), ("bash",), "bash", "nonce", "/spool/t"),
-        l.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
-        l.Started(1, 42, 1.5),
-        l.Taken(1, 1, 0, 5, 2.5),
-        l.Printed(1, 0, 0, 5),
-        l.Happened(1, 3, 1.0, "prompt", "IDLE", b"", None, "$ ", None, ""),
-        l.EventsDropped(1, 3, 9),
-        l.Written(1, "w", 3),
-        l.Lost(1, 0, 1, 3),
-        l.Signalled(1, "s"),
-        l.Resized(1, 5, 6),
-        l.Journalled(1, journal.state()),
-        l.InputClosed(1),
-        l.Ended(1, 1, None, 4.5),
-        l.Closed(1, 5.5),
-        l.SessionOpened("s", "client"),
-        l.SessionStarted("s", "p", True),
-        l.RunTyped("p", "r", "true", 3, 1, 1.5, None, 100),
+    records: list[r.AnyRecord] = [
+        r.TerminalOpening(TerminalSpec("p"), ("bash",), "bash", "nonce", "/spool/t"),
+        r.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
+        r.Started(1, 42, 1.5),
+        r.Taken(1, 1, 0, 5, 2.5),
+        r.Printed(1, 0, 0, 5),
+        r.Happened(1, 3, 1.0, "prompt", "IDLE", b"", None, "$ ", None, ""),
+        r.EventsDropped(1, 3, 9),
+        r.Written(1, "w", 3),
+        r.Lost(1, 0, 1, 3),
+        r.Signalled(1, "s"),
+        r.Resized(1, 5, 6),
+        r.Journalled(1, journal.state()),
+        r.InputClosed(1),
+        r.Ended(1, 1, None, 4.5),
+        r.Closed(1, 5.5),
+        r.SessionOpened("s", "client"),
+        r.SessionStarted("s", "p", True),
+        r.RunTyped("p", "r", "true", 3, 1, 1.5, None, 100),
         s.ShellOpening(2, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
         s.CommandQueued(3, 2, CommandSpec("c", "true")),
         s.CommandBegan(3, 2, None, 10, 2.5, 0, 9, 1, False),
-        l.Printed(3, 0, 0, 5),
+        r.Printed(3, 0, 0, 5),
         s.AnswerPart(2, b"0 "),
         s.CommandStopping(3, True),
         s.ShellClosing(2, False, 5.0),
         s.ShellGone(2),
-        l.Forgotten(1),
+        r.Forgotten(1),
     ]
     for end in range(1, len(records) + 1):
-        yield l.encode_records(records[:end])
-    yield l.encode_records(records[:10])[:-3]
-    wrong: list[l.AnyRecord] = [
-        l.Printed(1, 0, 0, -1),
-        l.Printed(1, 9, 0, 1),
-        l.Printed(1, -1, -9, 1),
-        l.Printed(1, 0, 0, 1 << 62),
-        l.Journalled(1, (1, b"", b"", b"", b"", 0)),
-        l.Journalled(1, (-9, b"\x00", b"\x00" * 7, b"", b"", 0)),
-        l.Journalled(1, (1, b"\x09", b"\x00" * 32, b"\x00", b"", 9)),
+        yield r.encode_records(records[:end])
+    yield r.encode_records(records[:10])[:-3]
+    wrong: list[r.AnyRecord] = [
+        r.Printed(1, 0, 0, -1),
+        r.Printed(1, 9, 0, 1),
+        r.Printed(1, -1, -9, 1),
+        r.Printed(1, 0, 0, 1 << 62),
+        r.Journalled(1, (1, b"", b"", b"", b"", 0)),
+        r.Journalled(1, (-9, b"\x00", b"\x00" * 7, b"", b"", 0)),
+        r.Journalled(1, (1, b"\x09", b"\x00" * 32, b"\x00", b"", 9)),
     ]
     for each in wrong:
-        yield l.encode_records([*records[1:3], each, l.Printed(1, 0, 0, 7), l.Ended(1, 1, None, 4.5)])
+        yield r.encode_records([*records[1:3], each, r.Printed(1, 0, 0, 7), r.Ended(1, 1, None, 4.5)])
 
 
 @target(*_ledger_seeds())
 def ledger(data: bytes) -> None:
     """A ledger is understood or refused as damaged; a cut end is passed over; compaction changes nothing."""
     try:
-        records = list(l.decode_records(data))
-        if any(isinstance(record, l.Printed) and _SLOW_BYTES < record.end < 1 << 41 for record in records):
+        records = list(r.decode_records(data))
+        if any(isinstance(record, r.Printed) and _SLOW_BYTES < record.end < 1 << 41 for record in records):
             return
         memory = _replayed(records)
     except SandboxError:
         return
     compacted = list(memory.records())
-    again = list(l.decode_records(l.encode_records(compacted)))
+    again = list(r.decode_records(r.encode_records(compacted)))
     assert again == compacted or _has_nan(compacted)
-    assert l.encode_records(_replayed(again).records()) == l.encode_records(compacted)
-    torn = l.encode_records(records)
-    assert list(map(repr, l.decode_records(torn + (1 << 20).to_bytes(4, "little") + b"torn"))) == list(
+    assert r.encode_records(_replayed(again).records()) == r.encode_records(compacted)
+    torn = r.encode_records(records)
+    assert list(map(repr, r.decode_records(torn + (1 << 20).to_bytes(4, "little") + b"torn"))) == list(
         map(repr, records)
     )
     for cut in (1, 3, 5):
-        assert len(list(l.decode_records(torn[:-cut]))) == max(0, len(records) - 1)
+        assert len(list(r.decode_records(torn[:-cut]))) == max(0, len(records) - 1)
 
 
 #: That much output is millions of chunks: right, and too slow for an input.
 _SLOW_BYTES: Final = 1 << 32
 
 
-def _replayed(records: list[l.AnyRecord]) -> Memory:
+def _replayed(records: list[r.AnyRecord]) -> Memory:
     memory = Memory(max_chunks=16, max_events=4)
     memory.replay(records)
     return memory
 
 
-def _has_nan(records: list[l.AnyRecord]) -> bool:
+def _has_nan(records: list[r.AnyRecord]) -> bool:
     return any("nan" in repr(record) for record in records)
 
 

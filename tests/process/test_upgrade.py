@@ -23,7 +23,7 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.errors import InvalidRequest
 from holdfast.model import OutputChunk, OutputGap, TerminalSize
-from holdfast.runtime import keeper, ledger
+from holdfast.runtime import keeper, ledger, records
 from holdfast.testing.servers import conversation, is_alive, running_server
 from holdfast.waiting_keeper import SUFFIX, find
 
@@ -189,7 +189,7 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
         # What a later version may have written.
         path = next(here.spool.glob("*/ledger"))
         size = path.stat().st_size
-        head = ledger.Head(2, "99.0.0", old.pid, ledger.boot_id(), "kill", "")
+        head = records.Head(2, "99.0.0", old.pid, ledger.boot_id(), "kill", "")
         for record, says in (
             ([99, 1, "of a kind that nobody knows"], "does not know"),
             (head, "holdfast 99.0.0 wrote it in version 2, and holdfast 0.1.0 knows 1"),
@@ -216,15 +216,15 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
 def test_records_grow_at_their_end() -> None:
     """A field that a later version added is passed over; one that an earlier one did not have has its default."""
 
-    class Grown(ledger.Record, frozen=True, tag=2):
+    class Grown(records.Record, frozen=True, tag=2):
         key: int
         pid: int
         started_at: float
         more: str = ""
 
-    decoder = msgspec.msgpack.Decoder(ledger.AnyRecord)
-    assert decoder.decode(msgspec.msgpack.encode(Grown(1, 2, 3.0, "new"))) == ledger.Started(1, 2, 3.0)
-    back = msgspec.msgpack.decode(msgspec.msgpack.encode(ledger.Started(1, 2, 3.0)), type=Grown)
+    decoder = msgspec.msgpack.Decoder(records.AnyRecord)
+    assert decoder.decode(msgspec.msgpack.encode(Grown(1, 2, 3.0, "new"))) == records.Started(1, 2, 3.0)
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(records.Started(1, 2, 3.0)), type=Grown)
     assert back == Grown(1, 2, 3.0, "")
 
 

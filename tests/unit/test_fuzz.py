@@ -19,7 +19,7 @@ from holdfast.client.asciicast import read_cast
 from holdfast.config import parse_settings
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.model import ProcessSpec
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.keeper import read_packet
 from holdfast.runtime.marks import MARK_BYTES, MarkFilter
 from holdfast.runtime.memory import Memory
@@ -124,25 +124,25 @@ def test_a_size_that_no_terminal_has_is_none(size: str) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        l.Printed(1, 0, 0, -1),
-        l.Printed(1, 3, 0, 1),
-        l.Printed(1, -1, 0, 1),
-        l.Printed(1, 0, 0, 1 << 62),
-        l.Journalled(1, (1, b"", b"", b"", b"", 0)),
-        l.Journalled(1, (0, b"", b"\x00" * 16, b"", b"", 0)),
-        l.Journalled(1, (1, b"\x09", b"\x00" * 32, b"", b"", 0)),
+        r.Printed(1, 0, 0, -1),
+        r.Printed(1, 3, 0, 1),
+        r.Printed(1, -1, 0, 1),
+        r.Printed(1, 0, 0, 1 << 62),
+        r.Journalled(1, (1, b"", b"", b"", b"", 0)),
+        r.Journalled(1, (0, b"", b"\x00" * 16, b"", b"", 0)),
+        r.Journalled(1, (1, b"\x09", b"\x00" * 32, b"", b"", 0)),
     ],
 )
-def test_a_ledger_that_tells_what_cannot_be_is_refused(record: l.AnyRecord) -> None:
+def test_a_ledger_that_tells_what_cannot_be_is_refused(record: r.AnyRecord) -> None:
     memory = Memory(max_chunks=16, max_events=4)
     with pytest.raises(SandboxError, match="the ledger is wrong about 1"):
-        memory.replay([l.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False), record])
+        memory.replay([r.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False), record])
 
 
 def test_a_damaged_ledger_is_refused_with_its_place() -> None:
-    good = l.encode_records([l.Forgotten(1)])
+    good = r.encode_records([r.Forgotten(1)])
     with pytest.raises(SandboxError, match=f"the ledger is damaged at byte {len(good)}"):
-        list(l.decode_records(good + (3).to_bytes(4, "little") + b"\xff\xff\xff"))
+        list(r.decode_records(good + (3).to_bytes(4, "little") + b"\xff\xff\xff"))
 
 
 @pytest.mark.parametrize("packet", [b"", b"(", b"\xff", b"u\x02\x00\x00\x00UP", b"(\x00\x00\x00\x00", b"N"])

@@ -10,24 +10,25 @@ import pytest
 
 from holdfast.errors import ResourceExhausted
 from holdfast.model import ProcessSpec
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
+from holdfast.runtime.ledger import Ledger, read_ledger
 
-BEGUN = l.Begun(1, ProcessSpec("p", ("echo", "ä")), 1 << 62 | 7, b"/tmp/\xe4", False)
-RECORDS: list[l.AnyRecord] = [
+BEGUN = r.Begun(1, ProcessSpec("p", ("echo", "ä")), 1 << 62 | 7, b"/tmp/\xe4", False)
+RECORDS: list[r.AnyRecord] = [
     BEGUN,
-    l.Started(1, 4711, 12.5),
-    l.Printed(1, 0, 0, 1 << 40),
-    l.Lost(1, 0, 4096, 1 << 39),
-    l.Signalled(1, "s"),
-    l.Resized(1, 24, 80),
-    l.InputClosed(1),
-    l.Ended(1, 137, "SIGKILL", 13.5),
-    l.Closed(1, 14.5),
-    l.Forgotten(1),
-    l.SessionOpened("s", "client"),
-    l.SessionStarted("s", "p", True),
-    l.SessionEnded("s"),
+    r.Started(1, 4711, 12.5),
+    r.Printed(1, 0, 0, 1 << 40),
+    r.Lost(1, 0, 4096, 1 << 39),
+    r.Signalled(1, "s"),
+    r.Resized(1, 24, 80),
+    r.InputClosed(1),
+    r.Ended(1, 137, "SIGKILL", 13.5),
+    r.Closed(1, 14.5),
+    r.Forgotten(1),
+    r.SessionOpened("s", "client"),
+    r.SessionStarted("s", "p", True),
+    r.SessionEnded("s"),
 ]
 
 
@@ -35,62 +36,62 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     for record in RECORDS:
         # A server each: every record is there as soon as it is written.
-        ledger = l.Ledger(path)
+        ledger = Ledger(path)
         ledger.write(record)
         ledger.close()
-    assert l.read_ledger(path) == RECORDS
+    assert read_ledger(path) == RECORDS
 
 
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_a_record_that_was_written_halfway_is_cut_off(tmp_path: Path, cut: int) -> None:
     path = str(tmp_path / "ledger")
-    ledger = l.Ledger(path)
+    ledger = Ledger(path)
     for record in RECORDS:
         ledger.write(record)
     whole = os.path.getsize(path)
-    ledger.write(l.Closed(2, 1.0))
+    ledger.write(r.Closed(2, 1.0))
     os.truncate(path, whole + cut)
     ledger.close()
-    assert l.read_ledger(path) == RECORDS
+    assert read_ledger(path) == RECORDS
     assert os.path.getsize(path) == whole, "the next record begins where a whole one ended"
 
 
 def test_compaction_writes_what_is_true_now_and_goes_on_in_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(l, "COMPACT_BYTES", 2_000)
+    monkeypatch.setattr("holdfast.runtime.ledger.COMPACT_BYTES", 2_000)
     path = str(tmp_path / "ledger")
-    ledger = l.Ledger(path, lambda records: [BEGUN, list(records)[-1]])
+    ledger = Ledger(path, lambda records: [BEGUN, list(records)[-1]])
     for end in range(1, 1_000):
-        ledger.write(l.Printed(1, 0, 0, end))
+        ledger.write(r.Printed(1, 0, 0, end))
         if end % 100 == 0:
             ledger.settle()
     ledger.close()
-    records = l.read_ledger(path)
+    records = read_ledger(path)
     assert os.listdir(tmp_path) == ["ledger"]
     assert os.path.getsize(path) < 4_000
     assert records[0] == BEGUN
-    assert records[-1] == l.Printed(1, 0, 0, 999)
+    assert records[-1] == r.Printed(1, 0, 0, 999)
 
 
 def test_what_finds_no_room_is_told_once_and_written_when_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(tmp_path / "ledger")
-    ledger = l.Ledger(path)
+    ledger = Ledger(path)
     ledger.write(BEGUN)
     write = os.write
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
-        ledger.write(l.Closed(1, 1.0))
-        ledger.write(l.Closed(1, 2.0))
-        assert l.read_ledger(path) == [BEGUN]
+        ledger.write(r.Closed(1, 1.0))
+        ledger.write(r.Closed(1, 2.0))
+        assert read_ledger(path) == [BEGUN]
         with pytest.raises(ResourceExhausted, match=r"ledger cannot be written on \(no room\).* make room there"):
             ledger.require_room()
     ledger.require_room()
-    ledger.write(l.Closed(1, 3.0))
+    ledger.write(r.Closed(1, 3.0))
     ledger.close()
-    assert l.read_ledger(path) == [BEGUN, l.Closed(1, 1.0), l.Closed(1, 2.0), l.Closed(1, 3.0)]
+    assert read_ledger(path) == [BEGUN, r.Closed(1, 1.0), r.Closed(1, 2.0), r.Closed(1, 3.0)]
     assert [record.message for record in caplog.records if "no room" in record.message] == [
         f"{path} cannot be written (no room): what happens now would not survive a restart"
     ]

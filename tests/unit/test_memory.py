@@ -6,21 +6,21 @@ import random
 from collections.abc import Iterable
 
 from holdfast.model import ProcessSpec, TerminalSpec
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.memory import Memory
 
 CHUNKS, EVENTS = 100, 10
 
 
-def replayed(records: Iterable[l.AnyRecord]) -> Memory:
+def replayed(records: Iterable[r.AnyRecord]) -> Memory:
     memory = Memory(max_chunks=CHUNKS, max_events=EVENTS)
     memory.replay(records)
     return memory
 
 
-def begun(key: int, id: str = "p") -> l.Begun:
-    return l.Begun(key, ProcessSpec(id, ("true",)), key, b"/", False)
+def begun(key: int, id: str = "p") -> r.Begun:
+    return r.Begun(key, ProcessSpec(id, ("true",)), key, b"/", False)
 
 
 def told(memory: Memory) -> list[object]:
@@ -43,29 +43,29 @@ def told(memory: Memory) -> list[object]:
     ]
 
 
-def happened(number: int) -> l.Happened:
-    return l.Happened(1, 3 * number, float(number), "prompt", "IDLE", b"", None, "$ ", None, "")
+def happened(number: int) -> r.Happened:
+    return r.Happened(1, 3 * number, float(number), "prompt", "IDLE", b"", None, "$ ", None, "")
 
 
-def history() -> list[l.AnyRecord]:
+def history() -> list[r.AnyRecord]:
     """Everything that can happen to a process in a terminal."""
     return [
-        l.TerminalOpening(TerminalSpec("p"), ("bash",), "bash", "nonce", "/spool/t"),
+        r.TerminalOpening(TerminalSpec("p"), ("bash",), "bash", "nonce", "/spool/t"),
         begun(1),
-        l.Started(1, 42, 1.5),
-        l.Taken(1, 1, 0, 5, 2.5),
-        l.Printed(1, 2, 0, 5),
+        r.Started(1, 42, 1.5),
+        r.Taken(1, 1, 0, 5, 2.5),
+        r.Printed(1, 2, 0, 5),
         *(happened(number) for number in range(3 * EVENTS)),
-        l.Written(1, "w1", 3),
-        l.Written(1, None, 9),
-        l.Lost(1, 2, 1, 3),
-        l.Signalled(1, "s"),
-        l.Resized(1, 5, 6),
-        l.Taken(1, 2, 5, 5, 3.5),
-        l.InputClosed(1),
-        l.Ended(1, 1, None, 4.5),
-        l.Printed(1, 2, 2, 70_000),
-        l.Closed(1, 5.5),
+        r.Written(1, "w1", 3),
+        r.Written(1, None, 9),
+        r.Lost(1, 2, 1, 3),
+        r.Signalled(1, "s"),
+        r.Resized(1, 5, 6),
+        r.Taken(1, 2, 5, 5, 3.5),
+        r.InputClosed(1),
+        r.Ended(1, 1, None, 4.5),
+        r.Printed(1, 2, 2, 70_000),
+        r.Closed(1, 5.5),
     ]
 
 
@@ -85,14 +85,14 @@ def test_replayed_numbers_are_those_that_readers_were_told() -> None:
     """A journal with readers that come and go, and one that is made from what it wrote."""
     chance = random.Random(7)
     journal, records, ends = Journal(CHUNKS), [begun(1)], [0, 0]
-    log: list[l.AnyRecord] = list(records)
+    log: list[r.AnyRecord] = list(records)
     seq = 0
     for _ in range(2_000):
         kind, length = chance.randrange(2), chance.choice((1, 100, 70_000, 200_000))
         sealed = journal.state()[-1]
         journal.add_output(kind, length)
         ends[kind] += length
-        log.append(l.Printed(1, kind, sealed, ends[kind]))
+        log.append(r.Printed(1, kind, sealed, ends[kind]))
         if chance.random() < 0.3 and (record := journal.next(seq, chance.choice((1, 1_000_000)))) is not None:
             seq = record.seq
     copy = replayed(log).processes[1].journal
@@ -101,24 +101,24 @@ def test_replayed_numbers_are_those_that_readers_were_told() -> None:
 
 
 def test_what_is_forgotten_leaves_only_its_key() -> None:
-    memory = replayed([*history(), l.Forgotten(1)])
-    assert list(memory.records()) == [l.Forgotten(1)]
+    memory = replayed([*history(), r.Forgotten(1)])
+    assert list(memory.records()) == [r.Forgotten(1)]
     assert replayed(memory.records()).last_key == 1
 
 
 def test_sessions_with_what_runs_in_them() -> None:
     memory = replayed(
         [
-            l.SessionOpened("a", "one"),
-            l.SessionOpened("b", "two"),
+            r.SessionOpened("a", "one"),
+            r.SessionOpened("b", "two"),
             *(begun(key, f"p{key}") for key in (1, 2)),
-            l.SessionStarted("a", "p1", True),
-            l.SessionStarted("a", "p2", False),
-            l.Ended(2, 0, None, 1.0),
-            l.SessionEnded("b"),
-            l.RunTyped("t", "r", "ls", 7, 3, 1.0, None, 100),
+            r.SessionStarted("a", "p1", True),
+            r.SessionStarted("a", "p2", False),
+            r.Ended(2, 0, None, 1.0),
+            r.SessionEnded("b"),
+            r.RunTyped("t", "r", "ls", 7, 3, 1.0, None, 100),
         ]
     )
     again = replayed(memory.records())
     assert {id: session.processes for id, session in again.sessions.items()} == {"a": {"p1": True}}
-    assert list(again.runs) == [l.RunTyped("t", "r", "ls", 7, 3, 1.0, None, 100)]
+    assert list(again.runs) == [r.RunTyped("t", "r", "ls", 7, 3, 1.0, None, 100)]

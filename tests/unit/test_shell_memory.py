@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.model import CommandSpec, ShellSpec
-from holdfast.runtime import ledger as l, shell_records as s
+from holdfast.runtime import records as r, shell_records as s
 from holdfast.runtime.memory import Memory
 
 SHELL, FIRST, SECOND, THIRD, FOURTH = range(1, 6)
@@ -21,25 +21,25 @@ def began(key: int, spec: CommandSpec | None, *, pipes: int, said: int) -> s.Com
     return s.CommandBegan(key, SHELL, spec, 100 * key, float(key), said, said + 13, pipes, key == THIRD)
 
 
-def history() -> list[l.AnyRecord]:
+def history() -> list[r.AnyRecord]:
     """Everything that can happen to a shell."""
     return [
         s.ShellOpening(SHELL, ShellSpec("sh"), "/bin/bash", "/bin/bash", "/spool/s1", 1.5),
         s.ProgramBegins(SHELL, 0, 4711, None, "", 0, 0),
         s.AnswerPart(SHELL, b"trap"),
         s.ProgramReady(SHELL, ANSWER, b"bash\0"),
-        l.Printed(SHELL, 0, 0, 5),
+        r.Printed(SHELL, 0, 0, 5),
         began(FIRST, CommandSpec("a", "echo x"), pipes=0, said=200),
         s.CommandQueued(SECOND, SHELL, CommandSpec("b", "cat", input=b"given")),
         s.CommandQueued(THIRD, SHELL, CommandSpec("c", "set -u; $x")),
-        l.Printed(FIRST, 0, 0, 2),
+        r.Printed(FIRST, 0, 0, 2),
         s.Interrupted(SHELL, "i", FIRST),
         s.CommandStopping(FIRST, False),
         s.CommandAnswered(FIRST, end(130)),
-        l.Printed(FIRST, 0, 1, 4),
+        r.Printed(FIRST, 0, 1, 4),
         s.CommandOver(FIRST, end(130), 2),
         began(SECOND, None, pipes=1, said=213),
-        l.Lost(SECOND, 0, 1, 3),
+        r.Lost(SECOND, 0, 1, 3),
         s.CommandOver(SECOND, end(0, OTHER_ANSWER), 2),
         began(THIRD, None, pipes=1, said=226),
         s.AnswerPart(SHELL, b"trap -- "),
@@ -54,12 +54,12 @@ def history() -> list[l.AnyRecord]:
         s.ShellEnded(SHELL, "exited with code 6", 6, None, False),
         s.CommandOver(FOURTH, end(6, OTHER_ANSWER), 2),
         s.CommandRefused(6),
-        l.Ended(SHELL, 6, None, 9.5),
-        l.Closed(SHELL, 10.5),
+        r.Ended(SHELL, 6, None, 9.5),
+        r.Closed(SHELL, 10.5),
     ]
 
 
-def replayed(records: Iterable[l.AnyRecord]) -> Memory:
+def replayed(records: Iterable[r.AnyRecord]) -> Memory:
     memory = Memory(max_chunks=100, max_events=10)
     memory.replay(records)
     return memory
@@ -118,12 +118,12 @@ def test_the_input_of_a_command_is_in_a_file_once_it_began() -> None:
 
 def test_what_is_forgotten_leaves_only_its_key() -> None:
     memory = replayed([*history(), s.ShellGone(SHELL)])
-    assert list(memory.records()) == [l.Forgotten(6)]
+    assert list(memory.records()) == [r.Forgotten(6)]
 
 
 def test_shells_of_sessions() -> None:
-    opened = l.SessionOpened("session", "client")
-    memory = replayed([*history()[:5], opened, l.SessionShell("session", "sh", True)])
+    opened = r.SessionOpened("session", "client")
+    memory = replayed([*history()[:5], opened, r.SessionShell("session", "sh", True)])
     assert replayed(memory.records()).sessions["session"].shells == {"sh": True}
-    closed = replayed([*history(), opened, l.SessionShell("session", "sh", True)])
+    closed = replayed([*history(), opened, r.SessionShell("session", "sh", True)])
     assert replayed(closed.records()).sessions["session"].shells == {}

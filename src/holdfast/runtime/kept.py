@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from holdfast.model import ExitStatus, ProcessSpec, TerminalSize
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.journal import CLOSE, Journal
 from holdfast.runtime.kept_input import KeptInput
+from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.output_log import MOVE_BYTES, NO_ROOM, OutputLog, Spool
 from holdfast.runtime.signals import exit_status
 from holdfast.runtime.terminal_reads import ReadBuffer, Unused
@@ -37,7 +38,7 @@ READS_NAME: Final = "terminal-reads"
 class Keeping:
     """The ledger, the line to the keeper, and the spool that outlives us."""
 
-    def __init__(self, link: KeeperLink, ledger: l.Ledger, spool: Spool, config: ExecServerConfig) -> None:
+    def __init__(self, link: KeeperLink, ledger: Ledger, spool: Spool, config: ExecServerConfig) -> None:
         self.link = link
         self.ledger = ledger
         self.spool = spool
@@ -60,7 +61,7 @@ class Keeping:
         self.link.require_room(len(outputs) + 2)
         self.last_key += 1
         needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
-        begun = l.Begun(self.last_key, needed, mark, os.fsencode(cwd), internal)
+        begun = r.Begun(self.last_key, needed, mark, os.fsencode(cwd), internal)
         notes = Notes(self, begun)
         self.ledger.write(begun)
         self.link.keep(notes.output_key, list(outputs.values()))
@@ -87,17 +88,17 @@ class RecordNotes:
         self.journal: Journal = NotedJournal(config.retained_chunks_per_process, self)
         self.logs: dict[int, OutputLog] = {kind: KeptLog(keeping.spool, retained, self, kind) for kind in kinds}
 
-    def write(self, *records: l.AnyRecord) -> None:
+    def write(self, *records: r.AnyRecord) -> None:
         self._keeping.ledger.write(*records)
 
     def printed(self, kind: int, sealed: int, end: int) -> None:
-        self.write(l.Printed(self.key, kind, sealed, end))
+        self.write(r.Printed(self.key, kind, sealed, end))
 
     def losing(self, kind: int, start: int, end: int) -> None:
-        self.write(l.Lost(self.key, kind, start, end))
+        self.write(r.Lost(self.key, kind, start, end))
 
     def closed(self) -> None:
-        self.write(l.Closed(self.key, time.monotonic()))
+        self.write(r.Closed(self.key, time.monotonic()))
 
     def reopen(
         self, journal: Journal, printed: Callable[[int], int], lost: Callable[[int], tuple[int, int]]
@@ -114,14 +115,14 @@ class Notes(RecordNotes):
 
     __slots__ = ("_events", "_gathering", "adopted", "begun", "printed_at")
 
-    def __init__(self, keeping: Keeping, begun: l.Begun, *, adopted: bool = False) -> None:
+    def __init__(self, keeping: Keeping, begun: r.Begun, *, adopted: bool = False) -> None:
         kinds = (2,) if begun.spec.tty else (0, 1)
         super().__init__(keeping, begun.key, kinds)
         self.begun = begun
         #: Started by an earlier server: the keeper is its parent.
         self.adopted = adopted
         #: Of a terminal that is being read: what was found in the output, noted with the output.
-        self._events: list[l.AnyRecord] = []
+        self._events: list[r.AnyRecord] = []
         self._gathering = 0
         self.printed_at = 0.0
         if begun.internal:
@@ -144,14 +145,14 @@ class Notes(RecordNotes):
         return f"{self.key}.input"
 
     def started(self, pid: int, started_at: float) -> None:
-        self.write(l.Started(self.key, pid, started_at))
+        self.write(r.Started(self.key, pid, started_at))
 
     def reap(self, pid: int, at: float) -> ExitStatus:
         """Look how the leader ended, write it down, and only then let the kernel forget it."""
         code = self._keeping.link.status(pid) if self.adopted else _peek(pid)
         # None: somebody else in this process waits for any child, or the keeper is gone. The status went there.
         status = ExitStatus(255) if code is None else exit_status(*code)
-        self.write(l.Ended(self.key, status.exit_code, status.signal, at))
+        self.write(r.Ended(self.key, status.exit_code, status.signal, at))
         if self.adopted:
             self._keeping.link.free(pid)
         elif code is not None:
@@ -163,7 +164,7 @@ class Notes(RecordNotes):
         self._keeping.link.drop(self.output_key)
 
     def forgotten(self) -> None:
-        self.write(l.Forgotten(self.key))
+        self.write(r.Forgotten(self.key))
 
     def undo(self) -> None:
         """It was not started in the end."""
@@ -172,7 +173,7 @@ class Notes(RecordNotes):
         self._keeping.link.drop(self.input_key, at_once=True)
 
     def close_input(self) -> None:
-        self.write(l.InputClosed(self.key))
+        self.write(r.InputClosed(self.key))
 
     def open_input(self) -> int:
         """Open that file; its position is the keeper's, too."""
@@ -196,10 +197,10 @@ class Notes(RecordNotes):
         return self._keeping.spool.lends_pages
 
     def signalled(self, signal_id: str) -> None:
-        self.write(l.Signalled(self.key, signal_id))
+        self.write(r.Signalled(self.key, signal_id))
 
     def resized(self, size: TerminalSize) -> None:
-        self.write(l.Resized(self.key, size.rows, size.cols))
+        self.write(r.Resized(self.key, size.rows, size.cols))
 
     def gather(self, fd: int, limit: int, offset: int) -> bytes:
         """Read a terminal; what is found in the output is noted with it, by `taken`."""
@@ -214,14 +215,14 @@ class Notes(RecordNotes):
     def taken(self, offset: int, end: int) -> None:
         """What was gathered is in the log, between these offsets."""
         if self._gathering:
-            self.write(*self._events, l.Taken(self.key, self._gathering, offset, end, self.printed_at))
+            self.write(*self._events, r.Taken(self.key, self._gathering, offset, end, self.printed_at))
             self._events.clear()
             self._gathering = 0
 
     def happened(self, event: Event) -> None:
         """In a terminal; together with the output that tells it, if there is some."""
         self._note_terminal(
-            l.Happened(
+            r.Happened(
                 self.key,
                 event.offset,
                 event.timestamp,
@@ -235,21 +236,21 @@ class Notes(RecordNotes):
             )
         )
 
-    def remember_terminal(self, memory: l.TerminalMemory) -> None:
+    def remember_terminal(self, memory: r.TerminalMemory) -> None:
         self._note_terminal(memory)
 
-    def hold_back(self, memory: l.TerminalMemory) -> None:
+    def hold_back(self, memory: r.TerminalMemory) -> None:
         """The same, together with output that is about to be noted."""
         self._events.append(memory)
 
-    def _note_terminal(self, record: l.AnyRecord) -> None:
+    def _note_terminal(self, record: r.AnyRecord) -> None:
         if self._gathering:
             self._events.append(record)
         else:
             self.write(record)
 
     def printed(self, kind: int, sealed: int, end: int) -> None:
-        self.write(*self._events, l.Printed(self.key, kind, sealed, end))
+        self.write(*self._events, r.Printed(self.key, kind, sealed, end))
         self._events.clear()
 
     def input(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> KeptInput:

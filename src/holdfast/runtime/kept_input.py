@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ResourceExhausted, StdinClosed
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.libc import punch_hole
 from holdfast.runtime.output_log import PAGE
@@ -70,7 +70,7 @@ class KeptInput(InputQueue):
         if self.on_put is not None:
             self.on_put(data)
         self._store(data)
-        self._notes.write(l.Written(self._notes.key, write_id, self._end))
+        self._notes.write(r.Written(self._notes.key, write_id, self._end))
         if not self._waits:
             self._deliver()
 

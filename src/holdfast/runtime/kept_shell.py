@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.model import CommandSpec, ExitStatus, ShellSpec
-from holdfast.runtime import ledger as l, shell_records as s
+from holdfast.runtime import records as r, shell_records as s
 from holdfast.runtime.kept import RecordNotes
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class ShellNotes(RecordNotes):
 
     def ended(self, status: ExitStatus) -> None:
         """This is in the journal of its own output."""
-        self.write(l.Ended(self.key, status.exit_code, status.signal, time.time()))
+        self.write(r.Ended(self.key, status.exit_code, status.signal, time.time()))
 
 
 def noted_answer(answer: Answer) -> s.NotedAnswer:

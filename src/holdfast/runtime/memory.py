@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.errors import SandboxError
 from holdfast.model import ExitStatus
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.input_queue import REMEMBERED_WRITES
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.recorded import Past
@@ -31,41 +31,41 @@ _MOST_PRINTED: Final = 1 << 40
 class RememberedTerminal:
     """What is known of a terminal beside its process."""
 
-    def __init__(self, opening: l.TerminalOpening) -> None:
+    def __init__(self, opening: r.TerminalOpening) -> None:
         self.opening = opening
-        self.dropped = l.EventsDropped(0, 0, 0)
-        self.events: deque[l.Happened] = deque()
-        self.memory: l.TerminalMemory | None = None
+        self.dropped = r.EventsDropped(0, 0, 0)
+        self.events: deque[r.Happened] = deque()
+        self.memory: r.TerminalMemory | None = None
 
-    def happened(self, event: l.Happened, limit: int) -> None:
+    def happened(self, event: r.Happened, limit: int) -> None:
         self.events.append(event)
         if len(self.events) > limit:
             oldest = self.events.popleft()
             # Its position is how many bytes and events came before it.
             position = oldest.offset + self.dropped.count
-            self.dropped = l.EventsDropped(oldest.key, self.dropped.count + 1, position + 1)
+            self.dropped = r.EventsDropped(oldest.key, self.dropped.count + 1, position + 1)
 
 
 class RememberedProcess:
     """A process as the ledger tells it."""
 
-    def __init__(self, begun: l.Begun, max_chunks: int) -> None:
+    def __init__(self, begun: r.Begun, max_chunks: int) -> None:
         self.begun = begun
         self.journal = Journal(max_chunks)
-        self.started: l.Started | None = None
-        self.lost: dict[int, l.Lost] = {}
-        self.ended: l.Ended | None = None
-        self.closed: l.Closed | None = None
+        self.started: r.Started | None = None
+        self.lost: dict[int, r.Lost] = {}
+        self.ended: r.Ended | None = None
+        self.closed: r.Closed | None = None
         self.input_closed = False
         self.input_end = 0
         self.writes: deque[str] = deque(maxlen=REMEMBERED_WRITES)
         self.signals: deque[str] = deque(maxlen=REMEMBERED_SIGNALS)
-        self.resized: l.Resized | None = None
+        self.resized: r.Resized | None = None
         #: Its streams went with a keeper that was killed.
-        self.detached: l.Detached | None = None
+        self.detached: r.Detached | None = None
         #: Of one on a terminal: the last gathering whose bytes are in the log, and the times of its output.
-        self.taken: l.Taken | None = None
-        self.times: deque[l.Taken] = deque(maxlen=_MAX_TIMES)
+        self.taken: r.Taken | None = None
+        self.times: deque[r.Taken] = deque(maxlen=_MAX_TIMES)
         self.terminal: RememberedTerminal | None = None
 
     @property
@@ -87,50 +87,50 @@ class RememberedProcess:
         """How far a stream had come, as far as anybody was told."""
         return self.journal.offset_at(self.journal.last_seq, kind)
 
-    def replay(self, record: l.ProcessRecord, max_events: int) -> None:
+    def replay(self, record: r.ProcessRecord, max_events: int) -> None:
         match record:
-            case l.Printed():
+            case r.Printed():
                 grown = record.end - self.printed_end(record.kind)
                 if not (0 <= record.kind < EXIT and 0 <= grown <= _MOST_PRINTED):
                     raise ValueError(f"a stream {record.kind} that grew by {grown} bytes")
                 self.journal.seal(record.sealed)
                 self.journal.add_output(record.kind, grown)
-            case l.Taken():
+            case r.Taken():
                 self.taken = record
                 if record.end > record.offset:
                     self.times.append(record)
-            case l.Written():
+            case r.Written():
                 self.input_end = record.end
                 if record.write_id is not None:
                     self.writes.append(record.write_id)
-            case l.Started():
+            case r.Started():
                 self.started = record
-            case l.Lost():
+            case r.Lost():
                 self.lost[record.kind] = record
-            case l.Ended():
+            case r.Ended():
                 self.ended = record
                 self.journal.add_event(EXIT)
-            case l.Closed():
+            case r.Closed():
                 self.closed = record
                 self.journal.add_event(CLOSE)
-            case l.InputClosed():
+            case r.InputClosed():
                 self.input_closed = True
-            case l.Signalled():
+            case r.Signalled():
                 self.signals.append(record.signal_id)
-            case l.Resized():
+            case r.Resized():
                 self.resized = record
-            case l.Detached():
+            case r.Detached():
                 self.detached = record
-            case l.Journalled():
+            case r.Journalled():
                 self.journal.restore(record.state)
-            case l.Happened() if self.terminal is not None:
+            case r.Happened() if self.terminal is not None:
                 self.terminal.happened(record, max_events)
-            case l.TerminalMemory() if self.terminal is not None:
+            case r.TerminalMemory() if self.terminal is not None:
                 self.terminal.memory = record
-            case l.EventsDropped() if self.terminal is not None:
+            case r.EventsDropped() if self.terminal is not None:
                 self.terminal.dropped = record
 
-    def records(self) -> Iterator[l.AnyRecord]:
+    def records(self) -> Iterator[r.AnyRecord]:
         """The fewest that tell the same. The journal comes after the exit and the close, which are in it."""
         key = self.begun.key
         if self.terminal is not None:
@@ -148,13 +148,13 @@ class RememberedProcess:
         yield from (record for record in told if record is not None)
         if self.taken is not None and self.taken not in list(self.times)[-1:]:
             yield self.taken
-        yield l.Journalled(key, self.journal.state())
-        yield from (l.Written(key, write_id, self.input_end) for write_id in self.writes)
+        yield r.Journalled(key, self.journal.state())
+        yield from (r.Written(key, write_id, self.input_end) for write_id in self.writes)
         if self.input_end:
-            yield l.Written(key, None, self.input_end)
+            yield r.Written(key, None, self.input_end)
         if self.input_closed:
-            yield l.InputClosed(key)
-        yield from (l.Signalled(key, signal_id) for signal_id in self.signals)
+            yield r.InputClosed(key)
+        yield from (r.Signalled(key, signal_id) for signal_id in self.signals)
         if self.terminal is not None:
             if self.terminal.dropped.count:
                 yield self.terminal.dropped
@@ -166,7 +166,7 @@ class RememberedProcess:
 class RememberedSession:
     """A client's session as the ledger tells it: its processes, and whether each ends with it."""
 
-    def __init__(self, opened: l.SessionOpened) -> None:
+    def __init__(self, opened: r.SessionOpened) -> None:
         self.opened = opened
         self.processes: dict[str, bool] = {}
         #: Those of them whose events it is told without having asked.
@@ -183,37 +183,37 @@ class Memory:
         self.processes: dict[int, RememberedProcess] = {}
         self.sessions: dict[str, RememberedSession] = {}
         #: Commands that were typed in terminals.
-        self.runs: deque[l.RunTyped] = deque(maxlen=REMEMBERED_RUNS)
+        self.runs: deque[r.RunTyped] = deque(maxlen=REMEMBERED_RUNS)
         self.shells = ShellMemory(max_chunks)
         self.last_key = 0
-        self._openings: dict[str, l.TerminalOpening] = {}
+        self._openings: dict[str, r.TerminalOpening] = {}
 
-    def replay(self, records: Iterable[l.AnyRecord]) -> None:
+    def replay(self, records: Iterable[r.AnyRecord]) -> None:
         for record in records:
             match record:
-                case l.Begun():
+                case r.Begun():
                     self._begin(record)
-                case l.Forgotten():
+                case r.Forgotten():
                     self.last_key = max(self.last_key, record.key)
                     self.processes.pop(record.key, None)
-                case l.TerminalOpening():
+                case r.TerminalOpening():
                     self._openings[record.spec.terminal_id] = record
-                case l.RunTyped():
+                case r.RunTyped():
                     self.runs.append(record)
                 case ShellRecord():
                     self.last_key = max(self.last_key, record.key)
                     self.shells.note(record)
-                case l.SessionShell():
+                case r.SessionShell():
                     if record.id in self.sessions:
                         self.sessions[record.id].shells[record.shell_id] = record.bound
-                case l.SessionOpened():
+                case r.SessionOpened():
                     self.sessions[record.id] = RememberedSession(record)
-                case l.SessionStarted():
+                case r.SessionStarted():
                     if record.id in self.sessions:
                         self.sessions[record.id].processes[record.process_id] = record.bound
                         if record.pushed:
                             self.sessions[record.id].pushed.add(record.process_id)
-                case l.SessionEnded():
+                case r.SessionEnded():
                     self.sessions.pop(record.id, None)
                 case _:
                     try:
@@ -224,7 +224,7 @@ class Memory:
                     except (ValueError, OverflowError) as error:
                         raise SandboxError(f"the ledger is wrong about {record.key}: {error}") from None
 
-    def _begin(self, begun: l.Begun) -> None:
+    def _begin(self, begun: r.Begun) -> None:
         self.last_key = max(self.last_key, begun.key)
         process = self.processes[begun.key] = RememberedProcess(begun, self._max_chunks)
         opening = self._openings.pop(begun.spec.process_id, None)
@@ -239,9 +239,9 @@ class Memory:
             if each.closed is None
         }
 
-    def records(self) -> Iterator[l.AnyRecord]:
+    def records(self) -> Iterator[r.AnyRecord]:
         """The fewest that tell the same. The last key is told even if its process is forgotten."""
-        yield l.Forgotten(self.last_key)
+        yield r.Forgotten(self.last_key)
         for process in self.processes.values():
             yield from process.records()
         yield from self._openings.values()
@@ -255,7 +255,7 @@ class Memory:
             for process_id, bound in session.processes.items():
                 pushed = process_id in session.pushed
                 if process_id in running or (pushed and process_id in told):
-                    yield l.SessionStarted(session.opened.id, process_id, bound, pushed)
+                    yield r.SessionStarted(session.opened.id, process_id, bound, pushed)
             for shell_id, bound in session.shells.items():
                 if shell_id in open_shells:
-                    yield l.SessionShell(session.opened.id, shell_id, bound)
+                    yield r.SessionShell(session.opened.id, shell_id, bound)

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Final
 from holdfast import __version__
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.model import TerminalSize
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.keeper_link import Held, KeeperLink
 from holdfast.runtime.kept import LEDGER_NAME, READS_NAME, Keeping, KeptLog, Notes
 from holdfast.runtime.kept_input import KeptInput
+from holdfast.runtime.ledger import RESERVE_BYTES, Ledger, boot_id, read_ledger
 from holdfast.runtime.memory import Memory, RememberedProcess
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process_table import ProcessTable, read_entry, read_mark
@@ -71,11 +72,11 @@ class Recovery:
             link.keep(SPOOL_KEY, [spool.lock], spool.path)
         path = f"{spool.path}/{LEDGER_NAME}"
         self.memory = self._new_memory()
-        head = l.Head(l.LEDGER_VERSION, __version__, link.pid, l.boot_id(), config.orphaned_jobs, home)
+        head = r.Head(r.LEDGER_VERSION, __version__, link.pid, boot_id(), config.orphaned_jobs, home)
         try:
             if os.path.exists(path):
-                self.memory.replay(l.read_ledger(path))
-            ledger = l.Ledger(path, self._compacted, head, min(l.RESERVE_BYTES, spool.size // 16))
+                self.memory.replay(read_ledger(path))
+            ledger = Ledger(path, self._compacted, head, min(RESERVE_BYTES, spool.size // 16))
             self.keeping = Keeping(link, ledger, spool, config)
             if self.is_first:
                 ledger.require_room()
@@ -90,7 +91,7 @@ class Recovery:
         config = self._config
         return Memory(max_chunks=config.retained_chunks_per_process, max_events=config.retained_terminal_events)
 
-    def _compacted(self, records: Iterable[l.AnyRecord]) -> Iterable[l.AnyRecord]:
+    def _compacted(self, records: Iterable[r.AnyRecord]) -> Iterable[r.AnyRecord]:
         memory = self._new_memory()
         memory.replay(records)
         return memory.records()
@@ -168,7 +169,7 @@ class Recovery:
             if remembered.detached is None:  # else it was told
                 process_id = remembered.begun.spec.process_id
                 log.error("process %r, pid %d: how it ended is lost", process_id, remembered.pid)
-            ended = l.Ended(remembered.begun.key, 255, None, time.time())
+            ended = r.Ended(remembered.begun.key, 255, None, time.time())
             notes.write(ended)
             remembered.replay(ended, 0)
 
@@ -239,10 +240,10 @@ class Recovery:
             return exec_.take_over(spec, started, remembered.past)
         terminal = exec_.terminals.recover(known.opening)
         terminal.timeline.skip(known.dropped.count, known.dropped.horizon)
-        told: list[l.Taken | l.Happened] = [*remembered.times, *known.events]
+        told: list[r.Taken | r.Happened] = [*remembered.times, *known.events]
         # In the order of their times, and a mark after the output that it came with.
         for past in sorted(told, key=lambda record: record.at):
-            if isinstance(past, l.Taken):
+            if isinstance(past, r.Taken):
                 terminal.timeline.note_output(past.offset, past.at)
             else:
                 terminal.timeline.replay(past)
@@ -287,7 +288,7 @@ class Recovery:
         for key, each in self.memory.processes.items():
             if each.closed is not None or each.begun.internal:
                 continue
-            each.detached = l.Detached(key, f"{reason}, and how it ended" if each.ended is None else reason)
+            each.detached = r.Detached(key, f"{reason}, and how it ended" if each.ended is None else reason)
             self.keeping.ledger.write(each.detached)
             if each.ended is None:
                 lives = self._is_ours(each)
@@ -314,11 +315,11 @@ class Recovery:
             if keeper in (entry.parent, None) and entry.session == entry.pid:
                 found = by_mark.pop(read_mark(entry.pid) or 0, None)
                 if found is not None:
-                    found.started = l.Started(found.begun.key, entry.pid, time.time())
+                    found.started = r.Started(found.begun.key, entry.pid, time.time())
                     self.keeping.ledger.write(found.started)
         for missing in by_mark.values():
             # It came to no start, and nobody was told of one.
-            self.keeping.ledger.write(l.Forgotten(missing.begun.key))
+            self.keeping.ledger.write(r.Forgotten(missing.begun.key))
             del self.memory.processes[missing.begun.key]
 
     def _remove_stale_files(self) -> None:

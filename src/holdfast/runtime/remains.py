@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import SandboxError
-from holdfast.runtime import ledger as l
+from holdfast.runtime import records as r
 from holdfast.runtime.cgroup import former_cgroups, remove_former
 from holdfast.runtime.kept import LEDGER_NAME
+from holdfast.runtime.ledger import boot_id, read_headed
 from holdfast.runtime.output_log import SPOOL_PREFIX
 from holdfast.runtime.process_table import Entry, ProcessTable, read_mark
 from holdfast.runtime.process_tree import end_all
@@ -34,7 +35,7 @@ class Remains(NamedTuple):
 
     path: str
     lock: int
-    head: l.Head
+    head: r.Head
     memory: Memory
 
     def running(self) -> dict[int, Entry]:
@@ -90,7 +91,7 @@ def find_remains(directory: str, home: str, new_memory: Callable[[], Memory]) ->
         if remains is None:
             continue
         head = remains.head
-        if head.boot != l.boot_id():
+        if head.boot != boot_id():
             log.warning("the spool %s is of an earlier boot: removed, for nothing of it can run", remains.path)
             remains.remove()
         elif head.orphaned_jobs == "kill":
@@ -124,7 +125,7 @@ def _open(path: str, memory: Memory) -> Remains | None:
     try:
         if os.fstat(lock).st_uid == os.geteuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            head, records = l.read_headed(f"{path}/{LEDGER_NAME}")
+            head, records = read_headed(f"{path}/{LEDGER_NAME}")
             if head is not None:
                 memory.replay(records)
                 return Remains(path, lock, head, memory)

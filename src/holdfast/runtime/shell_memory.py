@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from holdfast.model import CommandSpec, ExitStatus
-from holdfast.runtime import ledger as l, shell_records as s
+from holdfast.runtime import records as r, shell_records as s
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.recorded import Past
 
@@ -30,9 +30,9 @@ class RememberedRecord:
     def __init__(self, key: int, max_chunks: int) -> None:
         self.key = key
         self.journal = Journal(max_chunks)
-        self.lost: dict[int, l.Lost] = {}
-        self.ended: l.Ended | None = None
-        self.closed: l.Closed | None = None
+        self.lost: dict[int, r.Lost] = {}
+        self.ended: r.Ended | None = None
+        self.closed: r.Closed | None = None
 
     def printed_end(self, kind: int) -> int:
         """How far a stream had come, as far as anybody was told."""
@@ -42,26 +42,26 @@ class RememberedRecord:
         lost = self.lost.get(kind)
         return (0, 0) if lost is None else (lost.start, lost.end)
 
-    def replay(self, record: l.ProcessRecord) -> None:
+    def replay(self, record: r.ProcessRecord) -> None:
         match record:
-            case l.Printed():
+            case r.Printed():
                 self.journal.seal(record.sealed)
                 self.journal.add_output(record.kind, record.end - self.printed_end(record.kind))
-            case l.Lost():
+            case r.Lost():
                 self.lost[record.kind] = record
-            case l.Ended():
+            case r.Ended():
                 self.ended = record
                 self.journal.add_event(EXIT)
-            case l.Closed():
+            case r.Closed():
                 self.closed = record
                 self.journal.add_event(CLOSE)
-            case l.Journalled():
+            case r.Journalled():
                 self.journal.restore(record.state)
 
-    def output_records(self) -> Iterator[l.AnyRecord]:
+    def output_records(self) -> Iterator[r.AnyRecord]:
         yield from self.lost.values()
         yield from (record for record in (self.ended, self.closed) if record is not None)
-        yield l.Journalled(self.key, self.journal.state())
+        yield r.Journalled(self.key, self.journal.state())
 
 
 class RememberedCommand(RememberedRecord):
@@ -94,7 +94,7 @@ class RememberedCommand(RememberedRecord):
         self.journal.add_event(EXIT)
         self.journal.add_event(CLOSE)
 
-    def records(self, kept: int) -> Iterator[l.AnyRecord]:
+    def records(self, kept: int) -> Iterator[r.AnyRecord]:
         if self.began is None:
             if self.queued is not None:
                 yield self.queued
@@ -171,7 +171,7 @@ class RememberedShell(RememberedRecord):
                 if record.last is not None:
                     self._job = record.last.answer.job
 
-    def records(self, commands: dict[int, RememberedCommand]) -> Iterator[l.AnyRecord]:
+    def records(self, commands: dict[int, RememberedCommand]) -> Iterator[r.AnyRecord]:
         yield self.opening
         yield from (record for record in (self.program, self.ready) if record is not None)
         for key in (*self.finished, self.current, *self.queue):
@@ -269,6 +269,6 @@ class ShellMemory:
         for command in [each.key for each in self.commands.values() if each.shell == key]:
             del self.commands[command]
 
-    def records(self) -> Iterator[l.AnyRecord]:
+    def records(self) -> Iterator[r.AnyRecord]:
         for shell in self.shells.values():
             yield from shell.records(self.commands)

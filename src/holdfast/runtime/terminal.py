@@ -34,8 +34,8 @@ from holdfast.model import (
 )
 from holdfast.runtime.awaiting import InputState, input_state, line_mode
 from holdfast.runtime.keys import encode_keys
-from holdfast.runtime.ledger import TerminalMemory
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
+from holdfast.runtime.records import TerminalMemory
 from holdfast.runtime.timeline import Timeline
 from holdfast.runtime.typing_in import CLEAR_LINE, ENTER, INTERRUPT
 

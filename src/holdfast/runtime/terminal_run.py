@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import InvalidRequest, SandboxError, TimeoutError
 from holdfast.model import TerminalCommandEnded
-from holdfast.runtime.ledger import RunTyped
+from holdfast.runtime.records import RunTyped
 from holdfast.runtime.typing_in import keystrokes
 
 if TYPE_CHECKING:

@@ -26,10 +26,11 @@ from holdfast.errors import (
 from holdfast.model import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
 from holdfast.runtime.checks import check_run, check_spec
 from holdfast.runtime.environment import build_environment, resolve_cwd, resolve_user
-from holdfast.runtime.ledger import Ledger, RunTyped, TerminalOpening
+from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.process import ManagedProcess, check_size
 from holdfast.runtime.prompt_marks import Integrated, integrate
+from holdfast.runtime.records import RunTyped, TerminalOpening
 from holdfast.runtime.shell import EndProcess, StartProcess
 from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.spawn import find_program

@@ -19,7 +19,7 @@ from holdfast.errors import InvalidParams
 from holdfast.model import TerminalEvent, TerminalEventType, TerminalRead, TerminalSize, TerminalState
 
 if TYPE_CHECKING:
-    from holdfast.runtime.ledger import Happened
+    from holdfast.runtime.records import Happened
 
 #: Times of output that are kept; of more, the older half gets coarser. 16 bytes each.
 MAX_TIMES: Final = 32_768

@@ -13,14 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UnknownProcess, UnknownShell
-from holdfast.runtime.ledger import (
-    Ledger,
-    SessionEnded,
-    SessionOpened,
-    SessionRecord,
-    SessionShell,
-    SessionStarted,
-)
+from holdfast.runtime.ledger import Ledger
+from holdfast.runtime.records import SessionEnded, SessionOpened, SessionRecord, SessionShell, SessionStarted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
