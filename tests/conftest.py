@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("holdfast")
+
+
+def pytest_configure() -> None:
+    # Started in the background of a script, we would ignore it, and so would every program that a test sends it to.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
