@@ -42,12 +42,23 @@ class Faults:
         self._kills_left = DEATHS_A_ROUND - (CRASHES if "crash" in kinds else 0)
         self.done: Counter[str] = Counter()
         self.kills = 0
+        #: How many have begun, and how many last.
         self.scarcities = 0
+        self._lasting = 0
         #: How often the server has died at a place that was chosen.
         self.crashes: Callable[[], int] = lambda: 0
 
-    def troubles(self) -> tuple[int, int]:
-        return self.kills + self.crashes(), self.scarcities
+    def troubles(self) -> tuple[int, int, int]:
+        return self.kills + self.crashes(), self.scarcities, self._lasting
+
+    @contextlib.contextmanager
+    def _scarcity(self) -> Iterator[None]:
+        self.scarcities += 1
+        self._lasting += 1
+        try:
+            yield
+        finally:
+            self._lasting -= 1
 
     async def run(self) -> None:
         """One after the other, for ever."""
@@ -106,15 +117,14 @@ class Faults:
         """All the room of the spool's file system is taken, for a moment."""
         seconds = self._random.uniform(0.05, 0.5)
         path = os.path.join(self._spool, "filler")
-        self.scarcities += 1
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            _fill(fd)
-            await asyncio.sleep(seconds)
-        finally:
-            os.close(fd)
-            os.unlink(path)
-        self.scarcities += 1
+        with self._scarcity():
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                _fill(fd)
+                await asyncio.sleep(seconds)
+            finally:
+                os.close(fd)
+                os.unlink(path)
 
     async def _emfile(self) -> None:
         """The server may open a few more descriptors, or none, for a moment."""
@@ -123,18 +133,16 @@ class Faults:
         pid = server_of(self._keeper)
         if not pid:
             return
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError), self._scarcity():
             before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
             if before[0] != before[1]:
                 return  # it has not raised its own yet, and would take ours for that of its processes
             highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
-            self.scarcities += 1
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + more, before[1]))
             try:
                 await asyncio.sleep(seconds)
             finally:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-                self.scarcities += 1
 
     def _signal(self, number: signal.Signals) -> int:
         pid = server_of(self._keeper)

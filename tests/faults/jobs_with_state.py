@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 
 from holdfast.client.shell import Shell
-from holdfast.client.terminal import Terminal
-from holdfast.errors import HoldfastError, ShellClosed
 from holdfast.model import ExitStatus, TerminalSize
 
 from .checking import Broken, Following, same
@@ -18,8 +16,6 @@ from .jobs_on_pipes import write
 from .place import (
     LOST_LINE_SECONDS,
     PRELUDE,
-    RUNS_SURVIVE,
-    SHELLS_SURVIVE,
     Place,
     follow,
     patiently,
@@ -75,45 +71,19 @@ async def terminal(place: Place) -> None:
             pause = f"sleep {place.rng.uniform(0, 0.2):.3f}; " if place.rng.random() < 0.5 else ""
             command = f"n=$((n+1)); {pause}seq {first} {first + count - 1}; echo $n; (exit {code})"
             expected = b"".join(b"%d\r\n" % n for n in [*range(first, first + count), ran + 1])
-            try:
-                result = await handle.run(command)
-                output, exit_code = result.output_bytes, result.exit_code
-                if result.truncated and place.scarce:
-                    place.lost += 1
-                    ran += 1
-                    continue
-            except HoldfastError as error:
-                if RUNS_SURVIVE or not place.killed or "was restarted after" not in str(error):
-                    raise
-                status = await handle.wait_until_idle(timeout=60)
-                shown = await so_far(handle)
-                if expected not in shown:
-                    if b"%d\r\n%d\r\n" % (first, first + 1) in shown:
-                        raise Broken(
-                            f"{place.name}, command {number}: only a part of its output is there"
-                        ) from None
-                    continue  # it was not typed
-                output, exit_code = expected, -1 if status.last_exit_code is None else status.last_exit_code
+            result = await handle.run(command)
             ran += 1
-            same(f"{place.name}, command {number}", output, expected)
-            if exit_code != code:
-                raise Broken(f"{place.name}, command {number}: exit code {exit_code} instead of {code}")
-            place.seen += len(output)
+            if result.truncated and place.scarce:
+                place.lost += 1
+                continue
+            same(f"{place.name}, command {number}", result.output_bytes, expected)
+            if result.exit_code != code:
+                raise Broken(f"{place.name}, command {number}: exit code {result.exit_code} instead of {code}")
+            place.seen += len(result.output_bytes)
     finally:
         await patiently(place, lambda: handle.close("force"))
         process = await place.box.process(handle.id)
         await patiently(place, process.forget)
-
-
-async def so_far(handle: Terminal) -> bytes:
-    """All that the terminal has shown."""
-    shown, token = b"", 0
-    while True:
-        found = await handle.read(token)
-        shown += b"".join(event.payload for event in found.events if event.type == "output")
-        if found.token == token:
-            return shown
-        token = found.token
 
 
 # --- live shells ----------------------------------------------------------------------------------------------
@@ -124,9 +94,6 @@ async def shell(place: Place) -> None:
     handle = await place.box.shell(place.rng.choice(("bash", "sh")))
     try:
         await in_shell(place, handle)
-    except ShellClosed as closed:
-        if SHELLS_SURVIVE or not place.killed or "the server was restarted" not in str(closed):
-            raise
     finally:
         await patiently(place, handle.close)
 
@@ -162,10 +129,6 @@ async def shell_job(place: Place) -> None:
             await handle.run(f"set -- {place.blob_path}; word=hello; " + PRELUDE.replace('"$0"', place.blob_path))
             process = await handle.start(f"echo $word; {command} exit 6")
             await stack.enter_async_context(started(place, process))
-        except ShellClosed as closed:
-            if SHELLS_SURVIVE or not place.killed or "the server was restarted" not in str(closed):
-                raise
-            return
         finally:
             await patiently(place, handle.close)
         await follow(place, process, {"stdout": b"hello\n" + printed, "stderr": b""}, ExitStatus(6))

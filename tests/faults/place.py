@@ -20,13 +20,6 @@ from holdfast.runtime.signals import signal_name
 
 from .checking import Broken, Following
 
-#: Whether live shells outlive a server that is killed. Until they do, one may say that the server was restarted.
-SHELLS_SURVIVE: Final = True
-#: A command that was being typed into a terminal when the server died says so, and is read in the terminal.
-RUNS_SURVIVE: Final = True
-
-#: Whether every want of room or descriptors is told to the one who asks, and harms nobody else.
-SCARCITY_IS_TOLD: Final = True
 #: A line that is awaited comes at once, or after the server's return.
 LOST_LINE_SECONDS: Final = 30.0
 BLOB_BYTES: Final = 4 * 1024 * 1024
@@ -44,7 +37,7 @@ class Place:
         box: Sandbox,
         address: str,
         blob: tuple[str, bytes],
-        troubles: Callable[[], tuple[int, int]],
+        troubles: Callable[[], tuple[int, int, int]],
         *,
         keeps_little: bool = False,
     ) -> None:
@@ -69,9 +62,9 @@ class Place:
 
     @property
     def scarce(self) -> bool:
-        """Whether room or descriptors were short since then: counted when it begins and when it ends."""
-        before = self._before[1]
-        return before % 2 == 1 or self._troubles()[1] > before
+        """Whether room or descriptors were short then, or since then."""
+        _, begun, lasting = self._before
+        return lasting > 0 or self._troubles()[1] > begun
 
     def piece(self, least: int, most: int) -> tuple[str, bytes]:
         """A command that prints a part of the blob, and what it prints."""

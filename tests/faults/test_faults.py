@@ -6,7 +6,6 @@ import pytest
 
 from .checking import Broken, Following, compare, same
 from .harness import Round
-from .place import SCARCITY_IS_TOLD
 
 JOBS = 16
 
@@ -17,11 +16,7 @@ JOBS = 16
         (11, ("crash",)),
         (369, ("kill", "stall")),
         (269, ("kill", "stop", "cut", "delay")),
-        pytest.param(
-            326,
-            ("enospc", "emfile"),
-            marks=pytest.mark.skipif(not SCARCITY_IS_TOLD, reason="what a full machine does is being built"),
-        ),
+        (326, ("enospc", "emfile")),
     ],
 )
 async def test_nothing_is_lost(seed: int, kinds: tuple[str, ...]) -> None:
