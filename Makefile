@@ -36,7 +36,7 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	echo "\$$ holdfast stop"; holdfast stop
 
 test: lint ## run every check and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check
