@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
@@ -33,7 +33,15 @@ GRACE_SECONDS: Final = 10.0
 class _Command:
     """The command and the receiver it talks to. The receiver hears of the end once the command is reaped."""
 
-    def __init__(self, process: subprocess.Popen[bytes], receiver: Receiver, name: str, grace: float) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        receiver: Receiver,
+        name: str,
+        grace: float,
+        explain: Callable[[ConnectionLost], Exception] | None,
+    ) -> None:
+        self._explain = explain
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._receiver = receiver
@@ -112,14 +120,14 @@ class _Command:
             self._stderr = -1
         self._receiver.connection_lost(None if self._closed_by_us else self._failure())
 
-    def _failure(self) -> ConnectionLost:
+    def _failure(self) -> Exception:
         code = self._process.returncode
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         text = bytes(self._tail[-STDERR_SHOWN_BYTES:]).decode(errors="replace").strip()
         message = f"{self._name}: the command {ended}" + (f": {text}" if text else "")
         lost = ConnectionLost(message, exit_code=code)
         lost.__cause__ = self._error
-        return lost
+        return lost if self._explain is None else self._explain(lost)
 
     def _stderr_readable(self) -> None:
         while self._stderr >= 0:
@@ -166,8 +174,11 @@ async def dial(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     lend: bool = False,
     grace: float = GRACE_SECONDS,
+    explain: Callable[[ConnectionLost], Exception] | None = None,
 ) -> CommandChannel:
     """Run `argv` and talk over its stdin and stdout. `env` is its whole environment, ours if it is None.
+
+    The receiver is told what `explain` makes of a loss, whose message has the command's last words.
 
     The command gets a session of its own, so that a Ctrl-C meant for the program at our terminal does not end it.
     """
@@ -187,7 +198,7 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace)
+    command = _Command(process, receiver, name, grace, explain)
     return CommandChannel(process, command, name, max_message_bytes, lend)
 
 

@@ -1,0 +1,91 @@
+"""From a place to its processes: opens it, connects, replaces a server of an older version that does nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import holdfast
+from holdfast.client.connection import Connection
+from holdfast.client.remote import RemoteExec
+from holdfast.errors import HoldfastError
+from holdfast.sandboxes.place import Place
+
+log = logging.getLogger(__name__)
+
+#: A server that was told to stop has nothing to end: this is for its keeper to be gone.
+STOP_SECONDS: Final = 10.0
+
+
+class PlacedExec(RemoteExec):
+    """The processes of a sandbox that we opened, and close."""
+
+    def __init__(self, connection: Connection, place: Place) -> None:
+        super().__init__(connection)
+        self.place = place
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            await self.place.aclose()
+
+
+async def open_place(place: Place, *, reconnect_deadline: float, client_name: str = "holdfast-python") -> PlacedExec:
+    """Connect to the server in a sandbox, which is put there if it is not. The caller closes it."""
+    await place.open()
+    try:
+        connection = await _connect(place, reconnect_deadline, client_name)
+        if _is_older(connection):
+            connection = await _replace(connection, place, reconnect_deadline, client_name)
+    except BaseException:
+        await place.aclose()
+        raise
+    return PlacedExec(connection, place)
+
+
+async def _connect(place: Place, reconnect_deadline: float, client_name: str) -> Connection:
+    connection = Connection(
+        place.dial,
+        address=place.address,
+        client_name=client_name,
+        reconnect_deadline=reconnect_deadline,
+        handshake_timeout=place.handshake_seconds,
+    )
+    try:
+        await connection.open()
+    except HoldfastError:
+        if not place.may_try_again():
+            raise
+        await connection.open()
+    return connection
+
+
+def _is_older(connection: Connection) -> bool:
+    assert connection.server is not None
+    return _numbers(connection.server.server_version) < _numbers(holdfast.__version__)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`1.10.2` as numbers; what is none of them is of no importance here."""
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+async def _replace(
+    connection: Connection, place: Place, reconnect_deadline: float, client_name: str
+) -> Connection:
+    """The server inside is older than we are. If it has nothing to do it makes room; else it is spoken to as it is."""
+    assert connection.server is not None
+    old = connection.server.server_version
+    api = RemoteExec(connection)
+    try:
+        status = await api.status()
+        busy = status.running
+    except HoldfastError:
+        busy = 1  # too old to tell
+    if busy:
+        log.warning("%s: the server inside is of version %s and busy; it is used as it is", place.address, old)
+        return connection
+    await api.shutdown(0.0)
+    await connection.aclose()
+    return await _connect(place, reconnect_deadline, client_name)
