@@ -1,0 +1,1 @@
+"""How to reach a sandbox and put the server inside; imported on the host alone."""
