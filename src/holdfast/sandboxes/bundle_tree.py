@@ -18,14 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast import own_python
-from holdfast.cli import PLAIN_VERBS
 from holdfast.errors import SandboxError
 from holdfast.sandboxes import elf
 
-#: Where our search for imports begins, besides the verbs: what is run by path, and what tells the verbs apart.
-_ROOTS: Final = ("holdfast.app", "holdfast.runtime.keeper", "holdfast.runtime.launcher")
-#: Not searched: they import for people and for clients.
-_NOT_FOLLOWED: Final = ("holdfast", "holdfast.__main__")
+#: Where our search for imports begins: the command, which imports its verbs, and what is run by path.
+_ROOTS: Final = ("holdfast.__main__", "holdfast.runtime.keeper", "holdfast.runtime.launcher")
+#: Where it ends: the verbs that people type, which are not for sandboxes.
+_FOR_PEOPLE: Final = "holdfast.cli.typed_verb"
 #: Loaded by name or late, by the library itself. The codecs are what a stream or a socket asks for.
 _MORE_MODULES: Final = (
     "asyncio.unix_events",
@@ -163,8 +162,8 @@ def loaded_modules() -> dict[str, str]:
 
 def _search() -> Iterator[tuple[str, str, list[str]]]:
     """Each module of our in-sandbox part with its file, and what it imports of others that are allowed there."""
-    pending = [*_NOT_FOLLOWED, "holdfast.cli", *(f"holdfast.cli.{verb}" for verb in PLAIN_VERBS), *_ROOTS]
-    seen: set[str] = set()
+    pending = [*_ROOTS]
+    seen = {_FOR_PEOPLE}
     while pending:
         name = pending.pop()
         if name in seen:
@@ -176,7 +175,7 @@ def _search() -> Iterator[tuple[str, str, list[str]]]:
         parent = name.rpartition(".")[0]
         if parent:
             pending.append(parent)
-        imports = [] if name in _NOT_FOLLOWED else list(_imports(ast.parse(_read(path), path).body))
+        imports = list(_imports(ast.parse(_read(path), path).body))
         pending += [each for each in imports if each.partition(".")[0] == "holdfast"]
         yield name, path, [each for each in imports if _is_allowed(each)]
 
