@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from holdfast import own_python
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _open_standard_descriptors()
+    own_python.restore_environment()
     verb = argv[0] if argv else ""
     if verb == "exec":
         from holdfast.cli import exec as exec_verb

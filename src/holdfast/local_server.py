@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import sys
+
+from holdfast import own_python
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,12 +140,12 @@ def _start(path: str, timeout: float) -> None:
 
     log = _open_log()
     ready, tell = os.pipe()
-    server = [sys.executable, "-m", "holdfast", "serve", "--listen", f"unix:{path}", "--ready-fd", str(tell)]
+    server = [*own_python.holdfast(), "serve", "--listen", f"unix:{path}", "--ready-fd", str(tell)]
     try:
         began = os.fstat(log).st_size
         try:
             subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(tell), *server],
+                [*own_python.command(), "-I", "-S", "-c", _LAUNCH, str(tell), *server],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -155,7 +156,7 @@ def _start(path: str, timeout: float) -> None:
                 check=True,
             )
         except (OSError, subprocess.CalledProcessError) as error:
-            raise _not_started(f"cannot start the server with {sys.executable}: {error}") from None
+            raise _not_started(f"cannot start the server with {server[0]}: {error}") from None
         os.close(tell)
         tell = -1
         _await_ready(ready, log, began, timeout)
@@ -210,7 +211,8 @@ def _server_environment() -> dict[str, str]:
     """Our environment; the server starts in `/`, where relative entries of PYTHONPATH would point elsewhere."""
     environment = dict(os.environ)
     paths = environment.get("PYTHONPATH")
-    if paths:
+    # An injected server does not look at it: it is for the programs that it runs, as they have it.
+    if paths and not own_python.is_injected():
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p) for p in paths.split(os.pathsep) if p)
     return environment
 

@@ -18,6 +18,7 @@ VERBS = {
     "stop": "Stop this machine's server and everything that runs in it.",
     "exec": "Send one JSON-RPC request to the server and print the reply.",
     "connect": "Bridge stdin and stdout to the server's socket.",
+    "bundle": "Make the tree that is put into sandboxes without Python.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
 

@@ -87,17 +87,16 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def _become_keeper(arguments: list[str], ready_fd: int | None, orphaned_jobs: str) -> NoReturn:
     """The options are right: this process becomes the keeper, and the server its child."""
+    from holdfast import own_python
     from holdfast.runtime import keeper
 
     without_ready = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     without_ready.add_argument("--ready-fd")
     _, rest = without_ready.parse_known_args(arguments)
     ready = "-" if ready_fd is None else str(ready_fd)
-    server = [sys.executable, "-m", "holdfast", "serve", *rest]
-    os.execv(
-        sys.executable,
-        [sys.executable, "-I", "-S", os.path.abspath(keeper.__file__), ready, orphaned_jobs, *server],
-    )
+    server = [*own_python.holdfast(), "serve", *rest]
+    python = own_python.command()
+    os.execv(python[0], [*python, "-I", "-S", os.path.abspath(keeper.__file__), ready, orphaned_jobs, *server])
 
 
 def _serve(

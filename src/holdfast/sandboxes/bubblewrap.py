@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 from holdfast.errors import InvalidParams, SandboxError, SandboxGone
 from holdfast.sandboxes.bundle import Bundle, bundle
 from holdfast.sandboxes.place import Place
+from holdfast.sandboxes.unpacking import unpacked
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
 
@@ -36,8 +36,8 @@ LOG_BYTES: Final = 4_000
 class Jail(Place):
     """`bwrap:DIRECTORY`. The directory has the same path inside, and is where commands start.
 
-    `network` shares the machine's; `read_only` and `writable` are further paths, the same inside; `env` is the whole
-    environment inside, beside PATH, HOME and TMPDIR.
+    `network` shares the machine's; `read_only` and `writable` are further paths, the same inside; `env` is all of
+    the environment inside, beside PATH, HOME and TMPDIR.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Jail(Place):
     # --- its life --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        if not os.path.isdir(self.directory):
+        if not os.path.isdir(self.directory):  # noqa: ASYNC240 - one look
             raise SandboxGone(f"{self.address}: there is no such directory")
         chosen = await bundle()
-        tree = await chosen.unpacked()
+        tree = await unpacked(chosen)
         # Short: a socket's path has 107 bytes.
         self._sockets = tempfile.mkdtemp(prefix="hf-jail-", dir="/tmp")
         ready, tell = os.pipe()
         try:
-            with open(f"{self._sockets}/log", "wb") as log:
+            with open(f"{self._sockets}/log", "wb") as log:  # noqa: ASYNC230 - one file, on tmpfs mostly
                 self._process = await asyncio.create_subprocess_exec(
                     *self.command(chosen, str(tree), tell),
                     stdin=asyncio.subprocess.DEVNULL,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.injection import Injection
+from holdfast.sandboxes.injection import Injection, What
 from holdfast.sandboxes.place import CommandPlace
 
 
 class CommandSandbox(CommandPlace):
-    """A sandbox reached by `PREFIX... COMMAND...`, such as `["nerdctl", "exec", "-i", "web"]` or `["chroot", "/jail"]`.
+    """A sandbox reached by `PREFIX... COMMAND...`: `["nerdctl", "exec", "-i", "web"]`, `["chroot", "/jail"]` ...
 
     The prefix must hand on stdin, stdout and stderr as they are. `name` is how errors call it.
     """
@@ -23,11 +22,11 @@ class CommandSandbox(CommandPlace):
         *,
         name: str | None = None,
         directory: str | None = None,
-        bundle_path: Path | None = None,
+        bundle: What = True,
     ) -> None:
         if isinstance(prefix, str) or not prefix:
             raise InvalidParams(f"prefix {prefix!r}: a list, the program and its arguments")
-        super().__init__(name or shlex.join(prefix), Injection(directory=directory, bundle_path=bundle_path))
+        super().__init__(name or shlex.join(prefix), Injection(directory=directory, bundle=bundle))
         self.prefix = tuple(prefix)
 
     def command(self, argv: Sequence[str]) -> list[str]:

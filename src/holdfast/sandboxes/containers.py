@@ -15,17 +15,31 @@ from typing import ClassVar, Final, Literal
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.sandboxes.bundle import bundle
-from holdfast.sandboxes.injection import Injection
-from holdfast.sandboxes.outside import run_outside
+from holdfast.sandboxes.injection import Injection, What
+from holdfast.sandboxes.outside import Outcome, run_outside
 from holdfast.sandboxes.place import CommandPlace, Signs
 from holdfast.sandboxes.reach import open_place
+from holdfast.sandboxes.unpacking import unpacked
 
 Engine = Literal["docker", "podman"]
 
-#: Where a new container has its server, which is its first process: outside of everything that an image may have.
-SERVER_DIRECTORY: Final = "/var/lib/holdfast"
-#: On every container that we make, so that those whose maker died can be found: `docker ps --filter label=...`.
+#: On every container that we make, so that those whose maker was killed can be found and removed:
+#: `docker ps --all --filter label=holdfast.created`.
 LABEL: Final = "holdfast.created"
+#: An image that is not there yet may have to be pulled.
+CREATE_SECONDS: Final = 600.0
+#: The first process of a container that we make: reaps what is left to it, and ends when it is told.
+_FIRST_PROCESS: Final = """
+import os, signal
+told = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+while signal.sigwait(told) == signal.SIGCHLD:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+"""
 
 
 class Container(CommandPlace):
@@ -33,7 +47,7 @@ class Container(CommandPlace):
 
     gone_signs: ClassVar[Signs] = (
         (re.compile(r"[Nn]o such container|no container with name or ID"), "there is no such container"),
-        (re.compile(r"is not running|container state improper"), "the container is not running"),
+        (re.compile(r"is not running|container state improper"), "the container does not run"),
     )
 
     def __init__(
@@ -43,11 +57,11 @@ class Container(CommandPlace):
         *,
         user: str | None = None,
         directory: str | None = None,
-        bundle_path: Path | None = None,
+        bundle: What = True,
     ) -> None:
         if not name or name.startswith("-"):
             raise InvalidParams(f"{engine}:{name}: names no container")
-        super().__init__(f"{engine}:{name}", Injection(directory=directory, bundle_path=bundle_path))
+        super().__init__(f"{engine}:{name}", Injection(directory=directory, bundle=bundle))
         self.engine = engine
         self.name = name
         self.user = user
@@ -56,16 +70,13 @@ class Container(CommandPlace):
         user = [] if self.user is None else ["--user", self.user]
         return [self.engine, "exec", "--interactive", *user, self.name, *argv]
 
-    async def copy_in(self, archive: Path, directory: str) -> bool:
-        """`docker cp` makes no directory above the one that it copies to; a tar has them all."""
-        import gzip
-        import tarfile
-
-        return await _copy(self.engine, self.name, archive, directory, gzip, tarfile)
-
-
-async def _copy(engine: str, name: str, archive: Path, directory: str, gzip: object, tarfile: object) -> bool:
-    raise NotImplementedError
+    async def copy_in(self, tree: Path, directory: str) -> bool:
+        done = await run_outside([self.engine, "cp", str(tree), f"{self.name}:{directory}"])
+        if done.exit_code != 0:
+            raise self.explain(done.stderr) or SandboxError(
+                f"{self.address}: nothing can be copied in: {done.said}"
+            )
+        return True
 
 
 @asynccontextmanager
@@ -74,10 +85,10 @@ async def create(
     *,
     engine: Engine = "docker",
     name: str | None = None,
+    network: str = "none",
     memory: str | None = None,
     cpus: float | None = None,
     pids: int | None = None,
-    network: str = "none",
     user: str | None = None,
     env: Mapping[str, str] | None = None,
     volumes: Mapping[str, str] | None = None,
@@ -86,8 +97,49 @@ async def create(
     arguments: Sequence[str] = (),
     reconnect_deadline: float = RECONNECT_DEADLINE,
 ) -> AsyncIterator[Sandbox]:
-    """A new container of `image`, and the sandbox in it; removed at the end, with all that it holds.
+    """A new container of `image`, and the sandbox in it; removed at the end with all that it holds.
 
-    It has no network unless `network` names one. `arguments` are further options of `docker create`.
+    It has no network unless `network` names one. `memory` is as engines write it ("512m"), `volumes` are paths here
+    and inside; with `read_only` the image cannot be written, and /tmp and /run are memory. `arguments` are further
+    options of `docker create`. The image needs nothing: no shell, no Python.
     """
-    yield  # type: ignore[misc]
+    if not image or image.startswith("-"):
+        raise InvalidParams(f"image {image!r}: names no image")
+    chosen = await bundle()
+    tree = await unpacked(chosen)
+    called = name or f"holdfast-{secrets.token_hex(6)}"
+    options: list[str] = ["--name", called, "--label", LABEL, "--network", network]
+    for flag, value in (("--memory", memory), ("--cpus", cpus), ("--pids-limit", pids), ("--user", user)):
+        options += [] if value is None else [flag, str(value)]
+    options += [] if workdir is None else ["--workdir", workdir]
+    for variable, text in (env or {}).items():
+        options += ["--env", f"{variable}={text}"]
+    for here, inside in (volumes or {}).items():
+        options += ["--volume", f"{here}:{inside}"]
+    if read_only:
+        # Nothing can be copied into it: it sees the tree where it is.
+        options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run", "--volume", f"{tree}:/{chosen.name}:ro"]
+    loader, *rest = chosen.interpreter(f"/{chosen.name}")
+    first = [*rest, "-c", _FIRST_PROCESS]
+    await _engine(engine, ["create", *options, *arguments, "--entrypoint", loader, image, *first])
+    try:
+        if not read_only:
+            await _engine(engine, ["cp", str(tree), f"{called}:/"])
+        await _engine(engine, ["start", called])
+        place = Container(engine, called, user=user)
+        place.injection.is_in("", without_shell=True)
+        api = await open_place(place, reconnect_deadline=reconnect_deadline)
+        box = Sandbox(api)
+        try:
+            yield box
+        finally:
+            await box.aclose()
+    finally:
+        await _engine(engine, ["rm", "--force", "--volumes", called])
+
+
+async def _engine(engine: Engine, arguments: Sequence[str]) -> Outcome:
+    done = await run_outside([engine, *arguments], seconds=CREATE_SECONDS)
+    if done.exit_code != 0:
+        raise SandboxError(f"{engine} {arguments[0]}: {done.said}")
+    return done

@@ -6,31 +6,37 @@ a sandbox without a shell gets it by its engine's own copy. Knows sandboxes only
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+import os
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ResourceExhausted, SandboxError
-from holdfast.sandboxes.bundle import Bundle, bundle
+from holdfast.sandboxes.bundle import Bundle, bundle, package, read_bundle
+from holdfast.sandboxes.fitting import PROBE, fits, own_probe, read_probe
+from holdfast.sandboxes.unpacking import unpacked
 
 if TYPE_CHECKING:
     from holdfast.sandboxes.place import CommandPlace
 
-#: The script's exit codes, out of the way of those that shells and engines use.
+#: What to bring: the bundle (True), one that was made elsewhere (its path), or our package alone (False), for a
+#: sandbox whose own Python can run it.
+What = bool | str | os.PathLike[str]
+
+#: The scripts' exit codes, out of the way of those that shells and engines use.
 MISSING: Final = 97
 NO_ROOM: Final = 98
-NO_PLACE: Final = 99
 #: Streaming it over a slow link takes its time.
 PUT_IN_SECONDS: Final = 600.0
-#: Where a sandbox without a shell gets it: its engine can write everywhere.
-WITHOUT_SHELL: Final = "/var/tmp"
+#: Without these there is no unpacking inside.
+_NEEDED: Final = {"tar", "chmod", "mkdir", "rm", "mv"}
 
-#: The directories that may take it, the first that is writable and may execute. `$1` is the name inside them, `$2`
-#: the one that the caller prefers.
+_LOOK: Final = "for p in tar chmod mkdir rm mv; do command -v $p; done; uname -m; exit 0"
+
+#: The directories that may hold it: `$1` is its name in them, `$2` the one that the caller prefers.
 _PLACES: Final = """
-n=$1; first=$2; shift 2
-c=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
-[ "$HOME" = / ] && c=
-set -- $first $c /var/tmp /tmp /opt /run
+n=$1; c=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+[ "${HOME:-/}" = / ] && c=
+set -- "$2" "$c" /var/tmp /tmp /opt /run ""
 """
 
 #: Is it there? Then this shell becomes the channel. A directory of another user's is not ours, whatever it holds.
@@ -39,22 +45,23 @@ _BOOT: Final = (
     + """
 for d; do
   p=$d/$n
-  if [ -O "$p" ] && [ -x "$p/bin/holdfast" ]; then exec "$p/bin/holdfast" connect; fi
+  [ -O "$p" ] || continue
+  if [ -x "$p/bin/holdfast" ]; then exec "$p/bin/holdfast" connect; fi
+  if [ -f "$p/__main__.py" ]; then exec python3 -I -X holdfast_package "$p" connect; fi
 done
-echo "no holdfast server is in this sandbox yet" >&2
+echo "no server was put into this sandbox yet" >&2
 exit 97
 """
 )
 
-#: Unpack stdin. It appears under its name complete or not at all; whoever else unpacks the same at this time is welcome.
+#: Unpack stdin into the first directory that is writable and may execute, except those in `$3`. It appears under
+#: its name complete or not at all; whoever else unpacks the same at this time is welcome.
 _PUT_IN: Final = (
-    """
-umask 077
-skip=$3; how=$4
-"""
-    + _PLACES.replace("shift 2", "shift 4")
+    "umask 077; skip=$3\n"
+    + _PLACES
     + """
 for d; do
+  [ -n "$d" ] || continue
   case ":$skip:" in *":$d:"*) continue;; esac
   [ -d "$d" ] || mkdir -p "$d" 2>/dev/null || { echo "$d: cannot be made" >&2; continue; }
   t=$d/$n.$$
@@ -62,10 +69,9 @@ for d; do
   echo '#!/bin/sh' > "$t/try" && chmod 700 "$t/try" && "$t/try" 2>/dev/null || {
     rm -rf "$t"; echo "$d: does not let programs be executed" >&2; continue; }
   rm -f "$t/try"
-  tar -x$how -f - -C "$t" || { rm -rf "$t"; echo "$d" ; exit 98; }
+  tar -x -z -o -f - -C "$t" || { rm -rf "$t"; echo "$d"; exit 98; }
   if [ -d "$d/$n" ]; then rm -rf "$t"; else mv "$t" "$d/$n"; rm -rf "$d/$n/$n.$$"; fi
-  [ -x "$d/$n/bin/holdfast" ] && exit 0
-  echo "$d: what was unpacked is not there" >&2
+  exit 0
 done
 exit 99
 """
@@ -75,63 +81,84 @@ exit 99
 class Injection:
     """How the server gets into one sandbox. `directory` is where it is put, if the usual places will not do."""
 
-    def __init__(self, *, directory: str | None = None, bundle_path: Path | None = None) -> None:
-        self.directory = directory
-        self._bundle_path = bundle_path
-        self._bundle: Bundle | None = None
+    def __init__(self, *, directory: str | None = None, bundle: What = True) -> None:
+        self._directory = directory or ""
+        self._what = bundle
+        self._chosen: Bundle | None = None
         #: Set once the sandbox turned out to have no shell: the server's command is then executed directly.
         self._without_shell = False
 
-    async def _get_bundle(self) -> Bundle:
-        if self._bundle is None:
-            self._bundle = await bundle() if self._bundle_path is None else Bundle.at(self._bundle_path)
-        return self._bundle
+    def is_in(self, directory: str, *, without_shell: bool) -> None:
+        """Whoever made the sandbox has put the bundle there already."""
+        self._directory, self._without_shell = directory, without_shell
 
-    async def connect_command(self) -> list[str]:
+    async def connect_command(self, place: CommandPlace) -> list[str]:
         """What to run inside to become the channel; its exit code is `MISSING` if nothing was put in yet."""
-        chosen = await self._get_bundle()
+        chosen = await self._choose(place)
         if self._without_shell:
-            return [*chosen.command(f"{self.directory or WITHOUT_SHELL}/{chosen.name}"), "connect"]
-        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self.directory or ""]
+            return [*chosen.command(f"{self._directory}/{chosen.name}"), "connect"]
+        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self._directory]
 
     async def put_in(self, place: CommandPlace) -> None:
         """Bring it in, by whatever the sandbox has."""
-        chosen = await self._get_bundle()
-        look = await place.run(["sh", "-c", "for p in tar chmod mkdir rm mv gzip; do command -v $p; done; uname -m"])
+        chosen = await self._choose(place)
+        look = await place.run(["sh", "-c", _LOOK])
         if look.exit_code in (126, 127) and not look.stdout:
             await self._copy(place, chosen, f"there is no shell ({look.said})")
             self._without_shell = True
             return
-        found = {line.rpartition("/")[2] for line in look.stdout.split()}
-        chosen.check_machine(found, place.address)
-        if {"tar", "chmod", "mkdir", "rm", "mv"} <= found:
+        lines = look.stdout.split()
+        found = {line.rpartition("/")[2] for line in lines}
+        machine = lines[-1] if lines and "/" not in lines[-1] and lines[-1] not in _NEEDED else None
+        if chosen.kind == "bundle" and machine is not None and machine != chosen.machine:
+            raise SandboxError(
+                f"{place.address}: is {machine}, and the bundle is for {chosen.machine}: "
+                f"make one with `holdfast bundle -o FILE` on such a machine, and pass bundle=FILE"
+            )
+        if found >= _NEEDED:
             await self._unpack(place, chosen)
         else:
-            missing = sorted({"tar", "chmod", "mkdir", "rm", "mv"} - found)
-            await self._copy(place, chosen, f"there is no {' and no '.join(missing)}")
+            await self._copy(place, chosen, f"it has no {' and no '.join(sorted(_NEEDED - found))}")
+
+    async def _choose(self, place: CommandPlace) -> Bundle:
+        if self._chosen is None:
+            if self._what is True:
+                self._chosen = await bundle()
+            elif self._what is False:
+                self._chosen = await self._choose_package(place)
+            else:
+                self._chosen = await asyncio.to_thread(read_bundle, self._what)
+        return self._chosen
+
+    async def _choose_package(self, place: CommandPlace) -> Bundle:
+        probe = await place.run(["python3", "-I", "-c", PROBE])
+        fit = fits(read_probe(probe.stdout), await asyncio.to_thread(own_probe))
+        if fit == "bundle":
+            raise SandboxError(
+                f"{place.address}: has no Python that can run the server without the bundle: {probe.said}"
+            )
+        return await package(msgspec=fit == "package-with-msgspec")
 
     async def _unpack(self, place: CommandPlace, chosen: Bundle) -> None:
-        skip: list[str] = []
+        full: list[str] = []
         while True:
-            script = ["sh", "-c", _PUT_IN, "holdfast", chosen.name, self.directory or "", ":".join(skip), "z"]
+            script = ["sh", "-c", _PUT_IN, "holdfast", chosen.name, self._directory, ":".join(full)]
             done = await place.run(script, stdin=chosen.path, seconds=PUT_IN_SECONDS)
             if done.exit_code == 0:
                 return
-            full = done.stdout.strip()
-            if done.exit_code == NO_ROOM and full and full not in skip:
-                skip.append(full)  # another place may have more room
-                continue
-            if done.exit_code == NO_ROOM or skip:
+            tried = done.stdout.strip()
+            if done.exit_code == NO_ROOM and tried and tried not in full:
+                full.append(tried)  # another place may have more room
+            elif full:
                 raise ResourceExhausted(
-                    f"{place.address}: the server ({chosen.size // 1_000_000} MB packed) does not fit: {done.said}"
+                    f"{place.address}: the server does not fit into {', '.join(full)}: {done.said}"
                 )
-            raise SandboxError(
-                f"{place.address}: there is no place for the server: {done.said}; "
-                "give it a directory that is writable and may execute (directory=...)"
-            )
+            else:
+                raise SandboxError(
+                    f"{place.address}: there is no place for the server: {done.said}; "
+                    "name a directory that is writable and may execute (directory=...)"
+                )
 
     async def _copy(self, place: CommandPlace, chosen: Bundle, why: str) -> None:
-        directory = f"{self.directory or WITHOUT_SHELL}/{chosen.name}"
-        if not await place.copy_in(chosen.path, directory):
+        if not await place.copy_in(await unpacked(chosen), self._directory or "/"):
             raise SandboxError(f"{place.address}: the server cannot be brought in: {why}")
-

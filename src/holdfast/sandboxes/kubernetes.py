@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.injection import Injection
+from holdfast.sandboxes.injection import Injection, What
 from holdfast.sandboxes.place import CommandPlace, Signs
 
 
@@ -28,16 +27,14 @@ class Pod(CommandPlace):
         *,
         context: str | None = None,
         directory: str | None = None,
-        bundle_path: Path | None = None,
+        bundle: What = True,
     ) -> None:
         names = [namespace, pod, *([] if container is None else [container])]
         if not all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name) for name in names):
             raise InvalidParams(
                 f"kubernetes:{'/'.join(names)}: NAMESPACE/POD or NAMESPACE/POD/CONTAINER, in small letters"
             )
-        super().__init__(
-            f"kubernetes:{'/'.join(names)}", Injection(directory=directory, bundle_path=bundle_path)
-        )
+        super().__init__(f"kubernetes:{'/'.join(names)}", Injection(directory=directory, bundle=bundle))
         self.namespace = namespace
         self.pod = pod
         self.container = container

@@ -1,7 +1,7 @@
 """A sandbox seen from the host: where the server is, and how to talk to it. A subclass for each kind.
 
-`Place` is all that `connect` needs. `CommandPlace` is for the many kinds that have an exec command: given how to run
-one command inside, it puts the server there and opens the channel. Another kind is written by giving `command`.
+`Place` is all that `connect` needs. `CommandPlace` is for the many kinds that have an exec command: given how to
+run one command inside, it puts the server there and opens the channel. Another kind is written by giving `command`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place(abc.ABC):
     #: How long the first answer may take: a channel may have to start the server.
     handshake_seconds: float = 30.0
 
-    async def open(self) -> None:
+    async def open(self) -> None:  # noqa: B027 - most kinds need nothing
         """Before the first channel: whatever must be there."""
 
     @abc.abstractmethod
@@ -43,7 +43,7 @@ class Place(abc.ABC):
         """After a first channel that failed: whether the next will do something about it."""
         return False
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027 - and leave nothing
         """After the last channel: take away what `open` has made."""
 
 
@@ -63,8 +63,8 @@ class CommandPlace(Place):
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command of the host that runs `argv` inside, with its own stdin, stdout and stderr."""
 
-    async def copy_in(self, archive: Path, directory: str) -> bool:
-        """Unpack a tar into a directory inside by the engine's own means; False if it has none."""
+    async def copy_in(self, tree: Path, directory: str) -> bool:
+        """Copy a tree into a directory inside, by the engine's own means; False if it has none."""
         return False
 
     async def run(self, argv: Sequence[str], *, stdin: Path | bytes = b"", seconds: float | None = None) -> Outcome:
@@ -87,8 +87,8 @@ class CommandPlace(Place):
         if self._missing:
             await self.injection.put_in(self)
             self._missing, self._put_in = False, True
-        argv = self.command(await self.injection.connect_command())
-        return await stdio.dial(argv, receiver, lend=True, explain=self.channel_ended)
+        argv = self.command(await self.injection.connect_command(self))
+        return await stdio.dial(argv, receiver, lend=True, name=self.address, explain=self.channel_ended)
 
     def may_try_again(self) -> bool:
         return self._missing and not self._put_in
@@ -106,4 +106,3 @@ class CommandPlace(Place):
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no word of why"])[-1]
-

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 import holdfast
 from holdfast.client.connection import Connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import HoldfastError
 from holdfast.sandboxes.place import Place
+from holdfast.wire import messages as m, methods
 
 log = logging.getLogger(__name__)
-
-#: A server that was told to stop has nothing to end: this is for its keeper to be gone.
-STOP_SECONDS: Final = 10.0
 
 
 class PlacedExec(RemoteExec):
@@ -31,7 +28,9 @@ class PlacedExec(RemoteExec):
             await self.place.aclose()
 
 
-async def open_place(place: Place, *, reconnect_deadline: float, client_name: str = "holdfast-python") -> PlacedExec:
+async def open_place(
+    place: Place, *, reconnect_deadline: float, client_name: str = "holdfast-python"
+) -> PlacedExec:
     """Connect to the server in a sandbox, which is put there if it is not. The caller closes it."""
     await place.open()
     try:
@@ -71,21 +70,18 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-async def _replace(
-    connection: Connection, place: Place, reconnect_deadline: float, client_name: str
-) -> Connection:
-    """The server inside is older than we are. If it has nothing to do it makes room; else it is spoken to as it is."""
+async def _replace(connection: Connection, place: Place, reconnect_deadline: float, client_name: str) -> Connection:
+    """The server inside is older than we are. If it has nothing to do it makes room; else it is used as it is."""
     assert connection.server is not None
     old = connection.server.server_version
     api = RemoteExec(connection)
     try:
-        status = await api.status()
-        busy = status.running
+        is_idle = not any(process.running for process in await api.list()) and not await api.list_shells()
     except HoldfastError:
-        busy = 1  # too old to tell
-    if busy:
+        is_idle = False  # too old to tell
+    if not is_idle:
         log.warning("%s: the server inside is of version %s and busy; it is used as it is", place.address, old)
         return connection
-    await api.shutdown(0.0)
+    await connection.call(methods.SERVER_SHUTDOWN, m.ShutdownParams())
     await connection.aclose()
     return await _connect(place, reconnect_deadline, client_name)

@@ -1,7 +1,7 @@
 """Hosts over the OpenSSH client: its settings, keys and known hosts are the user's own.
 
-One connection carries everything (ControlMaster): the second command costs no handshake. Its control socket lives in
-a private directory, as long as we do.
+One connection carries everything (ControlMaster): the second command costs no handshake. Its control socket lives
+in a private directory, as long as we do.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.injection import Injection
+from holdfast.sandboxes.injection import Injection, What
 from holdfast.sandboxes.outside import run_outside
 from holdfast.sandboxes.place import CommandPlace, Signs
 
@@ -42,7 +41,7 @@ class SshHost(CommandPlace):
         port: int | None = None,
         options: Sequence[str] = (),
         directory: str | None = None,
-        bundle_path: Path | None = None,
+        bundle: What = True,
     ) -> None:
         address = f"ssh:{destination}"
         if destination.startswith("//"):
@@ -52,7 +51,7 @@ class SshHost(CommandPlace):
         # A destination that begins with a dash would be an option, and some options run commands here.
         if not destination or destination.startswith("-") or any(c.isspace() for c in destination):
             raise InvalidParams(f"{address}: USER@HOST, HOST, or //USER@HOST:PORT")
-        super().__init__(address, Injection(directory=directory, bundle_path=bundle_path))
+        super().__init__(address, Injection(directory=directory, bundle=bundle))
         self.destination = destination
         self.port = port
         #: Further `-o` options, each NAME=VALUE.
@@ -81,7 +80,6 @@ class SshHost(CommandPlace):
 
     async def aclose(self) -> None:
         if self._control is not None:
-            control, self._control_closed = self._control, True
             await run_outside([*self._ssh(), "-O", "exit", "--", self.destination])
+            shutil.rmtree(self._control, ignore_errors=True)
             self._control = None
-            shutil.rmtree(control, ignore_errors=True)

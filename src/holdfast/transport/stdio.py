@@ -174,17 +174,18 @@ async def dial(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     lend: bool = False,
     grace: float = GRACE_SECONDS,
+    name: str | None = None,
     explain: Callable[[ConnectionLost], Exception] | None = None,
 ) -> CommandChannel:
     """Run `argv` and talk over its stdin and stdout. `env` is its whole environment, ours if it is None.
 
-    The receiver is told what `explain` makes of a loss, whose message has the command's last words.
+    A loss is told with the command's last words, under `name` (else the whole command), as `explain` has it.
 
     The command gets a session of its own, so that a Ctrl-C meant for the program at our terminal does not end it.
     """
     if not argv:
         raise InvalidParams("a command address needs at least the command's name")
-    name = shlex.join(argv)
+    name = shlex.join(argv) if name is None else name
     try:
         # The fork takes about a millisecond and no asyncio loop can do it without one.
         process = subprocess.Popen(  # noqa: ASYNC220
