@@ -419,6 +419,7 @@ async def open_exec(
         from holdfast.sandboxes.reach import open_sandbox
 
         return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline)
+    assert isinstance(address, str | Sequence)
     if options:
         raise InvalidParams(f"{', '.join(options)}: no option of {address!r}")
     if address == "inprocess":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import holdfast
 from holdfast.client.connection import Connection
 from holdfast.client.remote import RemoteExec
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.sandboxes.addresses import place_at
 from holdfast.sandboxes.place import Place
 from holdfast.wire import messages as m, methods
 
@@ -26,6 +29,17 @@ class PlacedExec(RemoteExec):
             await super().aclose()
         finally:
             await self.place.aclose()
+
+
+async def open_sandbox(
+    address: str | Place, options: Mapping[str, Any], *, reconnect_deadline: float
+) -> PlacedExec:
+    """The processes of the sandbox at an address, or of a place that the caller made. The caller closes it."""
+    if isinstance(address, str):
+        return await open_place(place_at(address, **options), reconnect_deadline=reconnect_deadline)
+    if options:
+        raise InvalidParams(f"{', '.join(options)}: give options to the place itself, {address.address}")
+    return await open_place(address, reconnect_deadline=reconnect_deadline)
 
 
 async def open_place(
@@ -76,7 +90,8 @@ async def _replace(connection: Connection, place: Place, reconnect_deadline: flo
     old = connection.server.server_version
     api = RemoteExec(connection)
     try:
-        is_idle = not any(process.running for process in await api.list()) and not await api.list_shells()
+        status = await api.status()
+        is_idle = not (status.processes_running or status.shells or status.terminals)
     except HoldfastError:
         is_idle = False  # too old to tell
     if not is_idle:
