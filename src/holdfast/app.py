@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.config import ExecServerConfig
-from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.errors import HoldfastError, InvalidParams, ResourceExhausted
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.recovery import Recovery
 from holdfast.server.connection import ServerConnection
@@ -87,7 +87,13 @@ def raise_descriptor_limit() -> int | None:
 
 def seal_descriptors(keep: set[int]) -> None:
     """What we inherited by accident does not go on to processes."""
-    for name in os.listdir("/proc/self/fd"):
+    try:
+        names = os.listdir("/proc/self/fd")
+    except FileNotFoundError:
+        raise ResourceExhausted(
+            "/proc is not mounted here: without it nothing tells which processes a command has started"
+        ) from None
+    for name in names:
         fd = int(name)
         if fd > 2 and fd not in keep:
             try:

@@ -64,7 +64,7 @@ _NAME_SERVICES: Final = ("libnss_files.so.2", "libnss_compat.so.2")
 
 #: Runs in a fresh interpreter: imports what it is told, and tells each module's file.
 _TRACE: Final = """
-import importlib, json, sys
+import importlib, importlib.machinery, json, sys
 orders = json.load(sys.stdin)
 sys.path[:] = orders["path"]
 for name in orders["without"]:
@@ -76,6 +76,11 @@ for name in orders["names"]:
         if error.name not in orders["without"]:
             raise
 specs = [getattr(module, "__spec__", None) for module in sys.modules.values()]
+for name, module in sys.modules.items():
+    parent = getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", None)
+    if module is not None and parent is not None and module.__spec__.name != name:
+        # It put another module in its place, as `collections.abc` does, and is loaded for that.
+        specs.append(importlib.machinery.PathFinder.find_spec(name, parent))
 json.dump({spec.name: spec.origin for spec in specs if getattr(spec, "has_location", False)}, sys.stdout)
 """
 
