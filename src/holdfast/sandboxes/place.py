@@ -7,6 +7,7 @@ run one command inside, it puts the server there and opens the channel. Another 
 from __future__ import annotations
 
 import abc
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,7 +89,9 @@ class CommandPlace(Place):
             await self.injection.put_in(self)
             self._missing, self._put_in = False, True
         argv = self.command(await self.injection.connect_command(self))
-        return await stdio.dial(argv, receiver, lend=True, name=self.address, explain=self.channel_ended)
+        # Some commands hand our environment on, and these variables are about servers on this side.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        return await stdio.dial(argv, receiver, env=env, lend=True, name=self.address, explain=self.channel_ended)
 
     def may_try_again(self) -> bool:
         return self._missing and not self._put_in

@@ -152,6 +152,10 @@ class _Podman(ContainerEngine):
     def make(self, name: str, image: str, *command: str, options: Sequence[str] = ()) -> None:
         super().make(name, image, *command, options=["--cgroup-parent", self._cgroup, *options])
 
+    def remove(self, name: str) -> None:
+        # The first process of a container gets no signal that it does not handle: do not wait for it.
+        self("rm", "--force", "--volumes", "--time", "0", name)
+
 
 class SshServer:
     """An sshd on loopback that lets one key in. `options` are what a client needs to say."""
