@@ -48,6 +48,7 @@ class Container(CommandPlace):
     gone_signs: ClassVar[Signs] = (
         (re.compile(r"[Nn]o such container|no container with name or ID"), "there is no such container"),
         (re.compile(r"is not running|container state improper"), "the container does not run"),
+        (re.compile(r"unable to find user|no matching entries in passwd"), "there is no such user"),
     )
 
     def __init__(

@@ -103,9 +103,11 @@ class Injection:
         """Bring it in, by whatever the sandbox has."""
         chosen = await self._choose(place)
         look = await place.run(["sh", "-c", _LOOK])
-        if look.exit_code in (126, 127) and not look.stdout:
-            await self._copy(place, chosen, f"there is no shell ({look.said})")
+        if look.exit_code in (126, 127):
             self._without_shell = True
+            there = await place.run([*chosen.command(f"{self._directory}/{chosen.name}"), "--version"])
+            if there.exit_code != 0:
+                await self._copy(place, chosen, f"there is no shell ({look.said})")
             return
         lines = look.stdout.split()
         found = {line.rpartition("/")[2] for line in lines}

@@ -71,7 +71,9 @@ class CommandPlace(Place):
     async def run(self, argv: Sequence[str], *, stdin: Path | bytes = b"", seconds: float | None = None) -> Outcome:
         """Run one plain command inside, to its end. `SandboxGone` if there is no inside."""
         outcome = await run_outside(self.command(argv), stdin=stdin, seconds=seconds)
-        if outcome.exit_code != 0 and (gone := self.explain(outcome.stderr)) is not None:
+        # Docker tells on stdout why it could not execute.
+        words = outcome.stderr or outcome.stdout
+        if outcome.exit_code != 0 and (gone := self.explain(words)) is not None:
             raise gone
         return outcome
 

@@ -48,6 +48,8 @@ class _Command:
         self._name = name
         self._grace = grace
         self._tail = bytearray()
+        #: Whether a first message came: from then on everything is one. Only whoever explains hears of what came before.
+        self._talks = explain is None
         self._channel_lost = False
         self._exited = False
         self._error: Exception | None = None
@@ -63,6 +65,12 @@ class _Command:
     # --- Receiver of the channel -------------------------------------------------------------------------------
 
     def message_received(self, message: bytes | Oversized) -> None:
+        # Engines tell on stdout why they could not execute, and login shells greet: no message begins like that.
+        if not self._talks and not isinstance(message, Oversized):
+            if bytes(message[:64]).lstrip()[:1] != b"{":
+                self._keep(bytes(message) + b"\n")
+                return
+            self._talks = True
         self._receiver.message_received(message)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -140,10 +148,13 @@ class _Command:
                 os.close(self._stderr)
                 self._stderr = -1
                 return
-            self._tail += data
-            del self._tail[:-STDERR_TAIL_BYTES]
+            self._keep(data)
             if len(data) < STDERR_TAIL_BYTES:
                 return
+
+    def _keep(self, data: bytes) -> None:
+        self._tail += data
+        del self._tail[:-STDERR_TAIL_BYTES]
 
 
 class CommandChannel(StreamChannel):
