@@ -152,7 +152,8 @@ def _start(path: str, timeout: float) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd="/",
+                # What is put into a sandbox is there for it alone: commands start where the sandbox's own do.
+                cwd=None if own_python.is_injected() else "/",
                 env=_server_environment(),
                 start_new_session=True,
                 pass_fds=(tell,),
