@@ -98,8 +98,8 @@ def make_bundle(machine: str | None = None, *, path: str | os.PathLike[str] | No
         return given
     if wanted != own:
         raise InvalidParams(
-            f"this machine is {own} and the sandbox is {wanted}: run `holdfast bundle -o FILE` on a {wanted} machine "
-            "and pass that file as the bundle"
+            f"this machine is {own} and the sandbox is {wanted}: run `holdfast bundle -o FILE` on a {wanted} "
+            "machine and pass that file as the bundle"
         )
     return _cached("bundle", bundle_files)
 
@@ -136,7 +136,9 @@ def cache_directory() -> str:
     except OSError as error:
         raise SandboxError(f"no bundle can be kept in {path}: {error.strerror}; set XDG_CACHE_HOME") from None
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionRefused(f"others may write into {path}, from where we run code in sandboxes; make it ours, 0700")
+        raise PermissionRefused(
+            f"others may write into {path}, from where we run code in sandboxes; make it ours, 0700"
+        )
     return path
 
 
