@@ -65,6 +65,10 @@ def _for_people(verb: str, rest: list[str]) -> int:
     try:
         from holdfast.cli.typed_verb import run
     except ModuleNotFoundError as error:
+        if verb in ("status", "stop"):
+            from holdfast.cli import bare
+
+            return bare.main(verb, rest)
         sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
         return 2
     return run(verb, rest)

@@ -188,6 +188,18 @@ def test_what_is_not_in_the_bundle_is_named(place: Place) -> None:
     assert (done.returncode, b"the verb 'ps' needs" in done.stderr) == (2, True)
 
 
+def test_status_and_stop_are_there(place: Place) -> None:
+    assert place.holdfast("status").returncode == 3
+    pid = place.call("environment/status")["pid"]
+    told = place.holdfast("status", "--json")
+    assert (told.returncode, json.loads(told.stdout)["pid"]) == (0, pid)
+    refused = place.holdfast("stop", "--grace", "1")
+    assert (refused.returncode, b"takes no '--grace' here" in refused.stderr) == (2, True)
+    stopped = place.holdfast("stop")
+    assert (stopped.returncode, json.loads(stopped.stdout)) == (0, {"pid": pid, "stopped": True})
+    assert place.holdfast("stop").returncode == 3
+
+
 def test_a_place_without_a_shell(make_place: Callable[..., Place]) -> None:
     place = make_place()
     assert place.run(["/bin/busybox", "id", "-u"]) == (0, "0\n")

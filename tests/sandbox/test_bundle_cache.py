@@ -214,7 +214,7 @@ def test_a_program_forgets_where_this_machine_has_its_libraries(tmp_path: Path) 
     paths = f"-Wl,--disable-new-dtags,-rpath,{here}"
     subprocess.run(["cc", "-o", main, tmp_path / "main.c", "-L", here, "-lpart", paths], check=True)
     loader = elf.loader_of(main.read_bytes(), "main")
-    argv = [loader, "--library-path", there, main]
+    argv = [loader, "--library-path", str(there), str(main)]
     assert subprocess.run(argv, check=False).returncode == 7
     main.write_bytes(elf.relocatable(main.read_bytes(), "main"))
     assert subprocess.run(argv, check=False).returncode == 8
