@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench peers clean
+.PHONY: help demo test parts faults lint format bench peers clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,8 +31,28 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	test "$$code" = 3; \
 	echo "\$$ holdfast stop"; holdfast stop
 
-test: lint ## run every check and all tests
+test: lint parts ## run every check and all tests
 	$(BIN)/python -m pytest
+
+# What tests of sandboxes run: a program, and the Debian package that has it.
+PARTS := dockerd:docker.io docker:docker.io podman:podman bwrap:bubblewrap sshd:openssh-server ssh:openssh-client \
+	busybox:busybox-static runc:runc conmon:conmon nsenter:util-linux
+
+parts: ## install the engines that tests of sandboxes use, if this is Debian and we are root; says what is missing
+	@PATH="$$PATH:/usr/sbin:/sbin"; absent() { for part in $(PARTS); do \
+		command -v $${part%%:*} >/dev/null || echo $$part; done; }; \
+	if [ -n "$$(absent)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		packages=$$(absent | sed 's/.*://' | sort -u); \
+		echo "installing for the tests of sandboxes:" $$packages; \
+		{ DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages || \
+			{ apt-get update -q && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages; }; } \
+			>/dev/null 2>&1 || echo "apt-get could not install all of it"; \
+	fi; \
+	for part in $$(absent); do echo "no $${part%%:*}: the tests that need it are skipped"; done
+
+faults: $(VENV)/installed-dev parts ## the faults of sandboxes in full size: 200 MB through a channel that is killed 20 times
+	HOLDFAST_TEST_FULL=1 $(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
 
 lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""What a container costs: one connection into it, beside the same without a container and beside `docker exec` a call.
+"""What a container costs: one connection into it, beside the same without one and beside one `docker exec` a call.
 
 Starts a Docker engine of its own with a busybox image and takes it away. Where there is none, a line says what is
 missing, and the rows are left out.
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -112,30 +112,14 @@ async def connect_to_a_container(scale: Scale) -> list[Row]:
     with _docker() as engine:
         if engine is None:
             return []
-        with contextlib.ExitStack() as made:
-
-            async def first() -> float:
-                nonlocal name
-                name = made.enter_context(_container(engine))
-                return await _connect(name)
-
-            async def second() -> float:
-                return await _connect(name)
-
-            async def plain() -> float:
-                began = perf_counter()
-                await _run(["docker", "exec", name, "true"])
-                return perf_counter() - began
-
-            name = ""
-            firsts: list[list[float]] = []
-            seconds: list[list[float]] = []
-            plains: list[list[float]] = []
-            for _ in range(scale.server_rounds):
-                firsts.append([await first()])
-                await second()
-                seconds.append([await second() for _ in range(SLOW_TURNS)])
-                plains.append([await plain() for _ in range(SLOW_TURNS)])
+        firsts: list[list[float]] = []
+        seconds: list[list[float]] = []
+        plains: list[list[float]] = []
+        for _ in range(scale.server_rounds):
+            with _container(engine) as name:
+                firsts.append([await _connect(name)])
+                seconds.append([await _connect(name) for _ in range(SLOW_TURNS)])
+                plains.append([await _docker_exec(name)() for _ in range(SLOW_TURNS)])
     baseline, what = latencies(plains), "one `docker exec NAME true`"
     return [
         compare(

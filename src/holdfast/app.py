@@ -260,7 +260,10 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         path = address.removeprefix("unix:")
         server.listening(address, unix.listen(path, server.accept, taken=server.taken(address)))
     elif address.startswith("ws://"):
-        from holdfast.transport import websocket
+        try:
+            from holdfast.transport import websocket
+        except ModuleNotFoundError as error:
+            raise InvalidParams(f"cannot listen on {address!r}: it needs {error.name}, which is not here") from None
 
         def accept(channel: websocket.WebSocketChannel) -> ServerConnection:
             full = server.is_full

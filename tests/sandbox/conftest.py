@@ -1,6 +1,7 @@
-"""Real engines for the tests of sandboxes, started once a session; a part that is missing skips what needs it.
+"""What the tests of sandboxes share: real engines and the bundle, made once a session.
 
-Every fixture here is a real program of this machine: dockerd, podman, sshd, bwrap, namespaces.
+Every engine is a real program of this machine: dockerd, podman, sshd, bwrap, namespaces. One that is missing skips
+what needs it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.sandboxes.bundle import Bundle, make_bundle
 from holdfast.testing import engines
 from holdfast.testing.engines import ContainerEngine, Missing, SshServer
 from holdfast.testing.servers import server_environment
@@ -29,6 +31,14 @@ def or_skip() -> Iterator[None]:
         yield
     except Missing as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The bundle of this Python, in a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return make_bundle()
 
 
 @pytest.fixture(scope="session")

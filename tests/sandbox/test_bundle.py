@@ -5,6 +5,7 @@ Each place is a real chroot with a mount namespace of its own, so these tests ne
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
@@ -17,11 +18,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.sandboxes.bundle import Bundle, make_bundle
+from holdfast.sandboxes.bundle import Bundle
 
 #: In a sandbox that has no environment to speak of.
 ENVIRONMENT = {"PATH": "/bin"}
-LOADER_VARIABLES = ("LD_", "PYTHON", "LC_", "HOLDFAST")
 
 
 def busybox() -> str:
@@ -33,13 +33,6 @@ def busybox() -> str:
     if path is None or subprocess.run(["ldd", path], capture_output=True, check=False).returncode == 0:
         pytest.skip("needs a static busybox (Debian: busybox-static)")
     return path
-
-
-@pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return make_bundle()
 
 
 class Place:
@@ -74,13 +67,9 @@ class Place:
     def argv(self, *arguments: str) -> list[str]:
         mounts = "; ".join(["set -e", *self.mounts])
         user = [f"--userspec={self.user[0]}:{self.user[1]}"] if self.user else []
-        # The variables are set behind everything that is started on the way.
         script = f'{mounts}; root=$1; shift; exec "$@"'
         way = ["unshare", "--mount", "sh", "-c", script, "sh", str(self.root)]
         return [*way, "chroot", *user, str(self.root), *arguments]
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*self.argv(), *arguments], **options)
 
     def holdfast(self, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """With an environment that holds these variables and no other; no shell in there is needed for it."""
@@ -107,8 +96,6 @@ class Place:
         )
         ended = self.call("process/wait", processId=name)
         read = self.call("process/read", processId=name, waitMs=10_000)
-        import base64
-
         return ended["exitCode"], b"".join(base64.b64decode(each["chunk"]) for each in read["chunks"]).decode()
 
     def stop(self) -> None:
@@ -194,6 +181,25 @@ def test_a_killed_server_comes_back_and_its_process_lives(place: Place) -> None:
     assert place.call("process/wait", processId="p")["exitCode"] == 0
 
 
+def test_what_is_not_in_the_bundle_is_named(place: Place) -> None:
+    done = place.holdfast("serve", "--listen", "ws://127.0.0.1:0", "--no-auth", "--keeper", "no")
+    assert (done.returncode, b"cannot listen on 'ws://127.0.0.1:0': it needs" in done.stderr) == (2, True)
+    done = place.holdfast("ps")
+    assert (done.returncode, b"the verb 'ps' needs" in done.stderr) == (2, True)
+
+
+def test_status_and_stop_are_there(place: Place) -> None:
+    assert place.holdfast("status").returncode == 3
+    pid = place.call("environment/status")["pid"]
+    told = place.holdfast("status", "--json")
+    assert (told.returncode, json.loads(told.stdout)["pid"]) == (0, pid)
+    refused = place.holdfast("stop", "--grace", "1")
+    assert (refused.returncode, b"takes no '--grace' here" in refused.stderr) == (2, True)
+    stopped = place.holdfast("stop")
+    assert (stopped.returncode, json.loads(stopped.stdout)) == (0, {"pid": pid, "stopped": True})
+    assert place.holdfast("stop").returncode == 3
+
+
 def test_a_place_without_a_shell(make_place: Callable[..., Place]) -> None:
     place = make_place()
     assert place.run(["/bin/busybox", "id", "-u"]) == (0, "0\n")
@@ -201,7 +207,9 @@ def test_a_place_without_a_shell(make_place: Callable[..., Place]) -> None:
 
 def test_users_are_those_of_the_place(place: Place) -> None:
     (place.root / "etc").mkdir()
-    (place.root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nagent:x:1234:4321::/home/agent:/bin/sh\n")
+    (place.root / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nagent:x:1234:4321::/home/agent:/bin/sh\n"
+    )
     (place.root / "etc/group").write_text("root:x:0:\nagents:x:4321:\ntools:x:777:agent\n")
     # Of another distribution: modules that are not there, one that must be of the C library's own version.
     (place.root / "etc/nsswitch.conf").write_text("passwd: compat files systemd sss\ngroup: compat files\n")
@@ -211,8 +219,23 @@ def test_users_are_those_of_the_place(place: Place) -> None:
 
 def test_a_place_without_a_user_database(place: Place) -> None:
     assert place.run(["id", "-u"], user="1234") == (0, "1234\n")
-    done = place.holdfast("exec", json.dumps({"id": 1, "method": "process/start", "params": {
-        "processId": "p", "argv": ["true"], "cwd": "/", "tty": False, "pipeStdin": False, "user": "agent"}}))
+    done = place.holdfast(
+        "exec",
+        json.dumps(
+            {
+                "id": 1,
+                "method": "process/start",
+                "params": {
+                    "processId": "p",
+                    "argv": ["true"],
+                    "cwd": "/",
+                    "tty": False,
+                    "pipeStdin": False,
+                    "user": "agent",
+                },
+            }
+        ),
+    )
     assert "unknown user 'agent'" in json.loads(done.stdout)["error"]["message"]
 
 
@@ -285,8 +308,19 @@ def test_nothing_is_loaded_from_outside_the_tree(bundle: Bundle, tmp_path: Path)
     environment = {"HOLDFAST_DIRECTORY": str(state), "LANG": "de_DE.UTF-8", "PATH": "/usr/bin:/bin"}
     # On stdio there is no keeper, and the server ends with its input.
     done = subprocess.run(
-        ["strace", "-f", "-qq", "-e", "trace=open,openat,execve", "-o", trace, *bundle.command(str(tree)),
-         "serve", "--listen", "stdio"],
+        [
+            "strace",
+            "-f",
+            "-qq",
+            "-e",
+            "trace=open,openat,execve",
+            "-o",
+            trace,
+            *bundle.command(str(tree)),
+            "serve",
+            "--listen",
+            "stdio",
+        ],
         input=b'{"id":1,"method":"initialize","params":{"clientName":"test"}}\n',
         env=environment,
         capture_output=True,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,7 +18,7 @@ from holdfast import own_python
 from holdfast.cli import PLAIN_VERBS
 from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
 from holdfast.sandboxes import bundle as bundle_module, elf
-from holdfast.sandboxes.bundle import Bundle, bundle, make_bundle, make_package, pack, package, read_bundle
+from holdfast.sandboxes.bundle import Bundle, make_package, pack, package, read_bundle
 from holdfast.sandboxes.bundle_tree import File, our_modules
 
 SOURCE = Path(bundle_module.__file__).parents[2]
@@ -28,13 +30,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "holdfast" / "bundles"
 
 
-def names(made: Bundle) -> list[str]:
-    with tarfile.open(made.path) as tar:
-        return tar.getnames()
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of one file, where only the keeping is tested."""
+    monkeypatch.setattr(bundle_module, "package_files", lambda **_: {"a/file": File(b"content")})
 
 
-def test_another_process_makes_the_same_bytes(tmp_path: Path) -> None:
-    made = make_bundle()
+def test_another_process_makes_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
     code = "from holdfast.sandboxes.bundle import make_bundle; print(make_bundle().sha256)"
     environment = {
         **os.environ,
@@ -43,15 +45,19 @@ def test_another_process_makes_the_same_bytes(tmp_path: Path) -> None:
         "XDG_CACHE_HOME": str(tmp_path / "other"),
     }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == made.sha256
-    assert hashlib.sha256(made.path.read_bytes()).hexdigest() == made.sha256
-    assert (made.path.name, made.path.stat().st_size) == (f"{made.sha256}.tar.gz", made.size)
-    assert made.size < 15_000_000
-    assert read_bundle(made.path) == made
+    assert done.stdout.strip() == bundle.sha256
+
+
+def test_a_bundle_is_what_it_says(bundle: Bundle) -> None:
+    assert hashlib.sha256(bundle.path.read_bytes()).hexdigest() == bundle.sha256
+    assert (bundle.path.name, bundle.path.stat().st_size) == (f"{bundle.sha256}.tar.gz", bundle.size)
+    assert bundle.size < 15_000_000
+    assert read_bundle(bundle.path) == bundle
     # Nothing of it is for people, for clients or for tests; nothing of it is a source.
-    found = names(made)
-    assert {f"lib/{name}" for name in ("client", "testing", "sandboxes")} & set(found) == set()
-    assert [name for name in found if name.endswith(".py") or "typer" in name or "holdfast/client" in name] == []
+    with tarfile.open(bundle.path) as tar:
+        found = tar.getnames()
+    others = ("holdfast/client", "holdfast/sandboxes", "holdfast/testing", "typer", "rich", "libssl", "libcrypto")
+    assert [name for name in found if name.endswith(".py") or any(other in name for other in others)] == []
 
 
 def test_the_tar_is_root_s_and_without_times() -> None:
@@ -68,16 +74,20 @@ def test_what_is_packed_is_the_in_sandbox_part() -> None:
     ours = set(our_modules())
     assert {f"holdfast.cli.{verb}" for verb in PLAIN_VERBS} <= ours
     assert {"holdfast.runtime.keeper", "holdfast.runtime.launcher", "holdfast.transport.websocket"} <= ours
-    assert [name for name in ours if name.startswith(("holdfast.client", "holdfast.sandboxes", "holdfast.testing"))] == []
+    assert [
+        name for name in ours if name.startswith(("holdfast.client", "holdfast.sandboxes", "holdfast.testing"))
+    ] == []
     assert "holdfast.cli.typed_verb" not in ours
 
 
+@pytest.mark.usefixtures("little")
 def test_the_second_use_makes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     first = make_package(msgspec=False)
     monkeypatch.setattr(bundle_module, "package_files", lambda **_: pytest.fail("made again"))
     assert make_package(msgspec=False) == first
 
 
+@pytest.mark.usefixtures("little")
 @pytest.mark.parametrize("damage", ["torn", "changed", "gone", "index"])
 def test_a_damaged_cache_is_made_again(damage: str, cache: Path) -> None:
     first = make_package(msgspec=False)
@@ -96,6 +106,7 @@ def test_a_damaged_cache_is_made_again(damage: str, cache: Path) -> None:
     assert first.path.read_bytes() == content
 
 
+@pytest.mark.usefixtures("little")
 def test_old_ones_are_removed_and_those_used_last_stay(cache: Path) -> None:
     cache.mkdir(parents=True, mode=0o700)
     for age in range(10):
@@ -111,6 +122,7 @@ def test_old_ones_are_removed_and_those_used_last_stay(cache: Path) -> None:
     assert not (cache / ".unfinished").exists()
 
 
+@pytest.mark.usefixtures("little")
 def test_a_cache_that_others_may_write_is_refused(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
@@ -118,6 +130,7 @@ def test_a_cache_that_others_may_write_is_refused(cache: Path) -> None:
         make_package(msgspec=False)
 
 
+@pytest.mark.usefixtures("little")
 def test_a_cache_that_cannot_be_made_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -127,17 +140,19 @@ def test_a_cache_that_cannot_be_made_names_the_variable(tmp_path: Path, monkeypa
 
 async def test_another_machine_needs_a_bundle_from_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidParams, match=f"this machine is {os.uname().machine} and the sandbox is riscv64"):
-        await bundle("riscv64")
+        await bundle_module.bundle("riscv64")
     manifest = {"kind": "bundle", "holdfast": "0.1.0", "machine": "riscv64", "python": "3.11.2"}
     given = tmp_path / "given.tar.gz"
     given.write_bytes(pack({"MANIFEST.json": File(json.dumps(manifest).encode())}))
-    found = await bundle("riscv64", path=given)
+    found = await bundle_module.bundle("riscv64", path=given)
     assert (found.machine, found.path, found.kind) == ("riscv64", given, "bundle")
     with pytest.raises(InvalidParams, match="is for riscv64, and the sandbox is aarch64"):
-        await bundle("arm64", path=given)
+        await bundle_module.bundle("arm64", path=given)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", pack({"other": File(b"")}), pack({"MANIFEST.json": File(b"{}")})])
+@pytest.mark.parametrize(
+    "content", [b"", b"text", pack({"other": File(b"")}), pack({"MANIFEST.json": File(b"{}")})]
+)
 def test_a_file_that_is_no_bundle_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "given"
     path.write_bytes(content)
@@ -147,8 +162,8 @@ def test_a_file_that_is_no_bundle_is_refused(content: bytes, tmp_path: Path) -> 
         read_bundle(tmp_path / "missing")
 
 
-async def test_a_package_runs_on_a_python_that_has_nothing(tmp_path: Path) -> None:
-    made = await package(msgspec=True)
+def test_a_package_runs_on_a_python_that_has_nothing(tmp_path: Path) -> None:
+    made = asyncio.run(package(msgspec=True))
     tree = tmp_path / "tree"
     tree.mkdir()
     subprocess.run(["tar", "-xzf", str(made.path), "-C", str(tree)], check=True)
@@ -156,7 +171,11 @@ async def test_a_package_runs_on_a_python_that_has_nothing(tmp_path: Path) -> No
     python, *rest = made.command(str(tree), sys.executable)
     request = b'{"id":1,"method":"initialize","params":{"clientName":"test"}}\n'
     done = subprocess.run(
-        [python, "-S", *rest, "serve", "--listen", "stdio"], input=request, capture_output=True, timeout=60, check=True
+        [python, "-S", *rest, "serve", "--listen", "stdio"],
+        input=request,
+        capture_output=True,
+        timeout=60,
+        check=True,
     )
     assert json.loads(done.stdout)["id"] == 1
 
@@ -177,14 +196,38 @@ def test_outside_a_bundle_we_start_ourselves_as_ever() -> None:
     assert not own_python.is_injected()
 
 
+def test_a_program_forgets_where_this_machine_has_its_libraries(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    for name, source in (
+        ("part.c", "int part(void) { return 7; }"),
+        ("main.c", "int part(void); int main(void) { return part(); }"),
+    ):
+        (tmp_path / name).write_text(source)
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        place.mkdir()
+    subprocess.run(["cc", "-shared", "-o", here / "libpart.so", tmp_path / "part.c"], check=True)
+    (tmp_path / "part.c").write_text("int part(void) { return 8; }")
+    subprocess.run(["cc", "-shared", "-o", there / "libpart.so", tmp_path / "part.c"], check=True)
+    main = tmp_path / "main"
+    paths = f"-Wl,--disable-new-dtags,-rpath,{here}"
+    subprocess.run(["cc", "-o", main, tmp_path / "main.c", "-L", here, "-lpart", paths], check=True)
+    loader = elf.loader_of(main.read_bytes(), "main")
+    argv = [loader, "--library-path", str(there), str(main)]
+    assert subprocess.run(argv, check=False).returncode == 7
+    main.write_bytes(elf.relocatable(main.read_bytes(), "main"))
+    assert subprocess.run(argv, check=False).returncode == 8
+
+
 def test_elf_files_are_told_from_others() -> None:
     program = os.path.realpath(sys.executable)
     content = Path(program).read_bytes()
     loader = elf.loader_of(content, program)
     assert os.path.basename(loader).startswith("ld-")
     assert any(name.startswith("libc.") for name in elf.libraries(loader, program))
-    assert elf.loader_of(elf.without_sections(content, program), program) == loader
+    assert elf.loader_of(elf.relocatable(content, program), program) == loader
     with pytest.raises(SandboxError, match="text is not a 64-bit"):
-        elf.without_sections(b"#!/bin/sh\n", "text")
+        elf.relocatable(b"#!/bin/sh\n", "text")
     with pytest.raises(SandboxError, match="--list /nowhere"):
         elf.libraries(loader, "/nowhere")

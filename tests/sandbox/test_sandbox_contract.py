@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -64,9 +64,9 @@ def command(request: pytest.FixtureRequest) -> Callable[[], Place]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+def subject(request: pytest.FixtureRequest) -> Subject:
     make = globals()[request.param.replace("-", "_")](request)
-    yield Subject(make, keeps_processes=request.param != "bwrap")
+    return Subject(make, keeps_processes=request.param != "bwrap")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

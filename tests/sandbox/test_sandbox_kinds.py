@@ -1,4 +1,4 @@
-"""What is special to one kind of sandbox: how `kubectl` is called, what `create` makes, the walk-through by hand."""
+"""What is special to one kind of sandbox: how `kubectl` is called, what `create` makes, calls by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from holdfast.testing.engines import ContainerEngine
 PATIENCE = 60.0
 
 
-# --- pods ----------------------------------------------------------------------------------------------------------
+# --- pods --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -46,14 +45,16 @@ def test_the_context_comes_before_the_verb() -> None:
     assert argv.command(["true"])[:4] == ["kubectl", "--context", "staging", "exec"]
 
 
-@pytest.mark.parametrize("address", ["kubernetes:web", "kubernetes:a/b/c/d", "kubernetes:team/-rf", "kubernetes:/web"])
+@pytest.mark.parametrize(
+    "address", ["kubernetes:web", "kubernetes:a/b/c/d", "kubernetes:team/-rf", "kubernetes:/web"]
+)
 def test_what_names_no_pod(address: str) -> None:
     with pytest.raises(InvalidParams, match=address):
         place_at(address)
 
 
 @pytest.fixture
-def kubectl(container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def kubectl(container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `kubectl` that writes down how it was called and runs the command in a container of another engine."""
     program = tmp_path / "bin/kubectl"
     program.parent.mkdir()
@@ -69,13 +70,13 @@ exec docker exec -i {container} "$@"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    yield calls
+    return calls
 
 
 async def test_a_pod_is_reached_through_kubectl(kubectl: Path) -> None:
     async with asyncio.timeout(PATIENCE), holdfast.connect("kubernetes:team/web/app") as box:
         assert (await box.exec(["cat"], input=b"\0\xff")).stdout_bytes == b"\0\xff"
-    lines = [line.split("\0") for line in kubectl.read_text().split("\x1e") if line]
+    lines = [line.split("\0") for line in kubectl.read_text().split("\x1e") if line]  # noqa: ASYNC240 - it is over
     pod = ["exec", "--stdin", "--quiet", "--namespace", "team", "web", "--container", "app", "--", "sh", "-c"]
     assert all(line[: len(pod)] == pod for line in lines), lines
 
@@ -86,10 +87,12 @@ async def test_a_pod_that_is_not_there(kubectl: Path) -> None:
             pass
 
 
-# --- containers that we make -----------------------------------------------------------------------------------------
+# --- containers that we make -------------------------------------------------------------------------------------
 
 
-async def test_a_created_container_has_its_limits_and_is_gone_at_the_end(docker: ContainerEngine, tmp_path: Path) -> None:
+async def test_a_created_container_has_its_limits_and_is_gone_at_the_end(
+    docker: ContainerEngine, tmp_path: Path
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/file").write_text("from here\n")
     made = containers.create(
@@ -122,7 +125,7 @@ async def test_an_image_that_is_not_there(docker: ContainerEngine) -> None:
     assert docker("ps", "--all", "--quiet", "--filter", f"label={containers.LABEL}") == ""
 
 
-# --- by hand: `holdfast exec` in a container ---------------------------------------------------------------------------
+# --- by hand: `holdfast exec` in a container ---------------------------------------------------------------------
 
 
 class ByHand:

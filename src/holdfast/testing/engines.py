@@ -87,7 +87,9 @@ class ContainerEngine:
         return name
 
     def make(self, name: str, image: str, *command: str, options: Sequence[str] = ()) -> None:
-        self("run", "--detach", "--network", "none", "--name", name, *options, image, *(command or ("sleep", "9999")))
+        self(
+            "run", "--detach", "--network", "none", "--name", name, *options, image, *(command or ("sleep", "9999"))
+        )
 
     def remove(self, name: str) -> None:
         self("rm", "--force", "--volumes", name)

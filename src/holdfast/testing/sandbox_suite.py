@@ -1,7 +1,7 @@
 """What every sandbox must do, as plain checks that need no test framework: run them over a `Place` of your own.
 
-Each check is a coroutine function in `CHECKS`; it gets a connected `Sandbox` and the `Subject` that it was made from,
-and raises AssertionError. They need a POSIX shell and a few common programs inside, and leave nothing running.
+Each check is a coroutine function in `CHECKS`; it gets a connected `Sandbox` and the `Subject` that it was made
+from, and raises AssertionError. They need a POSIX shell and a few common programs inside, and leave nothing running.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ async def arguments_arrive_as_they_are(box: Sandbox, subject: Subject) -> None:
 
 
 async def variables_and_directory_are_given(box: Sandbox, subject: Subject) -> None:
-    done = await box.exec(["sh", "-c", 'echo "$GIVEN"; pwd; echo "${PATH:+has a path}"'], env={"GIVEN": "a b"}, cwd="/")
+    done = await box.exec(
+        ["sh", "-c", 'echo "$GIVEN"; pwd; echo "${PATH:+has a path}"'], env={"GIVEN": "a b"}, cwd="/"
+    )
     assert done.stdout == "a b\n/\nhas a path\n", done
 
 
@@ -139,7 +141,9 @@ async def errors_tell_what_failed(box: Sandbox, subject: Subject) -> None:
 
 
 async def streams_come_as_events(box: Sandbox, subject: Subject) -> None:
-    process = box.exec_remote(["sh", "-c", "echo first; read line; echo $line >&2"], ExecRemoteOptions(stdin_open=True))
+    process = box.exec_remote(
+        ["sh", "-c", "echo first; read line; echo $line >&2"], ExecRemoteOptions(stdin_open=True)
+    )
     printed, complained, completed = "", "", None
     async for event in process:
         if isinstance(event, StdoutChunk):
@@ -263,7 +267,7 @@ async def a_cut_loses_no_byte(box: Sandbox, subject: Subject) -> None:
     assert (count, received.digest()) == (blocks * 65536, expected.digest())
 
 
-# --- shells, terminals, files --------------------------------------------------------------------------------------
+# --- shells, terminals, files ------------------------------------------------------------------------------------
 
 
 async def a_shell_keeps_its_state(box: Sandbox, subject: Subject) -> None:

@@ -48,7 +48,7 @@ class _Command:
         self._name = name
         self._grace = grace
         self._tail = bytearray()
-        #: Whether a first message came: from then on everything is one. Only whoever explains hears of what came before.
+        #: Whether a first message came: from then on everything is one. What came before is for whoever explains.
         self._talks = explain is None
         self._channel_lost = False
         self._exited = False
