@@ -74,9 +74,9 @@ def debian_image(bare_docker: ContainerEngine, debian_root: Path) -> str:
     return bare_docker.image(debian_root, DEBIAN)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def container(docker: ContainerEngine) -> Iterator[str]:
-    """The name of a fresh busybox container, removed at the end."""
+    """The name of a busybox container that tests share: each leaves it running, and nothing in it."""
     name = docker.container(BUSYBOX)
     yield name
     docker.remove(name)

@@ -72,7 +72,12 @@ async def read_on(process: ExecRemoteProcess) -> None:
 # --- the sandbox goes away ---------------------------------------------------------------------------------------
 
 
-async def test_a_container_that_is_killed_in_mid_stream(docker: ContainerEngine, container: str) -> None:
+async def test_a_container_that_is_killed_in_mid_stream(docker: ContainerEngine) -> None:
+    with made(docker) as name:
+        await kill_in_mid_stream(docker, name)
+
+
+async def kill_in_mid_stream(docker: ContainerEngine, container: str) -> None:
     async with connected(container) as box:
         process = box.exec_remote(["sh", "-c", "while :; do echo line; done"])
         assert isinstance(await anext(process), StdoutChunk)
@@ -119,11 +124,12 @@ async def test_no_such_container(docker: ContainerEngine) -> None:
             pass
 
 
-async def test_a_container_that_does_not_run(docker: ContainerEngine, container: str) -> None:
-    docker("kill", container)
-    with pytest.raises(SandboxGone, match=f"docker:{container}: the container does not run"):
-        async with connected(container):
-            pass
+async def test_a_container_that_has_ended(docker: ContainerEngine) -> None:
+    with made(docker, command=("true",)) as name:
+        docker("wait", name)
+        with pytest.raises(SandboxGone, match=f"docker:{name}: the container does not run"):
+            async with connected(name):
+                pass
 
 
 async def test_the_engine_does_not_run(monkeypatch: pytest.MonkeyPatch, docker: ContainerEngine) -> None:
@@ -175,6 +181,7 @@ async def test_a_pause_is_a_pause(docker: ContainerEngine, container: str) -> No
         assert (await answer).stdout == "after\n"
         await writing
         await process.wait_for_output("back")
+        await process.wait()
 
 
 async def test_a_channel_that_is_lost_during_a_pause(docker: ContainerEngine, container: str) -> None:

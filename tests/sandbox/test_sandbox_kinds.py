@@ -145,8 +145,14 @@ class ByHand:
         return json.loads(self.sh(f"echo {shlex.quote(line)} | {self._program} exec"))
 
 
-async def test_the_walk_through_by_hand(container: str) -> None:
+async def test_the_walk_through_by_hand(docker: ContainerEngine) -> None:
     """Start a counter, poll it twice, kill it, look whether it runs: each step a command line of its own."""
+    container = docker.container("hf-busybox")
+    await walk_through(container)
+    docker.remove(container)
+
+
+async def walk_through(container: str) -> None:
     async with asyncio.timeout(PATIENCE), holdfast.connect(f"docker:{container}") as box:
         log = (await box.exec(["sh", "-c", "ls /tmp/holdfast-0/server.log"])).stdout.strip()
     hand = ByHand(container)
