@@ -51,7 +51,7 @@ parts: ## install the engines that tests of sandboxes use, if this is Debian and
 	fi; \
 	for part in $$(absent); do echo "no $${part%%:*}: the tests that need it are skipped"; done
 
-faults: $(VENV)/installed-dev parts ## the faults of sandboxes in full size: 200 MB through a channel that is killed 20 times
+faults: $(VENV)/installed-dev parts ## all faults of sandboxes; `make test` leaves some out that take a container each
 	HOLDFAST_TEST_FULL=1 $(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
 
 lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts

@@ -30,8 +30,9 @@ from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.ssh import SshHost
 from holdfast.testing.engines import ContainerEngine, SshServer
 
-#: `make faults` sets it: the sizes of the issue, which take longer than a test should.
+#: `make faults` sets it, for tests that take a second or two for a container of their own each.
 FULL = bool(os.environ.get("HOLDFAST_TEST_FULL"))
+in_full = pytest.mark.skipif(not FULL, reason="`make faults` runs it: each makes a container of its own")
 #: Turns a hang into a failure.
 PATIENCE = 60.0
 
@@ -89,6 +90,7 @@ async def kill_in_mid_stream(docker: ContainerEngine, container: str) -> None:
             await box.exec(["true"])
 
 
+@in_full
 async def test_a_container_that_is_removed(docker: ContainerEngine) -> None:
     with made(docker) as name:
         async with connected(name) as box:
@@ -100,6 +102,7 @@ async def test_a_container_that_is_removed(docker: ContainerEngine) -> None:
         docker.make(name, "hf-busybox")  # for `made` to remove
 
 
+@in_full
 async def test_a_container_made_again_under_the_same_name(docker: ContainerEngine) -> None:
     """A new sandbox: the caller's next commands run in it, and its old processes are unknown there."""
     with made(docker) as name:
@@ -124,6 +127,7 @@ async def test_no_such_container(docker: ContainerEngine) -> None:
             pass
 
 
+@in_full
 async def test_a_container_that_has_ended(docker: ContainerEngine) -> None:
     with made(docker, command=("true",)) as name:
         docker("wait", name)
@@ -151,7 +155,7 @@ async def test_the_engine_has_no_client_here(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_channel_killed_twenty_times_loses_no_byte(container: str) -> None:
-    blocks = 3200 if FULL else 640
+    blocks = 3200  # 200 MiB
     script = f'i=0; while [ $i -lt {blocks} ]; do i=$((i+1)); printf "%065536d" $i; done'
     expected = hashlib.sha256()
     for number in range(1, blocks + 1):
@@ -221,11 +225,13 @@ async def test_a_read_only_root(docker: ContainerEngine) -> None:
         await hello(name)
 
 
+@in_full
 async def test_tmp_that_does_not_execute(docker: ContainerEngine) -> None:
     with made(docker, "--read-only", "--tmpfs", "/tmp:noexec", "--tmpfs", "/opt:exec") as name:
         await hello(name)
 
 
+@in_full
 async def test_no_place_that_can_be_written_and_executes(docker: ContainerEngine) -> None:
     with (
         made(docker, "--read-only", "--tmpfs", "/tmp:noexec") as name,
@@ -242,6 +248,7 @@ async def test_no_room_for_the_server(docker: ContainerEngine) -> None:
         await hello(name)
 
 
+@in_full
 async def test_a_disk_that_fills_up(docker: ContainerEngine) -> None:
     """Commands run, or are refused by a name, while there is no room for anything; then all is as before."""
     options = ("--read-only", "--tmpfs", "/tmp:exec,size=64m", "--shm-size", "1m")
@@ -257,6 +264,7 @@ async def test_a_disk_that_fills_up(docker: ContainerEngine) -> None:
             assert len(printed.stdout_bytes) == 64 * 65536
 
 
+@in_full
 async def test_no_tmp(docker: ContainerEngine, busybox_root: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(busybox_root, root, symlinks=True, ignore=shutil.ignore_patterns("tmp", "root"))
@@ -338,6 +346,7 @@ async def test_a_host_where_nobody_listens(sshd: SshServer) -> None:
 # --- podman, and the client of Kubernetes ------------------------------------------------------------------------
 
 
+@in_full
 async def test_podmans_words_for_a_container_that_is_gone(podman: ContainerEngine) -> None:
     with pytest.raises(SandboxGone, match="podman:nobody: there is no such container"):
         async with holdfast.connect(Container("podman", "nobody")):

@@ -100,7 +100,7 @@ class CommandPlace(Place):
 
     def channel_ended(self, error: ConnectionLost) -> HoldfastError:
         """What the end of a channel means, in our words."""
-        if (gone := self.explain(error.message)) is not None:
+        if (gone := self.explain(str(error.details.get("words", "")))) is not None:
             return gone
         code = error.details.get("exit_code")
         if code == MISSING or (code in NOT_FOUND_CODES and not self._put_in):

@@ -133,7 +133,7 @@ class _Command:
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         text = bytes(self._tail[-STDERR_SHOWN_BYTES:]).decode(errors="replace").strip()
         message = f"{self._name}: the command {ended}" + (f": {text}" if text else "")
-        lost = ConnectionLost(message, exit_code=code)
+        lost = ConnectionLost(message, exit_code=code, words=text)
         lost.__cause__ = self._error
         return lost if self._explain is None else self._explain(lost)
 
