@@ -200,6 +200,28 @@ async def test_a_channel_that_is_lost_during_a_pause(docker: ContainerEngine, co
         assert (await answer).stdout == "after\n"
 
 
+async def test_an_engine_that_is_away_for_a_while(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(container) as box:
+        await box.exec(["true"])
+        with monkeypatch.context() as away:
+            away.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+            (channel,) = channels(container)
+            os.kill(channel, signal.SIGKILL)
+            answer = asyncio.ensure_future(box.exec(["echo", "after"]))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(answer), 0.3)
+        assert (await answer).stdout == "after\n"
+
+
+async def test_an_engine_that_does_not_come_back(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(container, reconnect_deadline=0.5) as box:
+        monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+        (channel,) = channels(container)
+        os.kill(channel, signal.SIGKILL)
+        with pytest.raises(ConnectionLost, match=f"docker:{container}: .*did not come back in 0.5 s: .*nowhere"):
+            await box.exec(["true"])
+
+
 async def test_the_servers_death_is_a_pause(docker: ContainerEngine, container: str) -> None:
     async with connected(container) as box:
         process = await box.start(["sh", "-c", "echo ready; read line; echo $line"], stdin="open")

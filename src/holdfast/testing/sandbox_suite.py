@@ -230,6 +230,11 @@ async def one_that_ignores_term_is_killed(box: Sandbox, subject: Subject) -> Non
         await process.wait_for_output("ready", timeout=PATIENCE_SECONDS)
         await process.terminate(grace=0.2)
         assert (await process.wait(PATIENCE_SECONDS)).signal == "SIGKILL", await process.wait()
+    remote = box.exec_remote(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
+    assert isinstance(await anext(remote), StdoutChunk)
+    assert remote.pid is not None
+    await remote.kill(grace=0.2)
+    assert not await _runs(box, remote.pid)
 
 
 async def what_was_forgotten_is_unknown(box: Sandbox, subject: Subject) -> None:
