@@ -1,4 +1,4 @@
-"""What the tests of sandboxes share: real engines and the bundle, made once a session.
+"""What the tests of sandboxes share: real engines and the bundle, made once for all of them.
 
 Every engine is a real program of this machine: dockerd, podman, sshd, bwrap, namespaces. One that is missing skips
 what needs it.
@@ -53,7 +53,7 @@ def debian_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return engines.debian_root(tmp_path_factory.mktemp("debian") / "root")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bare_docker() -> Iterator[ContainerEngine]:
     """A Docker engine without images."""
     with contextlib.ExitStack() as stack:
@@ -62,19 +62,19 @@ def bare_docker() -> Iterator[ContainerEngine]:
         yield engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def docker(bare_docker: ContainerEngine, busybox_root: Path) -> ContainerEngine:
     """A Docker engine with the busybox image: no Python inside."""
     bare_docker.image(busybox_root, BUSYBOX)
     return bare_docker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def debian_image(bare_docker: ContainerEngine, debian_root: Path) -> str:
     return bare_docker.image(debian_root, DEBIAN)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def container(docker: ContainerEngine) -> Iterator[str]:
     """The name of a busybox container that tests share: each leaves it running, and nothing in it."""
     name = docker.container(BUSYBOX)
@@ -82,7 +82,7 @@ def container(docker: ContainerEngine) -> Iterator[str]:
     docker.remove(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def podman(busybox_root: Path) -> Iterator[ContainerEngine]:
     with contextlib.ExitStack() as stack:
         with or_skip():
@@ -93,7 +93,7 @@ def podman(busybox_root: Path) -> Iterator[ContainerEngine]:
         yield engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sshd() -> Iterator[SshServer]:
     with contextlib.ExitStack() as stack:
         with or_skip():
@@ -101,7 +101,7 @@ def sshd() -> Iterator[SshServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def namespaces(debian_root: Path) -> Iterator[list[str]]:
     """The command prefix that enters a Debian tree in namespaces of its own."""
     with contextlib.ExitStack() as stack:
@@ -113,14 +113,14 @@ def namespaces(debian_root: Path) -> Iterator[list[str]]:
 @pytest.fixture(scope="session")
 def bwrap() -> str:
     with or_skip():
-        engines.need("bwrap")
+        engines.need("bwrap", root=False)
         engines.run(["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"])
     return "bwrap"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def own_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The machine's own server, in a directory of this session."""
+    """The machine's own server, in a directory of its own."""
     directory = str(tmp_path_factory.mktemp("local"))
     before = os.environ.get("HOLDFAST_DIRECTORY")
     os.environ["HOLDFAST_DIRECTORY"] = directory

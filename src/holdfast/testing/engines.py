@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -37,10 +38,10 @@ class Missing(Exception):
     """A part that this machine lacks; the message says which, and how to get it."""
 
 
-def need(*programs: str) -> None:
-    """`Missing` unless we are root on Linux and these programs are in PATH."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        raise Missing("needs root on Linux")
+def need(*programs: str, root: bool = True) -> None:
+    """`Missing` unless this is Linux, we are root, and these programs are in PATH."""
+    if sys.platform != "linux" or (root and os.geteuid() != 0):
+        raise Missing(f"{programs[0]}: needs {'root on ' if root else ''}Linux")
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     absent = [program for program in programs if shutil.which(program, path=path) is None]
     if absent:
@@ -228,7 +229,8 @@ def busybox_root(root: Path) -> Path:
     """A tree with a static busybox and nothing else: no Python, no C library."""
     need("busybox", "chroot")
     program = Path(shutil.which("busybox") or "/bin/busybox")
-    if b"ld-linux" in program.read_bytes()[:4096]:
+    # Where it names its loader, if it has one.
+    if re.search(rb"/ld-(linux|musl)", program.read_bytes()[:4096]):
         raise Missing(f"{program}: is not static; `make parts` installs busybox-static on Debian")
     for directory in ("bin", "etc", "proc", "dev", "root"):
         (root / directory).mkdir(parents=True)
