@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -218,8 +219,8 @@ def namespaced_root(root: Path) -> Iterator[list[str]]:
     with _directory() as directory, _running([*_ALONE, "sh", "-c", enter], directory) as process:
         log = Path(directory, "log")
         _await(lambda: "ready" in log.read_text(), process, directory)
-        inner = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
-        yield ["nsenter", "--target", inner, "--mount", "--pid", "--root", "--wd", "--"]
+        inner = _children(process.pid)[0]
+        yield ["nsenter", "--target", str(inner), "--mount", "--pid", "--root", "--wd", "--"]
 
 
 # --- what runs inside ------------------------------------------------------------------------------------------
@@ -353,9 +354,21 @@ def _running(command: Sequence[str], directory: str) -> Iterator[subprocess.Pope
     try:
         yield process
     finally:
+        # The kernel ends a namespace with its first process, and that one only after all others are gone.
+        first = [os.pidfd_open(pid) for pid in _children(process.pid)]
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
         process.wait(COMMAND_SECONDS)
+        for pidfd in first:
+            select.select([pidfd], [], [], COMMAND_SECONDS)
+            os.close(pidfd)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # it has ended
+        return []
 
 
 def _await_socket(path: str, process: subprocess.Popen[bytes], directory: str) -> None:
