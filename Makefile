@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench faults soak fuzz peers clean
+.PHONY: help demo test parts lint format bench faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -35,8 +35,25 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	test "$$code" = 3; \
 	echo "\$$ holdfast stop"; holdfast stop
 
-test: lint ## run every check and all tests
+test: lint parts ## run every check and all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# What tests of sandboxes run: a program, and the Debian package that has it.
+PARTS := dockerd:docker.io docker:docker.io podman:podman bwrap:bubblewrap sshd:openssh-server ssh:openssh-client \
+	busybox:busybox-static runc:runc conmon:conmon nsenter:util-linux
+
+parts: ## install the engines that tests of sandboxes use, if this is Debian and we are root; says what is missing
+	@PATH="$$PATH:/usr/sbin:/sbin"; absent() { for part in $(PARTS); do \
+		command -v $${part%%:*} >/dev/null || echo $$part; done; }; \
+	if [ -n "$$(absent)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		packages=$$(absent | sed 's/.*://' | sort -u); \
+		echo "installing for the tests of sandboxes:" $$packages; \
+		{ DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages || \
+			{ apt-get update -q && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages; }; } \
+			>/dev/null 2>&1 || echo "apt-get could not install all of it"; \
+	fi; \
+	for part in $$(absent); do echo "no $${part%%:*}: the tests that need it are skipped"; done
 
 lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check
@@ -51,8 +68,9 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 bench: $(VENV)/installed-dev ## print the benchmark table
 	$(BIN)/python -m bench --markdown README.md
 
-faults: $(VENV)/installed-dev ## kill, stop and cut a server under load for five minutes; nothing may be lost
+faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then all faults of sandboxes; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
+	HOLDFAST_TEST_FULL=1 $(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
 
 soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)

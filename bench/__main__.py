@@ -14,7 +14,18 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
-from bench import command_line, flood, live_shells, memory, recovery, report, starts, streams, terminals
+from bench import (
+    command_line,
+    flood,
+    live_shells,
+    memory,
+    recovery,
+    report,
+    sandboxes,
+    starts,
+    streams,
+    terminals,
+)
 from bench.measure import FULL, QUICK, Row, Scale
 from bench.servers import BenchmarkError
 from holdfast.errors import HoldfastError
@@ -44,6 +55,10 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "kept-start": recovery.start_under_a_keeper,
     "kept-1000": recovery.crowd_across_a_kill,
     "kept-stream": recovery.stream_across_a_kill,
+    "box-true": sandboxes.true_in_a_container,
+    "box-connect": sandboxes.connect_to_a_container,
+    "box-stream": sandboxes.stream_from_a_container,
+    "box-line": sandboxes.line_from_a_container,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

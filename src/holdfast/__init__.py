@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         HoldfastError as HoldfastError,
         ProcessError as ProcessError,
         SandboxError as SandboxError,
+        SandboxGone as SandboxGone,
         ShellClosed as ShellClosed,
         TerminalClosed as TerminalClosed,
         TimeoutError as TimeoutError,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         TerminalSize as TerminalSize,
         TerminalStatus as TerminalStatus,
     )
+    from holdfast.sandboxes.command import CommandSandbox as CommandSandbox
 
 _HOMES = {
     "holdfast.client.exec_remote": (
@@ -96,6 +98,7 @@ _HOMES = {
         "HoldfastError",
         "ProcessError",
         "SandboxError",
+        "SandboxGone",
         "ShellClosed",
         "TerminalClosed",
         "TimeoutError",
@@ -119,8 +122,9 @@ _HOMES = {
         "TerminalSize",
         "TerminalStatus",
     ),
+    "holdfast.sandboxes.command": ("CommandSandbox",),
 }
-_SUBMODULES = ("sync", "testing")
+_SUBMODULES = ("sandboxes", "sync", "testing")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from holdfast import own_python
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _open_standard_descriptors()
+    own_python.restore_environment()
     verb = argv[0] if argv else ""
     if verb == "exec":
         from holdfast.cli import exec as exec_verb
@@ -60,11 +63,15 @@ def _for_people(verb: str, rest: list[str]) -> int:
         sys.stderr.write(f"holdfast: no verb {verb!r}; `holdfast --help` lists them\n")
         return 2
     try:
-        from holdfast.cli import typed_verb
+        from holdfast.cli.typed_verb import run
     except ModuleNotFoundError as error:
+        if verb in ("status", "stop"):
+            from holdfast.cli import bare
+
+            return bare.main(verb, rest)
         sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
         return 2
-    return typed_verb.run(verb, rest)
+    return run(verb, rest)
 
 
 def _help(verbs: dict[str, str]) -> str:

@@ -25,7 +25,8 @@
     │   ├── PermissionRefused      -32022
     │   ├── LimitReached           -32023  a limit of ours, named with its setting
     │   ├── ResourceExhausted      -32024  the machine has no more descriptors, pids, PTYs, room ...
-    │   └── ShuttingDown           -32025
+    │   ├── ShuttingDown           -32025
+    │   └── SandboxGone            -32026  the container, pod or host is not there, or has ended
     ├── ProcessError               the command itself
     │   ├── CommandNotFound        -32040  exit code 127 on the command line
     │   ├── NotExecutable          -32041  exit code 126
@@ -208,6 +209,12 @@ class ShuttingDown(SandboxError):
     """The server is on its way out and starts nothing new."""
 
     code = -32025
+
+
+class SandboxGone(SandboxError):
+    """The container, pod, jail or host is not there, or has ended, and all that ran in it."""
+
+    code = -32026
 
 
 class ProcessError(HoldfastError):

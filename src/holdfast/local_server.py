@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import sys
 from contextlib import contextmanager
 
-from holdfast import waiting_keeper
+from holdfast import own_python, waiting_keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 #: `sun_path` has 108 bytes and the kernel wants the last one for the final NUL.
 MAX_SOCKET_PATH = 107
+#: Where the server's directory may be, the first that can be written: small images have no /tmp.
+PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 #: A log beyond this size is set aside when the next server starts; one older log is kept.
 MAX_LOG_BYTES = 1024 * 1024
 #: How much of the log an error shows: a traceback fits, a screen does not overflow.
@@ -137,7 +138,8 @@ def _chosen_directory() -> str:
     # After `su` or `sudo -E` the variable still names the other user's directory.
     if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
         return os.path.join(runtime, "holdfast")
-    return f"/tmp/holdfast-{os.geteuid()}"
+    place = next((each for each in PLACES if os.access(each, os.W_OK | os.X_OK)), PLACES[0])
+    return os.path.join(place, f"holdfast-{os.geteuid()}")
 
 
 def _connect(path: str) -> socket.socket | None:
@@ -165,23 +167,24 @@ def _start(path: str, timeout: float) -> None:
     log = _open_log()
     ready, tell = os.pipe()
     arguments = [*_arguments(path), "--ready-fd", str(tell), "--unattended"]
-    server = [sys.executable, "-m", "holdfast", "serve", *arguments]
+    server = [*own_python.holdfast(), "serve", *arguments]
     try:
         began = os.fstat(log).st_size
         try:
             subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(tell), *server],
+                [*own_python.command(), "-I", "-S", "-c", _LAUNCH, str(tell), *server],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd="/",
+                # What is put into a sandbox is there for it alone: commands start where the sandbox's own do.
+                cwd=None if own_python.is_injected() else "/",
                 env=_server_environment(),
                 start_new_session=True,
                 pass_fds=(tell,),
                 check=True,
             )
         except (OSError, subprocess.CalledProcessError) as error:
-            raise _not_started(f"cannot start the server with {sys.executable}: {error}") from None
+            raise _not_started(f"cannot start the server with {server[0]}: {error}") from None
         os.close(tell)
         tell = -1
         _await_ready(ready, log, began, timeout)
@@ -249,7 +252,8 @@ def _server_environment() -> dict[str, str]:
     """Our environment; the server starts in `/`, where relative entries of PYTHONPATH would point elsewhere."""
     environment = dict(os.environ)
     paths = environment.get("PYTHONPATH")
-    if paths:
+    # An injected server does not look at it: it is for the programs that it runs, as they have it.
+    if paths and not own_python.is_injected():
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p) for p in paths.split(os.pathsep) if p)
     return environment
 

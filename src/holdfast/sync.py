@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -35,6 +35,9 @@ from holdfast.model import (
     TerminalState,
     TerminalStatus,
 )
+
+if TYPE_CHECKING:
+    from holdfast.sandboxes.place import Place
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -487,12 +490,13 @@ class Sandbox(_Facade[sandbox.Sandbox]):
 
 @contextmanager
 def connect(
-    address: str | Sequence[str],
+    address: str | Sequence[str] | Place,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = sandbox.RECONNECT_DEADLINE,
     max_concurrent_execs: int = sandbox.MAX_CONCURRENT_EXECS,
+    **options: Any,
 ) -> Iterator[Sandbox]:
     """The sandbox at `address`, for the length of a `with` block; see `holdfast.connect`."""
     loop = LoopThread()
@@ -503,6 +507,7 @@ def connect(
             config=config,
             reconnect_deadline=reconnect_deadline,
             max_concurrent_execs=max_concurrent_execs,
+            **options,
         )
         box = loop.run(way.__aenter__())
         try:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.testing.engines import Missing, need
+
 ROOT = Path(__file__).parents[2]
 #: Every row, and its target: a bound and a limit. None is shown for comparison alone.
 ROWS = {
@@ -51,9 +53,27 @@ ROWS = {
     "kept-start-exited": None,
     "kept-1000": ("at most", 2000.0),
     "kept-stream": None,
+    "box-true": ("ratio at most", 2.0),
+    "box-true-docker": ("ratio at most", 0.05),
+    "box-first": ("at most", 3000.0),
+    "box-second": ("at most", 300.0),
+    "box-stream": ("ratio at least", 0.5),
+    "box-line": ("at most", 5.0),
 }
-#: The benchmark leaves out what it cannot compare with here, and says so.
-HERE = {name: row for name, row in ROWS.items() if shutil.which("tmux") or not name.endswith("-tmux")}
+
+
+def is_here(name: str) -> bool:
+    """The benchmark leaves out what it cannot compare with here, and says so."""
+    if name.startswith("box-"):
+        try:
+            need("docker", "dockerd", "busybox")
+        except Missing:
+            return False
+        return True
+    return shutil.which("tmux") is not None or not name.endswith("-tmux")
+
+
+HERE = {name: row for name, row in ROWS.items() if is_here(name)}
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

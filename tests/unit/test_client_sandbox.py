@@ -140,7 +140,7 @@ async def test_ports_info_and_status(fake: FakeExec) -> None:
     assert (await box.status()).processes_running == 0
 
 
-@pytest.mark.parametrize("address", ["docker:web", "nonsense", "", "ftp://host"])
+@pytest.mark.parametrize("address", ["lxc:web", "nonsense", "", "ftp://host"])
 async def test_an_unknown_address_names_itself_and_the_kinds(address: str) -> None:
     with pytest.raises(InvalidParams) as caught:
         async with holdfast.connect(address):

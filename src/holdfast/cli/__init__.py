@@ -19,6 +19,7 @@ VERBS = {
     "upgrade": "Put this version's server in the place of the one that runs.",
     "exec": "Send one JSON-RPC request to the server and print the reply.",
     "connect": "Bridge stdin and stdout to the server's socket.",
+    "bundle": "Make the tree that is put into sandboxes without Python.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
 

@@ -21,7 +21,8 @@ SandboxOption = Annotated[
         "--sandbox",
         envvar="HOLDFAST_SANDBOX",
         metavar="ADDR",
-        help="Where: local (this machine's server), unix:PATH, ws://HOST:PORT ...",
+        help="Where: local (this machine's server), docker:NAME, podman:NAME, kubernetes:NAMESPACE/POD, "
+        "ssh:USER@HOST, bwrap:DIRECTORY, unix:PATH, ws://HOST:PORT.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

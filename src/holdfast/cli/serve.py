@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
+from holdfast import own_python
 from holdfast.errors import HoldfastError, InvalidParams, SandboxError
 from holdfast.waiting_keeper import find_at
 
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
         listen = options.listen or [f"unix:{_default_socket()}"]
         token = _token(options.token_file)
         if options.kept is None:
-            command = [sys.executable, "-m", "holdfast", "serve", *_for_server(arguments)]
+            command = [*own_python.holdfast(), "serve", *_for_server(arguments)]
             kept = config.keeper and "stdio" not in listen
             waiting = find_at(listen)
             if kept and waiting is not None:
@@ -117,7 +118,8 @@ def _become_keeper(server: list[str], ready_fd: int | None, orphaned_jobs: str) 
     # A package in a zip file has no path that Python could run: then its text is the program.
     program = [path] if os.path.isfile(path) else ["-c", _source_of(keeper)]
     ready = "-" if ready_fd is None else str(ready_fd)
-    os.execv(sys.executable, [sys.executable, "-I", "-S", *program, ready, orphaned_jobs, *server])
+    python = own_python.command()
+    os.execv(python[0], [*python, "-I", "-S", *program, ready, orphaned_jobs, *server])
 
 
 def _source_of(module: ModuleType) -> str:

@@ -314,7 +314,9 @@ class Connection:
         if result.encoding == "msgpack":
             channel.use_lengths()
         if self.session_id is not None and not result.resumed:
-            log.warning("%s: the server no longer knows our session", self.address)
+            # A session that nothing runs in is forgotten with its connection: no news, unless somebody reads.
+            level = logging.WARNING if self._readers else logging.INFO
+            log.log(level, "%s: the server no longer knows our session", self.address)
         self.session_id = result.session_id
         self.server = result
         if result.max_message_bytes is not None:

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, TypeVar, overload
 
 from holdfast.client.command import (
     ExecResult,
@@ -43,6 +43,9 @@ from holdfast.model import (
     TerminalSpec,
 )
 
+if TYPE_CHECKING:
+    from holdfast.sandboxes.place import Place
+
 T = TypeVar("T")
 
 #: Commands that `exec` runs at the same time in one sandbox; further ones wait for a place. Far more than a sandbox
@@ -62,6 +65,13 @@ _ADDRESSES: Final = {
     "ws": "ws://HOST:PORT",
     "wss": "wss://HOST:PORT",
     "stdio": "stdio:COMMAND",
+}
+_PLACES: Final = {
+    "docker": "docker:NAME",
+    "podman": "podman:NAME",
+    "kubernetes": "kubernetes:NAMESPACE/POD[/CONTAINER]",
+    "ssh": "ssh:USER@HOST",
+    "bwrap": "bwrap:DIRECTORY",
 }
 
 
@@ -371,21 +381,24 @@ class Sandbox:
 
 @asynccontextmanager
 async def connect(
-    address: str | Sequence[str],
+    address: str | Sequence[str] | Place,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = RECONNECT_DEADLINE,
     max_concurrent_execs: int = MAX_CONCURRENT_EXECS,
+    **options: Any,
 ) -> AsyncIterator[Sandbox]:
     """The sandbox at `address`, for the length of a `with` block.
 
     `local` is the machine's own server, started when needed; `inprocess` runs processes as children of this
     program, with `config`; `unix:PATH` and `ws://...` are servers that listen there, the latter with `token` or
     HOLDFAST_TOKEN; a list is a command that serves on its stdio (`["holdfast", "serve", "--listen", "stdio"]`).
+    `docker:NAME`, `podman:NAME`, `kubernetes:NAMESPACE/POD`, `ssh:USER@HOST` and `bwrap:DIRECTORY` are sandboxes
+    into which the server is put if it is not there; `options` are those of their kind (docs/sandboxes.md).
     A connection that breaks comes back by itself and loses nothing, if it can within `reconnect_deadline` seconds.
     """
-    api = await open_exec(address, token=token, config=config, reconnect_deadline=reconnect_deadline)
+    api = await open_exec(address, token=token, config=config, reconnect_deadline=reconnect_deadline, **options)
     box = Sandbox(api, max_concurrent_execs=max_concurrent_execs)
     try:
         yield box
@@ -394,13 +407,21 @@ async def connect(
 
 
 async def open_exec(
-    address: str | Sequence[str],
+    address: str | Sequence[str] | Place,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = RECONNECT_DEADLINE,
+    **options: Any,
 ) -> ExecApi:
     """The `ExecApi` behind an address. The caller closes it."""
+    if _is_placed(address):
+        from holdfast.sandboxes.reach import open_sandbox
+
+        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline)
+    assert isinstance(address, str | Sequence)
+    if options:
+        raise InvalidParams(f"{', '.join(options)}: no option of {address!r}")
     if address == "inprocess":
         from holdfast.runtime.local import LocalExec
 
@@ -409,12 +430,20 @@ async def open_exec(
         raise InvalidParams(f"config: only for 'inprocess'; the server at {address!r} has settings of its own")
     if isinstance(address, str) and address.partition(":")[0] not in _ADDRESSES:
         raise InvalidParams(
-            f"address {address!r}: not one of {', '.join(_ADDRESSES.values())}, or a command as a list"
+            f"address {address!r}: not one of {', '.join([*_ADDRESSES.values(), *_PLACES.values()])}, "
+            "or a command as a list"
         )
     from holdfast.client.dial import open_connection
     from holdfast.client.remote import RemoteExec
 
     return RemoteExec(await open_connection(address, token=token, reconnect_deadline=reconnect_deadline))
+
+
+def _is_placed(address: str | Sequence[str] | Place) -> TypeGuard[str | Place]:
+    """Whether it is a sandbox that the host reaches by a way of its own."""
+    if isinstance(address, str):
+        return address.partition(":")[0] in _PLACES
+    return not isinstance(address, Sequence)
 
 
 def _new_id() -> str:

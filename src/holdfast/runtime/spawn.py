@@ -13,11 +13,11 @@ import marshal
 import os
 import resource
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from holdfast import own_python
 from holdfast.errors import (
     CommandNotFound,
     CwdNotFound,
@@ -33,7 +33,7 @@ from holdfast.runtime.launcher import ORDERS_FD, REPORT_FD
 from holdfast.runtime.libc import SpawnPlan
 from holdfast.runtime.oom import OomScore
 
-_LAUNCHER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher.py")
+_LAUNCHER: Final = own_python.script(__file__, "launcher")
 _RLIMIT_NAMES: Final = {
     "cpu_seconds": "RLIMIT_CPU",
     "memory_bytes": "RLIMIT_AS",
@@ -118,6 +118,7 @@ async def spawn_through_launcher(
     Its pid is among `newborn` meanwhile: it may end before we look, and whoever reaps orphans must not take it.
     """
     limits = command.limits or Limits()
+    python = own_python.command()
     orders = {
         "path": os.fsencode(command.path),
         "argv": [os.fsencode(argument) for argument in command.argv],
@@ -146,8 +147,8 @@ async def spawn_through_launcher(
         plan.close_from(5)
         with _soft_limits(soft_limits), oom_score.for_children():
             pid = plan.run(
-                os.fsencode(sys.executable),
-                [b"holdfast-launcher", b"-I", b"-S", os.fsencode(_LAUNCHER)],
+                os.fsencode(python[0]),
+                [b"holdfast-launcher", *map(os.fsencode, [*python[1:], "-I", "-S", _LAUNCHER])],
                 [b"LC_ALL=C.UTF-8"],
             )
         for fd in opened:

@@ -5,9 +5,7 @@ A container's /dev/shm has 64 MiB unless somebody asked for more; /tmp may be a 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -26,10 +24,9 @@ class FileSystem(NamedTuple):
 
 def candidates() -> list[str]:
     """The places, the best first."""
-    places = ["/dev/shm", "/var/tmp"]
-    with contextlib.suppress(FileNotFoundError):  # nothing is writable
-        places.insert(1, tempfile.gettempdir())
-    return places
+    # Not tempfile.gettempdir(), which ends with the working directory: ours may be `/`.
+    chosen = os.environ.get("TMPDIR")
+    return ["/dev/shm", *([os.path.abspath(chosen)] if chosen else []), "/tmp", "/var/tmp", "/run"]
 
 
 def choose_place(wanted_bytes: int, places: Sequence[str] | None = None) -> str:

@@ -21,6 +21,7 @@ from holdfast.errors import (
     DuplicateProcess,
     InvalidParams,
     LimitReached,
+    NotExecutable,
     UnknownTerminal,
 )
 from holdfast.model import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
@@ -283,10 +284,10 @@ def _real_path(cwd: str, path: str) -> str:
 
 
 def _default_shell(environment: Mapping[str, str], cwd: str) -> str:
-    for name in ("/bin/bash", "bash"):
-        with contextlib.suppress(CommandNotFound):
-            find_program(name, environment, cwd)
-            return name
+    if os.access("/bin/bash", os.X_OK):
+        return "/bin/bash"
+    with contextlib.suppress(CommandNotFound, NotExecutable):
+        return find_program("bash", environment, cwd)
     return "/bin/sh"
 
 

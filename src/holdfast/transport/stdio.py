@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
@@ -33,13 +33,23 @@ GRACE_SECONDS: Final = 10.0
 class _Command:
     """The command and the receiver it talks to. The receiver hears of the end once the command is reaped."""
 
-    def __init__(self, process: subprocess.Popen[bytes], receiver: Receiver, name: str, grace: float) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        receiver: Receiver,
+        name: str,
+        grace: float,
+        explain: Callable[[ConnectionLost], Exception] | None,
+    ) -> None:
+        self._explain = explain
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._receiver = receiver
         self._name = name
         self._grace = grace
         self._tail = bytearray()
+        #: Whether a first message came: from then on everything is one. What came before is for whoever explains.
+        self._talks = explain is None
         self._channel_lost = False
         self._exited = False
         self._error: Exception | None = None
@@ -55,6 +65,12 @@ class _Command:
     # --- Receiver of the channel -------------------------------------------------------------------------------
 
     def message_received(self, message: bytes | Oversized) -> None:
+        # Engines tell on stdout why they could not execute, and login shells greet: no message begins like that.
+        if not self._talks and not isinstance(message, Oversized):
+            if bytes(message[:64]).lstrip()[:1] != b"{":
+                self._keep(bytes(message) + b"\n")
+                return
+            self._talks = True
         self._receiver.message_received(message)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -112,14 +128,14 @@ class _Command:
             self._stderr = -1
         self._receiver.connection_lost(None if self._closed_by_us else self._failure())
 
-    def _failure(self) -> ConnectionLost:
+    def _failure(self) -> Exception:
         code = self._process.returncode
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         text = bytes(self._tail[-STDERR_SHOWN_BYTES:]).decode(errors="replace").strip()
         message = f"{self._name}: the command {ended}" + (f": {text}" if text else "")
-        lost = ConnectionLost(message, exit_code=code)
+        lost = ConnectionLost(message, exit_code=code, words=text)
         lost.__cause__ = self._error
-        return lost
+        return lost if self._explain is None else self._explain(lost)
 
     def _stderr_readable(self) -> None:
         while self._stderr >= 0:
@@ -132,10 +148,13 @@ class _Command:
                 os.close(self._stderr)
                 self._stderr = -1
                 return
-            self._tail += data
-            del self._tail[:-STDERR_TAIL_BYTES]
+            self._keep(data)
             if len(data) < STDERR_TAIL_BYTES:
                 return
+
+    def _keep(self, data: bytes) -> None:
+        self._tail += data
+        del self._tail[:-STDERR_TAIL_BYTES]
 
 
 class CommandChannel(StreamChannel):
@@ -166,14 +185,18 @@ async def dial(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     lend: bool = False,
     grace: float = GRACE_SECONDS,
+    name: str | None = None,
+    explain: Callable[[ConnectionLost], Exception] | None = None,
 ) -> CommandChannel:
     """Run `argv` and talk over its stdin and stdout. `env` is its whole environment, ours if it is None.
+
+    A loss is told with the command's last words, under `name` (else the whole command), as `explain` has it.
 
     The command gets a session of its own, so that a Ctrl-C meant for the program at our terminal does not end it.
     """
     if not argv:
         raise InvalidParams("a command address needs at least the command's name")
-    name = shlex.join(argv)
+    name = shlex.join(argv) if name is None else name
     try:
         # The fork takes about a millisecond and no asyncio loop can do it without one.
         process = subprocess.Popen(  # noqa: ASYNC220
@@ -187,7 +210,7 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace)
+    command = _Command(process, receiver, name, grace, explain)
     return CommandChannel(process, command, name, max_message_bytes, lend)
 
 

@@ -202,10 +202,11 @@ class ExecRemotePollParams(Snake, frozen=True):
 
 
 class ExecRemotePollResult(Snake, frozen=True, omit_defaults=True):
+    #: These have no defaults, so that they are always sent: callers of other languages look them up unasked.
     state: Literal["running", "completed", "killed"]
-    stdout: str = ""
-    stderr: str = ""
-    seq: int = 0
+    stdout: str
+    stderr: str
+    seq: int
     exit_code: int | None = None
 
 

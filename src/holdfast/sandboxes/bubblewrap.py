@@ -1,0 +1,165 @@
+"""A fresh bubblewrap jail over a directory: the machine's programs, that directory to write in, and nothing else.
+
+The server is the jail's first process and listens on a socket in a directory that both sides see, so a connection
+that breaks costs nothing. When we leave, the jail ends with all that runs in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from holdfast.errors import InvalidParams, SandboxError, SandboxGone
+from holdfast.sandboxes.bundle import Bundle, bundle
+from holdfast.sandboxes.place import Place
+from holdfast.sandboxes.unpacking import unpacked
+from holdfast.transport import unix
+from holdfast.transport.channel import Channel, Receiver
+
+#: What programs of the machine need to run; what is missing on this machine is left out.
+READ_ONLY: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
+#: Inside: the server, and the directory with its socket.
+SERVER: Final = "/run/holdfast/server"
+SOCKETS: Final = "/run/holdfast/sockets"
+START_SECONDS: Final = 30.0
+GRACE_SECONDS: Final = 10.0
+#: Kept of what the jail prints, for the error that says it did not start.
+LOG_BYTES: Final = 4_000
+
+
+class Jail(Place):
+    """`bwrap:DIRECTORY`. The directory has the same path inside, and is where commands start.
+
+    `network` shares the machine's; `read_only` and `writable` are further paths, the same inside; `env` is all of
+    the environment inside, beside PATH, HOME and TMPDIR.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        network: bool = False,
+        read_only: Sequence[str] = (),
+        writable: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        program: str = "bwrap",
+        arguments: Sequence[str] = (),
+    ) -> None:
+        if not directory:
+            raise InvalidParams("bwrap: needs a directory: bwrap:DIRECTORY")
+        self.directory = os.path.abspath(os.path.expanduser(directory))
+        self.address = f"bwrap:{self.directory}"
+        self.network = network
+        self.read_only = tuple(read_only)
+        self.writable = tuple(writable)
+        self.env = dict(env or {})
+        self.program = program
+        #: Further options of bwrap, before the command.
+        self.arguments = tuple(arguments)
+        self._sockets: str | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    # --- its life --------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if not os.path.isdir(self.directory):  # noqa: ASYNC240 - one look
+            raise SandboxGone(f"{self.address}: there is no such directory")
+        chosen = await bundle()
+        tree = await unpacked(chosen)
+        # Short: a socket's path has 107 bytes.
+        self._sockets = tempfile.mkdtemp(prefix="hf-jail-", dir="/tmp")
+        ready, tell = os.pipe()
+        try:
+            with open(f"{self._sockets}/log", "wb") as log:  # noqa: ASYNC230 - one file, on tmpfs mostly
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.command(chosen, str(tree), tell),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(tell,),
+                    start_new_session=True,
+                    env={"PATH": os.environ.get("PATH", os.defpath)},
+                )
+        except OSError as error:
+            os.close(ready)
+            raise SandboxError(f"{self.program}: {error.strerror}; is bubblewrap installed?") from None
+        finally:
+            os.close(tell)
+        await self._await_ready(ready)
+
+    async def _await_ready(self, ready: int) -> None:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready, "rb", 0)
+        )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                told = await reader.readline()
+        except TimeoutError:
+            told = b""
+        finally:
+            transport.close()
+        if not told:
+            raise SandboxError(f"{self.address}: the jail did not come up: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        with open(f"{self._sockets}/log", "rb") as log:
+            return log.read()[-LOG_BYTES:].decode(errors="replace").strip() or "no word of why"
+
+    def command(self, chosen: Bundle, tree: str, ready_fd: int) -> list[str]:
+        """The jail, and the server in it."""
+        binds: list[str] = []
+        for path in (*READ_ONLY, *self.read_only):
+            binds += ["--ro-bind-try", path, path]
+        for path in self.writable:
+            binds += ["--bind", path, path]
+        environment = {"PATH": os.defpath, "HOME": self.directory, "TMPDIR": "/tmp", **self.env}
+        return [
+            self.program,
+            "--unshare-all",
+            *(["--share-net"] if self.network else []),
+            "--die-with-parent",
+            "--new-session",
+            *("--proc", "/proc"),
+            *("--dev", "/dev"),
+            *("--tmpfs", "/tmp"),
+            *("--tmpfs", "/run"),
+            *binds,
+            *("--bind", self.directory, self.directory),
+            *("--ro-bind", tree, SERVER),
+            *("--bind", str(self._sockets), SOCKETS),
+            *("--chdir", self.directory),
+            "--clearenv",
+            *(word for name, value in environment.items() for word in ("--setenv", name, value)),
+            *self.arguments,
+            "--",
+            *chosen.command(SERVER),
+            "serve",
+            *("--listen", f"unix:{SOCKETS}/server.sock"),
+            *("--ready-fd", str(ready_fd)),
+        ]
+
+    async def dial(self, receiver: Receiver) -> Channel:
+        assert self._process is not None
+        if self._process.returncode is not None:
+            raise SandboxGone(
+                f"{self.address}: the jail has ended with {self._process.returncode}: {self._last_words()}",
+                final=True,
+            )
+        return await unix.dial(f"{self._sockets}/server.sock", receiver, lend=True)
+
+    async def aclose(self) -> None:
+        process, sockets = self._process, self._sockets
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)  # the namespace's first process goes, and everything with it
+            await process.wait()
+        if sockets is not None:
+            shutil.rmtree(sockets, ignore_errors=True)

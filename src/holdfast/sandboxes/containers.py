@@ -1,0 +1,146 @@
+"""Containers of Docker and Podman: one that runs (`docker:NAME`), or a new one for the length of a `with` block.
+
+Both engines have the same client commands. Touches the engine through its client program alone.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
+from holdfast.errors import InvalidParams, SandboxError
+from holdfast.sandboxes.bundle import bundle
+from holdfast.sandboxes.injection import Injection, What
+from holdfast.sandboxes.outside import Outcome, run_outside
+from holdfast.sandboxes.place import CommandPlace, Signs
+from holdfast.sandboxes.reach import open_place
+from holdfast.sandboxes.unpacking import unpacked
+
+Engine = Literal["docker", "podman"]
+
+#: On every container that we make, so that those whose maker was killed can be found and removed:
+#: `docker ps --all --filter label=holdfast.created`.
+LABEL: Final = "holdfast.created"
+#: An image that is not there yet may have to be pulled.
+CREATE_SECONDS: Final = 600.0
+#: The first process of a container that we make: reaps what is left to it, and ends when it is told.
+_FIRST_PROCESS: Final = """
+import os, signal
+told = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+while signal.sigwait(told) == signal.SIGCHLD:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+"""
+
+
+class Container(CommandPlace):
+    """A container that runs, reached through `docker exec` or `podman exec`."""
+
+    gone_signs: ClassVar[Signs] = (
+        (re.compile(r"[Nn]o such container|no container with name or ID"), "there is no such container"),
+        (re.compile(r"is not running|container state improper"), "the container does not run"),
+        (re.compile(r"unable to find user|no matching entries in passwd"), "there is no such user"),
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        user: str | None = None,
+        directory: str | None = None,
+        bundle: What = True,
+    ) -> None:
+        if not name or name.startswith("-"):
+            raise InvalidParams(f"{engine}:{name}: names no container")
+        super().__init__(f"{engine}:{name}", Injection(directory=directory, bundle=bundle))
+        self.engine = engine
+        self.name = name
+        self.user = user
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        user = [] if self.user is None else ["--user", self.user]
+        return [self.engine, "exec", "--interactive", *user, self.name, *argv]
+
+    async def copy_in(self, tree: Path, directory: str) -> bool:
+        done = await run_outside([self.engine, "cp", str(tree), f"{self.name}:{directory}"])
+        if done.exit_code != 0:
+            raise self.explain(done.stderr) or SandboxError(
+                f"{self.address}: nothing can be copied in: {done.said}"
+            )
+        return True
+
+
+@asynccontextmanager
+async def create(
+    image: str,
+    *,
+    engine: Engine = "docker",
+    name: str | None = None,
+    network: str = "none",
+    memory: str | None = None,
+    cpus: float | None = None,
+    pids: int | None = None,
+    user: str | None = None,
+    env: Mapping[str, str] | None = None,
+    volumes: Mapping[str, str] | None = None,
+    workdir: str | None = None,
+    read_only: bool = False,
+    arguments: Sequence[str] = (),
+    reconnect_deadline: float = RECONNECT_DEADLINE,
+) -> AsyncIterator[Sandbox]:
+    """A new container of `image`, and the sandbox in it; removed at the end with all that it holds.
+
+    It has no network unless `network` names one. `memory` is as engines write it ("512m"), `volumes` are paths here
+    and inside; with `read_only` the image cannot be written, and /tmp and /run are memory. `arguments` are further
+    options of `docker create`. The image needs nothing: no shell, no Python.
+    """
+    if not image or image.startswith("-"):
+        raise InvalidParams(f"image {image!r}: names no image")
+    chosen = await bundle()
+    tree = await unpacked(chosen)
+    called = name or f"holdfast-{secrets.token_hex(6)}"
+    options: list[str] = ["--name", called, "--label", LABEL, "--network", network]
+    for flag, value in (("--memory", memory), ("--cpus", cpus), ("--pids-limit", pids), ("--user", user)):
+        options += [] if value is None else [flag, str(value)]
+    options += [] if workdir is None else ["--workdir", workdir]
+    for variable, text in (env or {}).items():
+        options += ["--env", f"{variable}={text}"]
+    for here, inside in (volumes or {}).items():
+        options += ["--volume", f"{here}:{inside}"]
+    if read_only:
+        # Nothing can be copied into it: it sees the tree where it is.
+        options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run", "--volume", f"{tree}:/{chosen.name}:ro"]
+    loader, *rest = chosen.interpreter(f"/{chosen.name}")
+    first = [*rest, "-c", _FIRST_PROCESS]
+    await _engine(engine, ["create", *options, *arguments, "--entrypoint", loader, image, *first])
+    try:
+        if not read_only:
+            await _engine(engine, ["cp", str(tree), f"{called}:/"])
+        await _engine(engine, ["start", called])
+        place = Container(engine, called, user=user)
+        place.injection.is_in("", without_shell=True)
+        api = await open_place(place, reconnect_deadline=reconnect_deadline)
+        box = Sandbox(api)
+        try:
+            yield box
+        finally:
+            await box.aclose()
+    finally:
+        await _engine(engine, ["rm", "--force", "--volumes", called])
+
+
+async def _engine(engine: Engine, arguments: Sequence[str]) -> Outcome:
+    done = await run_outside([engine, *arguments], seconds=CREATE_SECONDS)
+    if done.exit_code != 0:
+        raise SandboxError(f"{engine} {arguments[0]}: {done.said}")
+    return done

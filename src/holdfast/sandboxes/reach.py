@@ -1,0 +1,102 @@
+"""From a place to its processes: opens it, connects, replaces a server of an older version that does nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import holdfast
+from holdfast.client.connection import Connection
+from holdfast.client.remote import RemoteExec
+from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.sandboxes.addresses import place_at
+from holdfast.sandboxes.place import Place
+from holdfast.wire import messages as m, methods
+
+log = logging.getLogger(__name__)
+
+
+class PlacedExec(RemoteExec):
+    """The processes of a sandbox that we opened, and close."""
+
+    def __init__(self, connection: Connection, place: Place) -> None:
+        super().__init__(connection)
+        self.place = place
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            await self.place.aclose()
+
+
+async def open_sandbox(
+    address: str | Place, options: Mapping[str, Any], *, reconnect_deadline: float
+) -> PlacedExec:
+    """The processes of the sandbox at an address, or of a place that the caller made. The caller closes it."""
+    if isinstance(address, str):
+        return await open_place(place_at(address, **options), reconnect_deadline=reconnect_deadline)
+    if options:
+        raise InvalidParams(f"{', '.join(options)}: give options to the place itself, {address.address}")
+    return await open_place(address, reconnect_deadline=reconnect_deadline)
+
+
+async def open_place(
+    place: Place, *, reconnect_deadline: float, client_name: str = "holdfast-python"
+) -> PlacedExec:
+    """Connect to the server in a sandbox, which is put there if it is not. The caller closes it."""
+    await place.open()
+    try:
+        connection = await _connect(place, reconnect_deadline, client_name)
+        if _is_older(connection):
+            connection = await _replace(connection, place, reconnect_deadline, client_name)
+    except BaseException:
+        await place.aclose()
+        raise
+    return PlacedExec(connection, place)
+
+
+async def _connect(place: Place, reconnect_deadline: float, client_name: str) -> Connection:
+    connection = Connection(
+        place.dial,
+        address=place.address,
+        client_name=client_name,
+        reconnect_deadline=reconnect_deadline,
+        handshake_timeout=place.handshake_seconds,
+    )
+    try:
+        await connection.open()
+    except HoldfastError:
+        if not place.may_try_again():
+            raise
+        await connection.open()
+    return connection
+
+
+def _is_older(connection: Connection) -> bool:
+    assert connection.server is not None
+    return _numbers(connection.server.server_version) < _numbers(holdfast.__version__)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`1.10.2` as numbers; what is none of them is of no importance here."""
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+async def _replace(connection: Connection, place: Place, reconnect_deadline: float, client_name: str) -> Connection:
+    """The server inside is older than we are. If it has nothing to do it makes room; else it is used as it is."""
+    assert connection.server is not None
+    old = connection.server.server_version
+    api = RemoteExec(connection)
+    try:
+        status = await api.status()
+        is_idle = not (status.processes_running or status.shells or status.terminals)
+    except HoldfastError:
+        is_idle = False  # too old to tell
+    if not is_idle:
+        log.warning("%s: the server inside is of version %s and busy; it is used as it is", place.address, old)
+        return connection
+    await connection.call(methods.SERVER_SHUTDOWN, m.ShutdownParams())
+    await connection.aclose()
+    return await _connect(place, reconnect_deadline, client_name)

@@ -1,0 +1,176 @@
+"""What is special to one kind of sandbox: how `kubectl` is called, what `create` makes, calls by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.errors import InvalidParams, SandboxError, SandboxGone
+from holdfast.sandboxes import containers
+from holdfast.sandboxes.addresses import place_at
+from holdfast.sandboxes.kubernetes import Pod
+from holdfast.testing.engines import ContainerEngine
+
+PATIENCE = 60.0
+
+
+# --- pods --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "before"),
+    [
+        (place_at("kubernetes:team/web"), ["--namespace", "team", "web"]),
+        (place_at("kubernetes:team/web/app"), ["--namespace", "team", "web", "--container", "app"]),
+    ],
+    ids=["pod", "container"],
+)
+def test_what_kubectl_is_asked(place: Pod, before: list[str]) -> None:
+    assert place.command(["sh", "-c", "echo $0"]) == [
+        *("kubectl", "exec", "--stdin", "--quiet", *before, "--"),
+        *("sh", "-c", "echo $0"),
+    ]
+
+
+def test_the_context_comes_before_the_verb() -> None:
+    argv = place_at("kubernetes:team/web", context="staging")
+    assert isinstance(argv, Pod)
+    assert argv.command(["true"])[:4] == ["kubectl", "--context", "staging", "exec"]
+
+
+@pytest.mark.parametrize(
+    "address", ["kubernetes:web", "kubernetes:a/b/c/d", "kubernetes:team/-rf", "kubernetes:/web"]
+)
+def test_what_names_no_pod(address: str) -> None:
+    with pytest.raises(InvalidParams, match=address):
+        place_at(address)
+
+
+@pytest.fixture
+def kubectl(container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `kubectl` that writes down how it was called and runs the command in a container of another engine."""
+    program = tmp_path / "bin/kubectl"
+    program.parent.mkdir()
+    calls = tmp_path / "calls"
+    program.write_text(
+        f"""#!/bin/sh
+{{ for word; do printf '%s\\0' "$word"; done; printf '\\036'; }} >> {shlex.quote(str(calls))}
+while [ "$1" != -- ]; do [ "$1" = gone ] && {{
+  echo 'Error from server (NotFound): pods "gone" not found' >&2; exit 1; }}; shift; done
+shift
+exec docker exec -i {container} "$@"
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    return calls
+
+
+async def test_a_pod_is_reached_through_kubectl(kubectl: Path) -> None:
+    async with asyncio.timeout(PATIENCE), holdfast.connect("kubernetes:team/web/app") as box:
+        assert (await box.exec(["cat"], input=b"\0\xff")).stdout_bytes == b"\0\xff"
+    lines = [line.split("\0") for line in kubectl.read_text().split("\x1e") if line]  # noqa: ASYNC240 - it is over
+    pod = ["exec", "--stdin", "--quiet", "--namespace", "team", "web", "--container", "app", "--", "sh", "-c"]
+    assert all(line[: len(pod)] == pod for line in lines), lines
+
+
+async def test_a_pod_that_is_not_there(kubectl: Path) -> None:
+    with pytest.raises(SandboxGone, match="kubernetes:team/gone: there is no such pod"):
+        async with asyncio.timeout(PATIENCE), holdfast.connect("kubernetes:team/gone"):
+            pass
+
+
+# --- containers that we make -------------------------------------------------------------------------------------
+
+
+async def test_a_created_container_has_its_limits_and_is_gone_at_the_end(
+    docker: ContainerEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_text("from here\n")
+    made = containers.create(
+        "hf-busybox",
+        memory="128m",
+        pids=100,
+        env={"GIVEN": "a b"},
+        volumes={str(tmp_path / "data"): "/data"},
+        workdir="/data",
+    )
+    async with asyncio.timeout(PATIENCE), made as box:
+        (name,) = docker("ps", "--filter", f"label={containers.LABEL}", "--format", "{{.Names}}").split()
+        limits = docker("inspect", "--format", "{{.HostConfig.Memory}} {{.HostConfig.PidsLimit}}", name)
+        assert limits == f"{128 * 1024 * 1024} 100"
+        done = await box.exec(["sh", "-c", 'echo "$GIVEN"; pwd; cat file; ls /sys/class/net'])
+        assert done.stdout == "a b\n/data\nfrom here\nlo\n"
+    assert docker("ps", "--all", "--quiet", "--filter", f"label={containers.LABEL}") == ""
+
+
+async def test_a_created_container_that_cannot_be_written(docker: ContainerEngine) -> None:
+    async with asyncio.timeout(PATIENCE), containers.create("hf-busybox", read_only=True) as box:
+        assert (await box.exec(["touch", "/file"])).returncode == 1
+        assert (await box.exec(["touch", "/tmp/file"])).returncode == 0
+
+
+async def test_an_image_that_is_not_there(docker: ContainerEngine) -> None:
+    with pytest.raises(SandboxError, match=r"docker create: .*hf-nowhere"):
+        async with asyncio.timeout(PATIENCE), containers.create("hf-nowhere", arguments=["--pull", "never"]):
+            pass
+    assert docker("ps", "--all", "--quiet", "--filter", f"label={containers.LABEL}") == ""
+
+
+# --- by hand: `holdfast exec` in a container ---------------------------------------------------------------------
+
+
+class ByHand:
+    """The stateless command in a container, as one types it there."""
+
+    def __init__(self, container: str) -> None:
+        self._inside = ["docker", "exec", "-i", container]
+        self._program = self.sh("ls -d /root/.cache/holdfast-*/bin/holdfast").strip()
+
+    def sh(self, script: str) -> str:
+        done = subprocess.run([*self._inside, "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def exec(self, line: str) -> Any:
+        """`echo REQUEST | holdfast exec`."""
+        return json.loads(self.sh(f"echo {shlex.quote(line)} | {self._program} exec"))
+
+
+async def test_the_walk_through_by_hand(docker: ContainerEngine) -> None:
+    """Start a counter, poll it twice, kill it, look whether it runs: each step a command line of its own."""
+    container = docker.container("hf-busybox")
+    await walk_through(container)
+    docker.remove(container)
+
+
+async def walk_through(container: str) -> None:
+    async with asyncio.timeout(PATIENCE), holdfast.connect(f"docker:{container}") as box:
+        log = (await box.exec(["sh", "-c", "ls /tmp/holdfast-0/server.log"])).stdout.strip()
+    hand = ByHand(container)
+    pid = hand.exec(
+        '{"jsonrpc":"2.0","method":"exec_remote_start",'
+        '"params":{"command":"i=0; while true; do echo $((i++)); sleep 1.5; done"},"id":1}'
+    )["result"]["pid"]
+    hand.sh(f"ps -o pid | grep -w {pid}")
+    poll = f'{{"jsonrpc":"2.0","method":"exec_remote_poll","params":{{"pid":{pid}}},"id":2}}'
+    printed: list[str] = []
+    while len(printed) < 2:
+        reply = hand.exec(poll)
+        assert (reply["id"], reply["result"]["state"]) == (2, "running"), reply
+        printed += reply["result"]["stdout"].split()
+    assert printed == ["0", "1"]
+    kill = f'{{"jsonrpc":"2.0","method":"exec_remote_kill","params":{{"pid":{pid}}},"id":3}}'
+    assert "error" not in hand.exec(kill)
+    assert hand.sh(f"ps -o pid | grep -w {pid} || true") == ""
+    # One server did all of it, and had nothing to say.
+    assert len(hand.sh("pgrep -f 'holdfast serve' || true").split()) <= 2
+    assert hand.sh(f"cat {log}") == ""

@@ -1,0 +1,117 @@
+"""How each kind of sandbox is asked to run a command, and which addresses name none. Starts nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConnectionLost, InvalidParams, SandboxGone
+from holdfast.sandboxes.addresses import place_at
+from holdfast.sandboxes.bubblewrap import Jail
+from holdfast.sandboxes.command import CommandSandbox
+from holdfast.sandboxes.containers import Container
+from holdfast.sandboxes.injection import MISSING
+from holdfast.sandboxes.place import CommandPlace
+from holdfast.sandboxes.ssh import SshHost
+
+HELLO = ["sh", "-c", "echo 'a  b'"]
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "argv"),
+    [
+        ("docker:web", {}, ["docker", "exec", "--interactive", "web", *HELLO]),
+        ("docker:web", {"user": "app"}, ["docker", "exec", "--interactive", "--user", "app", "web", *HELLO]),
+        ("podman:web", {}, ["podman", "exec", "--interactive", "web", *HELLO]),
+    ],
+)
+def test_containers(address: str, options: dict[str, Any], argv: list[str]) -> None:
+    place = place_at(address, **options)
+    assert isinstance(place, Container)
+    assert (place.address, place.command(HELLO)) == (address, argv)
+
+
+@pytest.mark.parametrize(
+    ("address", "end"),
+    [
+        ("ssh:build@host", ["-T", "--", "build@host"]),
+        ("ssh:alias", ["-T", "--", "alias"]),
+        ("ssh://build@host:2222", ["-T", "--", "build@host"]),
+    ],
+)
+def test_ssh_quotes_each_word_for_the_shell_there(address: str, end: list[str]) -> None:
+    place = place_at(address, options=["LogLevel=ERROR"])
+    assert isinstance(place, SshHost)
+    argv = place.command(HELLO)
+    assert argv[-4:] == [*end, """sh -c 'echo '"'"'a  b'"'"''"""]
+    assert ("-p" in argv) == ("2222" in address)
+    assert argv[argv.index("LogLevel=ERROR") - 1] == "-o"
+    assert "BatchMode=yes" in argv
+
+
+def test_a_prefix() -> None:
+    place = CommandSandbox(["nerdctl", "exec", "-i", "web"])
+    assert place.address == "nerdctl exec -i web"
+    assert place.command(HELLO) == ["nerdctl", "exec", "-i", "web", *HELLO]
+
+
+@pytest.mark.parametrize("prefix", [[], "nerdctl exec -i web"])
+def test_what_is_no_prefix(prefix: Any) -> None:
+    with pytest.raises(InvalidParams, match="prefix"):
+        CommandSandbox(prefix)
+
+
+@pytest.mark.parametrize(
+    "address", ["docker:", "docker:-it", "ssh:", "ssh:-oProxyCommand=touch", "ssh:a b", "bwrap:"]
+)
+def test_addresses_that_name_nothing(address: str) -> None:
+    with pytest.raises(InvalidParams, match=address.partition(" ")[0].rstrip(":")):
+        place_at(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "option"), [("docker:web", "port"), ("ssh:host", "user"), ("bwrap:/tmp", "image")]
+)
+def test_an_option_of_another_kind(address: str, option: str) -> None:
+    with pytest.raises(InvalidParams, match=f"{address}: .*{option}"):
+        place_at(address, **{option: "x"})
+
+
+def test_a_jail_has_one_path_on_both_sides() -> None:
+    place = place_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
+    assert isinstance(place, Jail)
+    assert (place.directory, place.network, place.writable) == ("/tmp", True, ("/srv",))
+
+
+class Foreign(CommandPlace):
+    """A kind that somebody else wrote."""
+
+    def command(self, argv: Any) -> list[str]:
+        return ["enter", *argv]
+
+
+def lost(code: int, words: str) -> ConnectionLost:
+    return ConnectionLost(f"the command ended with exit code {code}: {words}", exit_code=code, words=words)
+
+
+def test_a_channel_that_finds_no_server_is_tried_again_with_one() -> None:
+    place = Foreign("foreign:one")
+    assert isinstance(place.channel_ended(lost(MISSING, "no server")), ConnectionLost)
+    assert place.may_try_again()
+
+
+def test_a_channel_that_ends_otherwise_is_not() -> None:
+    place = Foreign("foreign:one")
+    assert isinstance(place.channel_ended(lost(1, "broken pipe")), ConnectionLost)
+    assert not place.may_try_again()
+
+
+def test_an_engine_that_says_gone_is_believed_at_once() -> None:
+    place = Container("docker", "web")
+    error = place.channel_ended(lost(1, "Error response from daemon: No such container: web"))
+    assert isinstance(error, SandboxGone)
+    assert error.details["final"] is True
+    assert (
+        str(error) == "docker:web: there is no such container: Error response from daemon: No such container: web"
+    )
