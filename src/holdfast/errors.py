@@ -46,6 +46,7 @@ connection arrives as the class that left.
 from __future__ import annotations
 
 import builtins
+import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
@@ -311,6 +312,26 @@ _ROOTS: Final[Mapping[str, type[HoldfastError]]] = {
     "process": ProcessError,
     "transport": TransportError,
 }
+
+
+_OF_FILES: Final[Mapping[int, type[HoldfastError]]] = {
+    errno.ENOENT: FileNotFound,
+    errno.EEXIST: FileExists,
+    errno.ENOTDIR: NotADirectory,
+    errno.EISDIR: IsADirectory,
+    errno.EACCES: PermissionRefused,
+    errno.EPERM: PermissionRefused,
+    errno.ENOSPC: ResourceExhausted,
+    errno.EDQUOT: ResourceExhausted,
+    errno.EMFILE: ResourceExhausted,
+    errno.ENFILE: ResourceExhausted,
+    errno.ENOMEM: ResourceExhausted,
+}
+
+
+def file_error(number: int, message: str) -> HoldfastError:
+    """The error for what the system said of a file."""
+    return _OF_FILES.get(number, FileError)(message, errno=number)
 
 
 def error_classes() -> dict[int, type[HoldfastError]]:

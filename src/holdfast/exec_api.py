@@ -84,7 +84,7 @@ class FileApi(Protocol):
         attributes: FileAttributes | None = None,
         make_parents: bool = True,
         user: str | None = None,
-    ) -> FileInfo:
+    ) -> None:
         """A whole file that fits one piece: at once, or not at all."""
         ...
 

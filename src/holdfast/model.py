@@ -26,7 +26,7 @@ JobsAtClose = Literal["kill", "keep"]
 FileType = Literal["file", "directory", "symlink", "fifo", "socket", "character", "block", "other"]
 #: What a command typed in a terminal returns of its output, if nobody says how much: the latest.
 TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
-#: How much of a file goes in one message: large enough that the round trip does not count, and 8 of them are little.
+#: How much of a file goes in one message: large enough that a round trip counts little, and 8 are not much.
 FILE_PIECE_BYTES: Final = 1024 * 1024
 #: Names that one page of a directory holds.
 DIRECTORY_PAGE: Final = 5_000

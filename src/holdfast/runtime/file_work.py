@@ -11,12 +11,12 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
-from typing import BinaryIO
+import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterator
+    from typing import IO, Any
 
     Info = tuple[str, int, int, float, int, int, str | None]
 
@@ -33,6 +33,8 @@ KINDS = {
 #: What a directory says in which we may change files and not make one: a bind mount, a read-only root.
 _NO_TEMPORARY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _COPY_BYTES = 1024 * 1024
+#: Uploads that are remembered as over: a piece that comes late must not begin one again.
+_REMEMBERED = 4_096
 LENGTH_BYTES = 8
 
 
@@ -44,6 +46,14 @@ class Upload:
         self.target = target
         self.temporary = temporary
         self.replaced = replaced
+        #: A descriptor must not be closed while another thread writes to it: its number may be another file's then.
+        self.lock = threading.Lock()
+        self.over = False
+
+    def close(self) -> None:
+        if not self.over:
+            self.over = True
+            os.close(self.fd)
 
 
 class FileWork:
@@ -52,6 +62,7 @@ class FileWork:
     def __init__(self, max_uploads: int) -> None:
         self.max_uploads = max_uploads
         self.uploads: dict[str, Upload] = {}
+        self._over: dict[str, None] = {}
 
     def perform(self, operation: str, arguments: dict[str, Any]) -> Any:
         return getattr(self, f"do_{operation}")(**arguments)
@@ -97,11 +108,7 @@ class FileWork:
         self, path: str, data: bytes, mode: int | None, mtime: float | None, make_parents: bool, upload_id: str
     ) -> Info:
         self.do_write_piece(path, data, upload_id, 0, make_parents)
-        try:
-            return self.do_commit(path, upload_id, len(data), mode, mtime)
-        except OSError:
-            self.do_abandon(path, upload_id)
-            raise
+        return self.do_commit(path, upload_id, len(data), mode, mtime)
 
     def do_write_piece(self, path: str, data: bytes, upload_id: str, offset: int, make_parents: bool) -> None:
         upload = self.uploads.get(upload_id)
@@ -109,14 +116,19 @@ class FileWork:
             upload = self._open(path, upload_id, make_parents)
         view = memoryview(data)
         try:
-            while view:
-                written = os.pwrite(upload.fd, view, offset)
-                view, offset = view[written:], offset + written
+            with upload.lock:
+                while view:
+                    if upload.over:
+                        raise OSError(errno.ECANCELED, "the upload is over", path)
+                    written = os.pwrite(upload.fd, view, offset)
+                    view, offset = view[written:], offset + written
         except OSError:
             self.do_abandon(path, upload_id)
             raise
 
     def _open(self, path: str, upload_id: str, make_parents: bool) -> Upload:
+        if upload_id in self._over:
+            raise OSError(errno.ECANCELED, "the upload is over", path)
         if len(self.uploads) >= self.max_uploads:
             raise OSError(errno.EUSERS, "max_uploads")
         # A link is written through, as by every other program: what it names is replaced, and the link stays.
@@ -150,16 +162,27 @@ class FileWork:
                 upload = Upload(os.open(target, os.O_WRONLY | os.O_CLOEXEC), target, None, replaced)
         first = self.uploads.setdefault(upload_id, upload)
         if first is not upload:  # another piece of it was faster; both have the same file open
-            os.close(upload.fd)
+            upload.close()
         return first
 
     def do_commit(self, path: str, upload_id: str, size: int, mode: int | None, mtime: float | None) -> Info:
         upload = self.uploads.get(upload_id)
         if upload is None:
             upload = self._open(path, upload_id, True)
+        try:
+            with upload.lock:
+                return self._finish(upload, upload_id, path, size, mode, mtime)
+        except OSError:
+            self.do_abandon(path, upload_id)
+            raise
+
+    def _finish(
+        self, upload: Upload, upload_id: str, path: str, size: int, mode: int | None, mtime: float | None
+    ) -> Info:
+        if upload.over:
+            raise OSError(errno.ECANCELED, "the upload is over", path)
         written = os.fstat(upload.fd).st_size
         if upload.temporary is not None and written != size:
-            self.do_abandon(path, upload_id)
             raise OSError(errno.EIO, f"{written} bytes came of {size}: write it again", path)
         if upload.temporary is None:
             os.ftruncate(upload.fd, size)
@@ -172,21 +195,21 @@ class FileWork:
                 os.rename(upload.temporary, upload.target)
             except OSError as error:
                 if error.errno != errno.EBUSY:
-                    self.do_abandon(path, upload_id)
                     raise
                 # A mount point, /etc/hosts of a container say: it can be written and not be replaced.
                 copy_into(upload.temporary, upload.target)
                 os.unlink(upload.temporary)
         if mtime is not None:
             os.utime(upload.target, (mtime, mtime))
-        del self.uploads[upload_id]
-        os.close(upload.fd)
+        self._end(upload_id)
+        upload.close()
         return info(upload.target, os.stat(upload.target))
 
     def do_abandon(self, path: str, upload_id: str) -> None:
-        upload = self.uploads.pop(upload_id, None)
+        upload = self._end(upload_id)
         if upload is not None:
-            os.close(upload.fd)
+            with upload.lock:
+                upload.close()
             if upload.temporary is not None:
                 unlink_if_there(upload.temporary)
             return
@@ -194,6 +217,12 @@ class FileWork:
         directory, name = os.path.split(target)
         if name:
             unlink_if_there(os.path.join(directory, temporary_name(name, upload_id)))
+
+    def _end(self, upload_id: str) -> Upload | None:
+        self._over[upload_id] = None
+        while len(self._over) > _REMEMBERED:
+            self._over.pop(next(iter(self._over)), None)
+        return self.uploads.pop(upload_id, None)
 
     # --- names -----------------------------------------------------------------------------------------------
 
@@ -330,10 +359,8 @@ def keep_owner(fd: int, replaced: os.stat_result | None) -> None:
 
 
 def unlink_if_there(path: str) -> None:
-    try:
+    if os.path.lexists(path):
         os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
 
 
 def copy_into(source: str, target: str) -> None:
@@ -380,7 +407,7 @@ def pieces_of(fd: int) -> Iterator[bytes]:
         yield piece
 
 
-# --- as a child of the server --------------------------------------------------------------------------------------
+# --- as a child of the server --------------------------------------------------------------------------------
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
@@ -392,7 +419,7 @@ def become(uid: int, gid: int, groups: list[int]) -> None:
         raise PermissionError(errno.EPERM, "the user could not be changed")
 
 
-def read_message(source: BinaryIO) -> Any:
+def read_message(source: IO[bytes]) -> Any:
     import marshal
 
     header = source.read(LENGTH_BYTES)
@@ -402,7 +429,7 @@ def read_message(source: BinaryIO) -> Any:
     return marshal.loads(body)
 
 
-def write_message(sink: BinaryIO, message: object) -> None:
+def write_message(sink: IO[bytes], message: Any) -> None:
     import marshal
 
     body = marshal.dumps(message)
@@ -411,7 +438,7 @@ def write_message(sink: BinaryIO, message: object) -> None:
     sink.flush()
 
 
-def serve(source: BinaryIO, sink: BinaryIO) -> None:
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     uid, gid, groups, max_uploads = read_message(source)
     become(uid, gid, groups)
     work = FileWork(max_uploads)

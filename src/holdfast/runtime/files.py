@@ -1,4 +1,4 @@
-"""The files of this machine behind `FileApi`: the work is done in threads, so that a slow disk never stops the loop.
+"""The files of this machine behind `FileApi`: done in threads, so that a slow disk never stops the loop.
 
 A few threads and no more: what hangs on a dead network disk holds up other files and nothing else. Requests that
 change something are remembered for a while, so that one that is sent twice is done once.
@@ -19,16 +19,11 @@ from typing import Any, Final
 from holdfast.config import ExecServerConfig
 from holdfast.errors import (
     FileError,
-    FileExists,
-    FileNotFound,
     HoldfastError,
     InvalidParams,
-    IsADirectory,
     LimitReached,
-    NotADirectory,
-    PermissionRefused,
-    ResourceExhausted,
     ShuttingDown,
+    file_error,
 )
 from holdfast.model import (
     DIRECTORY_PAGE,
@@ -50,19 +45,6 @@ MAX_PIECE_BYTES: Final = 8 * 1024 * 1024
 #: Requests that are remembered: far more than a client has unanswered when its connection breaks.
 REMEMBERED_REQUESTS: Final = 4_096
 
-_CLASSES: Final[dict[int, type[HoldfastError]]] = {
-    errno.ENOENT: FileNotFound,
-    errno.EEXIST: FileExists,
-    errno.ENOTDIR: NotADirectory,
-    errno.EISDIR: IsADirectory,
-    errno.EACCES: PermissionRefused,
-    errno.EPERM: PermissionRefused,
-    errno.ENOSPC: ResourceExhausted,
-    errno.EDQUOT: ResourceExhausted,
-    errno.EMFILE: ResourceExhausted,
-    errno.ENFILE: ResourceExhausted,
-    errno.ENOMEM: ResourceExhausted,
-}
 #: What the system's own words do not say.
 _ADVICE: Final = {
     errno.ENOTEMPTY: "the directory is not empty; remove it with everything in it (recursive)",
@@ -106,9 +88,9 @@ class LocalFiles:
         attributes: FileAttributes | None = None,
         make_parents: bool = True,
         user: str | None = None,
-    ) -> FileInfo:
+    ) -> None:
         wanted = _checked(path, attributes)
-        found = await self._do(
+        await self._do(
             "write",
             path,
             user,
@@ -118,7 +100,6 @@ class LocalFiles:
             make_parents=make_parents,
             upload_id=secrets.token_hex(8),
         )
-        return _info(found)
 
     async def write_piece(
         self,
@@ -178,9 +159,7 @@ class LocalFiles:
         limit = max(1, min(limit, DIRECTORY_PAGE))
         found, more = await self._do("list", path, user, after=after, limit=limit)
         entries = tuple(
-            DirEntry(
-                name=name, type=kind, size=size, mode=mode, mtime=mtime, uid=uid, gid=gid, target=target
-            )
+            DirEntry(name=name, type=kind, size=size, mode=mode, mtime=mtime, uid=uid, gid=gid, target=target)
             for name, (kind, size, mode, mtime, uid, gid, target) in found
         )
         return DirPage(entries, more)
@@ -340,7 +319,7 @@ class LocalFiles:
 
 
 def translated(error: OSError, path: str) -> HoldfastError:
-    """The same as an error of ours. Its text names what was asked for, and the file that is meant if that differs."""
+    """The same as an error of ours. Its text names what was asked for, and which file is meant if that differs."""
     number = error.errno or 0
     if number == errno.EUSERS:
         return LimitReached(f"{path}: too many files are under way already: that is max_uploads")
@@ -349,7 +328,7 @@ def translated(error: OSError, path: str) -> HoldfastError:
     if isinstance(named, bytes):
         named = os.fsdecode(named)
     shown = f"{path}: {text}" if named in (None, path) else f"{path}: {named}: {text}"
-    return _CLASSES.get(number, FileError)(shown, errno=number)
+    return file_error(number, shown)
 
 
 def _lower(text: str) -> str:

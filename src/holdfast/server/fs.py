@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
     from holdfast.server.connection import ServerConnection
 
-#: Files that one connection may have open by `fs/open`. None of them is a descriptor: each is a path and its identity.
+#: Files that one connection may have open by `fs/open`. None is a descriptor: each is a path and its identity.
 MAX_HANDLES: Final = 1_024
 _EMPTY: Final = m.Empty()
 #: Profiles of permissions that restrict nothing.
@@ -55,7 +55,7 @@ class FsMethods:
         return _EMPTY
 
     async def create_directory(self, connection: ServerConnection, params: f.FsCreateDirectoryParams) -> m.Empty:
-        recursive = bool(params.recursive)
+        recursive = params.recursive is None or params.recursive
         path = _path(params.path, params.sandbox)
         await self._files.make_dir(path, parents=recursive, exist_ok=recursive)
         return _EMPTY
@@ -80,9 +80,7 @@ class FsMethods:
         found = await self._files.real_path(_path(params.path, params.sandbox))
         return f.FileRealPathResult(encode_uri(found))
 
-    async def read_directory(
-        self, connection: ServerConnection, params: f.FsPathParams
-    ) -> f.FsReadDirectoryResult:
+    async def read_directory(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsReadDirectoryResult:
         path = _path(params.path, params.sandbox)
         found: list[DirEntry] = []
         more = True
@@ -149,6 +147,6 @@ def _path(text: str, sandbox: Any) -> str:
         kind = permissions.get("type") if isinstance(permissions, dict) else None
         if kind not in _UNRESTRICTED:
             raise Forbidden(
-                "fs: this server enforces no policy on files; send no sandbox, or run it inside one (docs/security.md)"
+                "fs: this server enforces no policy on files: send no `sandbox`, or one that restricts nothing"
             )
     return decode_path(text)

@@ -1,7 +1,7 @@
 """The parameters and results of `file/*` and `fs/*`; pure.
 
-`file/*` are ours. `fs/*` are what the Codex CLI asks of its exec-server, with its names and nothing added. Paths are
-written as `wire.paths` says.
+`file/*` are ours. `fs/*` are what the Codex CLI asks of its exec-server, with its names and nothing added. Paths
+are written as `wire.paths` says.
 """
 
 from __future__ import annotations
