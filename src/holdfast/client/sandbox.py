@@ -341,7 +341,7 @@ class Sandbox(FileMethods):
         """Handles on all terminals: those that are open, and those that closed and are still kept."""
         return [Terminal(self._api, status, self._spawn) for status in await self._api.list_terminals()]
 
-    # --- files: the others are in `FileMethods` --------------------------------------------------------------------
+    # --- files: the others are in `FileMethods` -------------------------------------------------------------------
 
     async def upload(
         self, local: Path, remote: Path, *, user: str | None = None, progress: Progress | None = None

@@ -12,14 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from holdfast.client.files import PIECES_IN_FLIGHT, Progress, entries_of, file_pieces, local_error, write_pieces
 from holdfast.client.in_flight import InFlight
-from holdfast.client.local_tree import LocalTree, check_name, stays_inside
+from holdfast.client.local_tree import LocalFile, LocalTree, check_name, stays_inside
 from holdfast.errors import FileError
 from holdfast.exec_api import FileApi
-from holdfast.model import FILE_PIECE_BYTES, DirEntry, FileAttributes, FileInfo
+from holdfast.model import FILE_PIECE_BYTES, DirEntry, FileAttributes, FileInfo, Struct
 
 T = TypeVar("T")
 
@@ -29,14 +27,14 @@ FILES_IN_FLIGHT: Final = 16
 SKIPPED_TOLD: Final = 1_000
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class Skipped(Struct, frozen=True):
     """A file that was left out, and why."""
 
     path: str
     reason: str
 
 
-class Transferred(msgspec.Struct, frozen=True, kw_only=True):
+class Transferred(Struct, frozen=True, kw_only=True):
     """What an upload or a download has moved."""
 
     files: int
@@ -80,7 +78,7 @@ class Count:
         )
 
 
-# --- to the sandbox ------------------------------------------------------------------------------------------------
+# --- to the sandbox ----------------------------------------------------------------------------------------------
 
 
 async def upload(
@@ -126,7 +124,8 @@ async def upload(
 async def _upload_file(
     files: FileApi, source: str, target: str, user: str | None, count: Count, flight: InFlight
 ) -> None:
-    fd = await _local(source, os.open, source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = await _local(source, os.open, source, flags, undo=os.close)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -159,7 +158,7 @@ def _size_of_tree(directory: str) -> int:
     return total
 
 
-# --- from the sandbox ----------------------------------------------------------------------------------------------
+# --- from the sandbox --------------------------------------------------------------------------------------------
 
 
 async def download(
@@ -173,7 +172,7 @@ async def download(
             raise FileError(f"{remote}: neither a file nor a directory, but {info.type}")
         count = Count(progress, info.size)
         # The caller's own links in the caller's own path are followed; what is under it is the sandbox's.
-        directory, name = os.path.split(os.path.realpath(local))
+        directory, name = os.path.split(await _local(local, os.path.realpath, local))
         tree = await _local(local, LocalTree, directory)
         await _download_file(files, remote, info, tree, (name,), user, count, flight)
         return count.result()
@@ -219,7 +218,7 @@ async def _download_file(
     flight: InFlight,
 ) -> None:
     path = tree.path(names)
-    file = await _local(path, tree.begin_file, names)
+    file = await _local(path, tree.begin_file, names, undo=LocalFile.discard)
     try:
         offset = 0
         async with aclosing(file_pieces(files, source, user=user, flight=flight)) as pieces:
@@ -254,9 +253,20 @@ async def _size_of_remote(files: FileApi, remote: str, user: str | None) -> int:
     return total
 
 
-async def _local(path: str, work: Callable[..., T], *arguments: Any) -> T:
-    """Something with a local file, in a thread; what goes wrong names the file and that it is ours."""
+async def _local(
+    path: str, work: Callable[..., T], *arguments: Any, undo: Callable[[T], object] | None = None
+) -> T:
+    """Something with a local file, in a thread; what goes wrong names the file and that it is ours.
+
+    A cancelled caller waits for the thread: it may be at work on a descriptor that the caller is about to close.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
-        return await asyncio.to_thread(work, *arguments)
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if task.exception() is None and undo is not None:
+            undo(task.result())
+        raise
     except OSError as error:
         raise local_error(error, path) from None
