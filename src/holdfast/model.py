@@ -451,16 +451,22 @@ class TerminalCommandEnded(Struct, frozen=True):
 
 
 class FileInfo(Struct, frozen=True, kw_only=True):
-    """What a file is. Times are seconds since 1970; `mode` has the permission bits alone."""
+    """What a file is. `mode` has the permission bits alone."""
 
     type: FileType
     size: int
     mode: int
-    mtime: float
+    #: When its content last changed, in nanoseconds since 1970: a float would not hold it.
+    mtime_ns: int
     uid: int
     gid: int
     #: Where a symbolic link leads, as it is written in it.
     target: str | None = None
+
+    @property
+    def mtime(self) -> float:
+        """When its content last changed, in seconds since 1970."""
+        return self.mtime_ns / 1e9
 
 
 class DirEntry(FileInfo, frozen=True, kw_only=True):
@@ -492,4 +498,4 @@ class FileAttributes(Struct, frozen=True, omit_defaults=True):
     """What a file is to have; None leaves it as it is, or as a new file gets it."""
 
     mode: int | None = None
-    mtime: float | None = None
+    mtime_ns: int | None = None

@@ -50,11 +50,11 @@ class LocalTree:
         finally:
             os.close(parent)
 
-    def finish_directory(self, names: tuple[str, ...], mode: int, mtime: float) -> None:
+    def finish_directory(self, names: tuple[str, ...], mode: int, mtime_ns: int) -> None:
         """Mode and time, once nothing more is put into it."""
         fd = self.open_directory(names)
         try:
-            os.utime(fd, (mtime, mtime))
+            os.utime(fd, ns=(mtime_ns, mtime_ns))
             os.fchmod(fd, mode & MODE_BITS)
         finally:
             os.close(fd)
@@ -97,8 +97,8 @@ class LocalFile:
             written = os.pwrite(self._fd, view, offset)
             view, offset = view[written:], offset + written
 
-    def finish(self, mode: int, mtime: float) -> None:
-        os.utime(self._fd, (mtime, mtime))
+    def finish(self, mode: int, mtime_ns: int) -> None:
+        os.utime(self._fd, ns=(mtime_ns, mtime_ns))
         os.fchmod(self._fd, mode & MODE_BITS)
         os.rename(self._temporary, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         self._close()

@@ -40,7 +40,7 @@ class RemoteFiles:
             encode_path(path),
             data,
             mode=wanted.mode,
-            mtime=wanted.mtime,
+            mtime_ns=wanted.mtime_ns,
             make_parents=make_parents,
             user=user,
         )
@@ -69,7 +69,7 @@ class RemoteFiles:
         user: str | None = None,
     ) -> FileInfo:
         wanted = attributes or _NOTHING
-        params = f.FileCommitParams(encode_path(path), upload_id, size, wanted.mode, wanted.mtime, user)
+        params = f.FileCommitParams(encode_path(path), upload_id, size, wanted.mode, wanted.mtime_ns, user)
         return _heard(await self._connection.call(methods.FILE_COMMIT, params))
 
     async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:
@@ -144,7 +144,7 @@ class RemoteFiles:
         await self._connection.call(methods.FILE_MAKE_LINK, params)
 
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None:
-        params = f.FileSetAttributesParams(encode_path(path), attributes.mode, attributes.mtime, user)
+        params = f.FileSetAttributesParams(encode_path(path), attributes.mode, attributes.mtime_ns, user)
         await self._connection.call(methods.FILE_SET_ATTRIBUTES, params)
 
     async def real_path(self, path: str, *, user: str | None = None) -> str:

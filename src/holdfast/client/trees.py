@@ -103,7 +103,7 @@ async def upload(
             mode = stat.S_IMODE(status.st_mode)
             # Writable for us until everything is in it.
             await files.make_dir(there, mode=mode | 0o700, user=user)
-            made.append((there, FileAttributes(mode, status.st_mtime_ns / 1e9)))
+            made.append((there, FileAttributes(mode, status.st_mtime_ns)))
             count.directories += 1
             for name, inner in await _local(here, _entries, here):
                 source, target = os.path.join(here, name), os.path.join(there, name)
@@ -130,7 +130,7 @@ async def _upload_file(
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise FileError(f"local file {source}: is no regular file any more")
-        wanted = FileAttributes(stat.S_IMODE(status.st_mode), status.st_mtime_ns / 1e9)
+        wanted = FileAttributes(stat.S_IMODE(status.st_mode), status.st_mtime_ns)
         pieces = _local_pieces(fd, source)
         await write_pieces(files, target, pieces, wanted, user=user, progress=count.moved, flight=flight)
         count.files += 1
@@ -203,7 +203,7 @@ async def download(
                     await _local(tree.path(names), tree.make_link, names, entry.target)
                     count.links += 1
     for place, status in reversed(made):
-        await _local(tree.path(place), tree.finish_directory, place, status.mode, status.mtime)
+        await _local(tree.path(place), tree.finish_directory, place, status.mode, status.mtime_ns)
     return count.result()
 
 
@@ -226,7 +226,7 @@ async def _download_file(
                 await _local(path, file.write, piece.data, offset)
                 offset += len(piece.data)
                 count.moved(len(piece.data))
-        await _local(path, file.finish, info.mode, info.mtime)
+        await _local(path, file.finish, info.mode, info.mtime_ns)
         count.files += 1
     finally:
         file.discard()
@@ -270,3 +270,5 @@ async def _local(
         raise
     except OSError as error:
         raise local_error(error, path) from None
+    except OverflowError:
+        raise FileError(f"local file {path}: the sandbox gave a time that is none") from None

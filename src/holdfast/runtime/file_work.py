@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO, Any
 
-    Info = tuple[str, int, int, float, int, int, str | None]
+    Info = tuple[str, int, int, int, int, int, str | None]
 
 #: By the bits of `st_mode`.
 KINDS = {
@@ -105,10 +105,10 @@ class FileWork:
     # --- writing ---------------------------------------------------------------------------------------------
 
     def do_write(
-        self, path: str, data: bytes, mode: int | None, mtime: float | None, make_parents: bool, upload_id: str
+        self, path: str, data: bytes, mode: int | None, mtime_ns: int | None, make_parents: bool, upload_id: str
     ) -> Info:
         self.do_write_piece(path, data, upload_id, 0, make_parents)
-        return self.do_commit(path, upload_id, len(data), mode, mtime)
+        return self.do_commit(path, upload_id, len(data), mode, mtime_ns)
 
     def do_write_piece(self, path: str, data: bytes, upload_id: str, offset: int, make_parents: bool) -> None:
         upload = self.uploads.get(upload_id)
@@ -165,19 +165,19 @@ class FileWork:
             upload.close()
         return first
 
-    def do_commit(self, path: str, upload_id: str, size: int, mode: int | None, mtime: float | None) -> Info:
+    def do_commit(self, path: str, upload_id: str, size: int, mode: int | None, mtime_ns: int | None) -> Info:
         upload = self.uploads.get(upload_id)
         if upload is None:
             upload = self._open(path, upload_id, True)
         try:
             with upload.lock:
-                return self._finish(upload, upload_id, path, size, mode, mtime)
+                return self._finish(upload, upload_id, path, size, mode, mtime_ns)
         except OSError:
             self.do_abandon(path, upload_id)
             raise
 
     def _finish(
-        self, upload: Upload, upload_id: str, path: str, size: int, mode: int | None, mtime: float | None
+        self, upload: Upload, upload_id: str, path: str, size: int, mode: int | None, mtime_ns: int | None
     ) -> Info:
         if upload.over:
             raise OSError(errno.ECANCELED, "the upload is over", path)
@@ -199,8 +199,8 @@ class FileWork:
                 # A mount point, /etc/hosts of a container say: it can be written and not be replaced.
                 copy_into(upload.temporary, upload.target)
                 os.unlink(upload.temporary)
-        if mtime is not None:
-            os.utime(upload.target, (mtime, mtime))
+        if mtime_ns is not None:
+            os.utime(upload.target, ns=(mtime_ns, mtime_ns))
         self._end(upload_id)
         upload.close()
         return info(upload.target, os.stat(upload.target))
@@ -296,18 +296,18 @@ class FileWork:
             os.unlink(temporary)
             raise
 
-    def do_set_attributes(self, path: str, mode: int | None, mtime: float | None) -> None:
+    def do_set_attributes(self, path: str, mode: int | None, mtime_ns: int | None) -> None:
         if mode is not None:
             os.chmod(path, mode)
-        if mtime is not None:
-            os.utime(path, (mtime, mtime))
+        if mtime_ns is not None:
+            os.utime(path, ns=(mtime_ns, mtime_ns))
 
 
 def info(path: str, found: os.stat_result) -> Info:
     link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
     kind = KINDS.get(stat.S_IFMT(found.st_mode), "other")
     mode = stat.S_IMODE(found.st_mode)
-    return kind, found.st_size, mode, found.st_mtime_ns / 1e9, found.st_uid, found.st_gid, link
+    return kind, found.st_size, mode, found.st_mtime_ns, found.st_uid, found.st_gid, link
 
 
 def temporary_name(name: str, upload_id: str) -> str:

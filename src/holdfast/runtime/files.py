@@ -96,7 +96,7 @@ class LocalFiles:
             user,
             data=bytes(data),
             mode=wanted.mode,
-            mtime=wanted.mtime,
+            mtime_ns=wanted.mtime_ns,
             make_parents=make_parents,
             upload_id=secrets.token_hex(8),
         )
@@ -140,7 +140,7 @@ class LocalFiles:
         found = await self._once(
             f"commit {upload_id}",
             lambda: self._do(
-                "commit", path, user, upload_id=upload_id, size=size, mode=wanted.mode, mtime=wanted.mtime
+                "commit", path, user, upload_id=upload_id, size=size, mode=wanted.mode, mtime_ns=wanted.mtime_ns
             ),
         )
         return _info(found)
@@ -159,8 +159,8 @@ class LocalFiles:
         limit = max(1, min(limit, DIRECTORY_PAGE))
         found, more = await self._do("list", path, user, after=after, limit=limit)
         entries = tuple(
-            DirEntry(name=name, type=kind, size=size, mode=mode, mtime=mtime, uid=uid, gid=gid, target=target)
-            for name, (kind, size, mode, mtime, uid, gid, target) in found
+            DirEntry(name=name, type=kind, size=size, mode=mode, mtime_ns=mtime_ns, uid=uid, gid=gid, target=target)
+            for name, (kind, size, mode, mtime_ns, uid, gid, target) in found
         )
         return DirPage(entries, more)
 
@@ -219,7 +219,7 @@ class LocalFiles:
 
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None:
         wanted = _checked(path, attributes)
-        await self._do("set_attributes", path, user, mode=wanted.mode, mtime=wanted.mtime)
+        await self._do("set_attributes", path, user, mode=wanted.mode, mtime_ns=wanted.mtime_ns)
 
     async def real_path(self, path: str, *, user: str | None = None) -> str:
         found: str = await self._do("real_path", path, user)
@@ -336,8 +336,8 @@ def _lower(text: str) -> str:
 
 
 def _info(found: tuple[Any, ...]) -> FileInfo:
-    kind, size, mode, mtime, uid, gid, target = found
-    return FileInfo(type=kind, size=size, mode=mode, mtime=mtime, uid=uid, gid=gid, target=target)
+    kind, size, mode, mtime_ns, uid, gid, target = found
+    return FileInfo(type=kind, size=size, mode=mode, mtime_ns=mtime_ns, uid=uid, gid=gid, target=target)
 
 
 def _check_path(path: str) -> None:
@@ -355,6 +355,8 @@ def _checked(path: str, attributes: FileAttributes | None) -> FileAttributes:
     wanted = attributes or _NOTHING
     if wanted.mode is not None and not 0 <= wanted.mode <= 0o7777:
         raise InvalidParams(f"{path}: mode {wanted.mode:o}: must be 0 to 7777 (octal)")
+    if wanted.mtime_ns is not None and abs(wanted.mtime_ns) >= 2**62:
+        raise InvalidParams(f"{path}: mtime_ns {wanted.mtime_ns}: out of range")
     return wanted
 
 

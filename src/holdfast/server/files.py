@@ -36,7 +36,7 @@ class FileMethods:
             await self._files.write(
                 path,
                 params.chunk,
-                attributes=FileAttributes(params.mode, params.mtime),
+                attributes=FileAttributes(params.mode, params.mtime_ns),
                 make_parents=params.make_parents,
                 user=params.user,
             )
@@ -56,7 +56,7 @@ class FileMethods:
             decode_path(params.path),
             upload_id=params.upload_id,
             size=params.size,
-            attributes=FileAttributes(params.mode, params.mtime),
+            attributes=FileAttributes(params.mode, params.mtime_ns),
             user=params.user,
         )
         return _told(info)
@@ -123,7 +123,7 @@ class FileMethods:
         return _EMPTY
 
     async def set_attributes(self, connection: ServerConnection, params: f.FileSetAttributesParams) -> m.Empty:
-        wanted = FileAttributes(params.mode, params.mtime)
+        wanted = FileAttributes(params.mode, params.mtime_ns)
         await self._files.set_attributes(decode_path(params.path), wanted, user=params.user)
         return _EMPTY
 

@@ -73,7 +73,7 @@ class FsMethods:
             size=info.size,
             # Linux does not tell it by stat(2): 0 is how the other side says "unknown", too.
             created_at_ms=0,
-            modified_at_ms=int(info.mtime * 1000),
+            modified_at_ms=info.mtime_ns // 1_000_000,
         )
 
     async def canonicalize(self, connection: ServerConnection, params: f.FsPathParams) -> f.FileRealPathResult:

@@ -43,17 +43,17 @@ class FakeFile:
         self.data = data
         self.target = target
         self.mode = 0o755 if type == "directory" else 0o777 if type == "symlink" else 0o644
-        self.mtime = 0.0
+        self.mtime_ns = 0
 
     def info(self) -> FileInfo:
         size = len(self.target or "") if self.type == "symlink" else len(self.data)
         return FileInfo(
-            type=self.type, size=size, mode=self.mode, mtime=self.mtime, uid=0, gid=0, target=self.target
+            type=self.type, size=size, mode=self.mode, mtime_ns=self.mtime_ns, uid=0, gid=0, target=self.target
         )
 
     def take(self, wanted: FileAttributes) -> None:
         self.mode = self.mode if wanted.mode is None else wanted.mode
-        self.mtime = self.mtime if wanted.mtime is None else wanted.mtime
+        self.mtime_ns = self.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
 
 
 class FakeFiles:
@@ -219,7 +219,7 @@ class FakeFiles:
         for each in [path for path in self._files if path == old or _is_below(path, old)]:
             known = self._files[each]
             copied = FakeFile(known.type, next(self._numbers), known.data, known.target)
-            copied.take(FileAttributes(known.mode, known.mtime))
+            copied.take(FileAttributes(known.mode, known.mtime_ns))
             self._files[new + each[len(old) :]] = copied
 
     async def make_link(self, path: str, target: str, *, user: str | None = None) -> None:

@@ -29,7 +29,7 @@ class FileWriteParams(Struct, frozen=True, omit_defaults=True):
     upload_id: str | None = None
     offset: int = 0
     mode: int | None = None
-    mtime: float | None = None
+    mtime_ns: int | None = None
     make_parents: bool = True
     user: str | None = None
 
@@ -46,7 +46,7 @@ class FileCommitParams(Struct, frozen=True, omit_defaults=True):
     #: Bytes of the whole file.
     size: int
     mode: int | None = None
-    mtime: float | None = None
+    mtime_ns: int | None = None
     user: str | None = None
 
 
@@ -119,7 +119,7 @@ class FileMakeLinkParams(Struct, frozen=True, omit_defaults=True):
 class FileSetAttributesParams(Struct, frozen=True, omit_defaults=True):
     path: str
     mode: int | None = None
-    mtime: float | None = None
+    mtime_ns: int | None = None
     user: str | None = None
 
 
