@@ -1,7 +1,7 @@
 """How fast files go: a gigabyte to the sandbox and back over the Unix socket, and a small file in a round trip.
 
-The baseline for the gigabyte is `cat` into one end of a socket pair and `cat` out of the other, into a file of the same file
-system; for the small file it is reading it here.
+The baseline for the gigabyte is `cat` into one end of a socket pair and `cat` out of the other, into a file of the same
+file system; for the small file it is reading it here.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _rate(blocks: int, copy: str, work: Callable[[], Awaitable[object]]) -> Call
 def _cat(source: str, copy: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, open(source, "rb") as reader, open(copy, "wb") as writer:
-        sending = subprocess.Popen(["cat"], stdin=reader, stdout=ours)
-        taking = subprocess.Popen(["cat"], stdin=theirs, stdout=writer)
+        sending = subprocess.Popen(["cat"], stdin=reader, stdout=ours.fileno())
+        taking = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=writer)
         ours.close()
         theirs.close()
         if (sending.wait(), taking.wait()) != (0, 0):

@@ -81,9 +81,9 @@ async def test_a_single_file_gets_the_name_that_was_said(box: Sandbox, tmp_path:
     await box.download(tmp_path / "made" / "b", tmp_path / "other" / "c")
     found = tmp_path / "other" / "c"
     assert (found.read_text(), stat.S_IMODE(found.stat().st_mode)) == ("content", 0o741)
-    with pytest.raises(FileNotFound, match="^local file .*/none"):
+    with pytest.raises(FileNotFound, match=r"^local file .*/none"):
         await box.upload(tmp_path / "none", tmp_path / "x")
-    with pytest.raises(FileNotFound, match="^/.*/none"):
+    with pytest.raises(FileNotFound, match=r"^/.*/none"):
         await box.download(tmp_path / "none", tmp_path / "x")
     with pytest.raises(IsADirectory, match="local file"):
         await box.download(tmp_path / "a", tmp_path / "made")
@@ -120,7 +120,7 @@ async def test_a_cancelled_download_leaves_nothing(box: Sandbox, tmp_path: Path)
     assert list((tmp_path / "got").iterdir()) == []
 
 
-# --- a sandbox that lies -------------------------------------------------------------------------------------------
+# --- a sandbox that lies ------------------------------------------------------------------------------------------
 
 
 class LyingFiles(FakeFiles):
@@ -156,7 +156,7 @@ async def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None
     for kind in ("file", "directory", "symlink"):
         with pytest.raises(FileError, match="which is none"):
             await lying((name, kind, "ok")).download("/tree", tmp_path / "target")
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert os.listdir(tmp_path) == ["target"]
     assert list((tmp_path / "target").iterdir()) == []
 
 
