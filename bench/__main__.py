@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
-from bench import command_line, flood, live_shells, memory, report, starts, streams, terminals
+from bench import command_line, files, flood, live_shells, memory, report, starts, streams, terminals
 from bench.measure import FULL, QUICK, Row, Scale
 from bench.servers import BenchmarkError
 from holdfast.errors import HoldfastError
@@ -41,6 +41,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "terminal-flood": terminals.flood_of_a_terminal,
     "terminal-screen": terminals.screen_after_a_flood,
     "terminal-rss": terminals.memory_of_a_terminal,
+    "files": files.there_and_back,
+    "read-file": files.small_file,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

@@ -1,7 +1,7 @@
 """How fast files go: a gigabyte to the sandbox and back over the Unix socket, and a small file in a round trip.
 
-The baseline for the gigabyte is `cat` into one end of a socket pair and `cat` out of the other, into a file of the same
-file system; for the small file it is reading it here.
+The baseline for the gigabyte is `cat` into one end of a socket pair and `cat` out of the other, into a file of the
+same file system; for the small file it is reading it here.
 """
 
 from __future__ import annotations

@@ -47,6 +47,9 @@ ROWS = {
     "terminal-screen-full": None,
     "terminal-screen-tmux": None,
     "terminal-rss": ("at most", 80.0),
+    "upload": ("ratio at least", 0.3),
+    "download": ("ratio at least", 0.3),
+    "read-file": ("at most", 1.0),
 }
 #: The benchmark leaves out what it cannot compare with here, and says so.
 HERE = {name: row for name, row in ROWS.items() if shutil.which("tmux") or not name.endswith("-tmux")}
