@@ -1,0 +1,156 @@
+"""Files where the machine says no, and what becomes of uploads that nobody finishes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import ExecServerConfig
+from holdfast.errors import FileError, FileNotFound, LimitReached, ResourceExhausted
+from holdfast.runtime.environment import resolve_user
+from holdfast.runtime.file_users import MAX_CHILDREN, UserChildren
+from holdfast.runtime.file_work import FileWork
+from holdfast.runtime.files import LocalFiles
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
+
+
+@pytest.fixture
+async def files() -> AsyncIterator[LocalFiles]:
+    files = LocalFiles(ExecServerConfig())
+    yield files
+    await files.aclose()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one MiB."""
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "holdfast-test", str(tmp_path)], check=False)
+    if done.returncode != 0:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@needs_root
+async def test_no_room_is_told_and_leaves_the_old_file(files: LocalFiles, small_disk: Path) -> None:
+    path = small_disk / "file"
+    path.write_text("old")
+    with pytest.raises(ResourceExhausted, match="file: no room"):
+        await files.write(str(path), bytes(2 * 1024 * 1024))
+    assert (path.read_text(), os.listdir(small_disk)) == ("old", ["file"])
+
+
+@pytest.fixture
+def mount_point(tmp_path: Path) -> Iterator[Path]:
+    """A file, `place`, on which another, `real`, is mounted."""
+    real, place = tmp_path / "real", tmp_path / "place"
+    real.write_text("a longer content")
+    place.write_text("")
+    if subprocess.run(["mount", "--bind", str(real), str(place)], check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@needs_root
+async def test_a_mount_point_is_written_in_place(files: LocalFiles, mount_point: Path) -> None:
+    await files.write(str(mount_point), b"new")
+    assert (mount_point.parent / "real").read_text() == "new"
+    assert sorted(os.listdir(mount_point.parent)) == ["place", "real"]
+
+
+async def test_an_upload_that_nobody_goes_on_with_is_removed(files: LocalFiles, tmp_path: Path) -> None:
+    await files.write_piece(str(tmp_path / "file"), b"x", upload_id="a", offset=0)
+    await files._remove_abandoned()
+    assert os.listdir(tmp_path) == [".file.holdfast-a"], "its time is not over"
+    files._config = ExecServerConfig(abandoned_upload_seconds=0.0)
+    await files._remove_abandoned()
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(FileError, match="the upload is over"):
+        await files.write_piece(str(tmp_path / "file"), b"x", upload_id="a", offset=1)
+
+
+async def test_closing_removes_what_is_unfinished(tmp_path: Path) -> None:
+    files = LocalFiles(ExecServerConfig())
+    await files.write_piece(str(tmp_path / "file"), b"x", upload_id="a", offset=0)
+    await files.aclose()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_only_so_many_uploads_at_a_time(tmp_path: Path) -> None:
+    files = LocalFiles(ExecServerConfig(max_uploads=3))
+    for number in range(3):
+        await files.write_piece(str(tmp_path / str(number)), b"x", upload_id=str(number), offset=0)
+    with pytest.raises(LimitReached, match="max_uploads"):
+        await files.write_piece(str(tmp_path / "more"), b"x", upload_id="more", offset=0)
+    await files.commit(str(tmp_path / "0"), upload_id="0", size=1)
+    await files.write_piece(str(tmp_path / "more"), b"x", upload_id="more", offset=0)
+    await files.aclose()
+    assert os.listdir(tmp_path) == ["0"]
+
+
+def test_another_server_goes_on_with_an_upload(tmp_path: Path) -> None:
+    """The first one died: what it had written is there, and the descriptor is not."""
+    path = str(tmp_path / "file")
+    before, after = FileWork(8), FileWork(8)
+    before.do_write_piece(path, b"hello ", "id", 0, True)
+    after.do_write_piece(path, b"world", "id", 6, True)
+    after.do_commit(path, "id", 11, None, None)
+    assert (tmp_path / "file").read_text() == "hello world"
+    for upload in before.uploads.values():
+        upload.close()
+
+
+def test_pieces_that_do_not_make_the_file_are_no_file(tmp_path: Path) -> None:
+    path, work = str(tmp_path / "file"), FileWork(8)
+    work.do_write_piece(path, b"hello", "id", 0, True)
+    with pytest.raises(OSError, match="5 bytes came of 6"):
+        work.do_commit(path, "id", 6, None, None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_somebody_elses_file_in_the_place_of_an_upload_is_not_written(tmp_path: Path) -> None:
+    path, work = str(tmp_path / "file"), FileWork(8)
+    (tmp_path / "precious").write_text("precious")
+    os.link(tmp_path / "precious", tmp_path / ".file.holdfast-id")
+    with pytest.raises(OSError, match="somebody else"):
+        work.do_write_piece(path, b"hello", "id", 0, True)
+    (tmp_path / ".file.holdfast-two").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        work.do_write_piece(path, b"hello", "two", 0, True)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+async def test_a_request_that_comes_twice_is_done_once(files: LocalFiles, tmp_path: Path) -> None:
+    path = str(tmp_path / "d")
+    for _ in range(2):
+        await files.make_dir(path, exist_ok=False, request_id="make")
+    for _ in range(2):
+        await files.remove(path, request_id="remove")
+    for _ in range(2):
+        with pytest.raises(FileNotFound):
+            await files.remove(path, request_id="remove again")
+
+
+@needs_root
+def test_children_are_bounded_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    children = UserChildren(8)
+    try:
+        for uid in range(50_000, 50_000 + MAX_CHILDREN + 3):
+            children.perform(resolve_user(f"{uid}:{uid}"), "stat", {"path": "/", "follow": True})
+        assert len(children._children) == MAX_CHILDREN
+        key, child = list(children._children.items())[-1]
+        child._process.kill()
+        child._process.wait()
+        with pytest.raises(PermissionError, match="has ended"):
+            children.perform(resolve_user(f"{key[0]}:{key[1]}"), "stat", {"path": "/", "follow": True})
+        found = children.perform(resolve_user(f"{key[0]}:{key[1]}"), "stat", {"path": "/", "follow": True})
+        assert found[0] == "directory"
+    finally:
+        children.close()
