@@ -98,7 +98,10 @@ class FileApi(Protocol):
         make_parents: bool = True,
         user: str | None = None,
     ) -> None:
-        """A part of a file that nobody sees under its name before `commit`. Pieces may come in any order."""
+        """A part of a file that nobody sees under its name before `commit`.
+
+        The first, at offset 0, makes the file; once it is there, the others may come in any order.
+        """
         ...
 
     async def commit(

@@ -106,6 +106,33 @@ def test_another_server_goes_on_with_an_upload(tmp_path: Path) -> None:
         upload.close()
 
 
+def test_an_upload_whose_beginning_is_gone_is_not_gone_on_with(tmp_path: Path) -> None:
+    """A file with a hole in the place of what was lost would have the right size."""
+    path = str(tmp_path / "file")
+    with pytest.raises(OSError, match="gone: write it again"):
+        FileWork(8).do_write_piece(path, b"world", "id", 6, True)
+    with pytest.raises(OSError, match="gone: write it again"):
+        FileWork(8).do_commit(path, "id", 11, None, None)
+    assert os.listdir(tmp_path) == []
+
+
+@needs_root
+def test_another_users_upload_outlives_its_server(tmp_path: Path) -> None:
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o777)
+    path, account = str(tmp_path / "file"), resolve_user("65534:65534")
+    piece = {"path": path, "upload_id": "id", "make_parents": True}
+    for data, offset in ((b"hello ", 0), (b"world", 6)):
+        children = UserChildren(8)
+        children.perform(account, "write_piece", {**piece, "data": data, "offset": offset})
+        children.close()
+    children = UserChildren(8)
+    wanted = {"path": path, "upload_id": "id", "size": 11, "mode": None, "mtime_ns": None}
+    children.perform(account, "commit", wanted)
+    children.close()
+    assert ((tmp_path / "file").read_text(), (tmp_path / "file").stat().st_uid) == ("hello world", 65534)
+
+
 def test_pieces_that_do_not_make_the_file_are_no_file(tmp_path: Path) -> None:
     path, work = str(tmp_path / "file"), FileWork(8)
     work.do_write_piece(path, b"hello", "id", 0, True)

@@ -67,7 +67,7 @@ class UserChild:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End it: it removes what it has of unfinished uploads, and goes."""
+        """End it, and wait for its end."""
         with self._lock:
             with contextlib.suppress(BrokenPipeError):  # it is gone already
                 self._to.close()

@@ -113,7 +113,7 @@ class FileWork:
     def do_write_piece(self, path: str, data: bytes, upload_id: str, offset: int, make_parents: bool) -> None:
         upload = self.uploads.get(upload_id)
         if upload is None:
-            upload = self._open(path, upload_id, make_parents)
+            upload = self._open(path, upload_id, make_parents, begins=offset == 0)
         view = memoryview(data)
         try:
             with upload.lock:
@@ -126,7 +126,11 @@ class FileWork:
             self.do_abandon(path, upload_id)
             raise
 
-    def _open(self, path: str, upload_id: str, make_parents: bool) -> Upload:
+    def _open(self, path: str, upload_id: str, make_parents: bool, *, begins: bool) -> Upload:
+        """The upload of this id: a new one if this `begins` it, else what another server has left of it.
+
+        Only the first piece makes the file. If a later one did, what came before would be a hole, and look whole.
+        """
         if upload_id in self._over:
             raise OSError(errno.ECANCELED, "the upload is over", path)
         if len(self.uploads) >= self.max_uploads:
@@ -141,9 +145,13 @@ class FileWork:
             os.makedirs(directory, exist_ok=True)
         # Known from the id, so that a server that was started again finds what the one before has written.
         temporary = os.path.join(directory, temporary_name(name, upload_id))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if begins else 0)
         try:
             fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600)
+        except FileNotFoundError:
+            if begins:
+                raise
+            raise OSError(errno.ESTALE, "what came of it before is gone: write it again", path) from None
         except OSError as error:
             if replaced is None or error.errno not in _NO_TEMPORARY:
                 raise
@@ -168,7 +176,7 @@ class FileWork:
     def do_commit(self, path: str, upload_id: str, size: int, mode: int | None, mtime_ns: int | None) -> Info:
         upload = self.uploads.get(upload_id)
         if upload is None:
-            upload = self._open(path, upload_id, True)
+            upload = self._open(path, upload_id, True, begins=size == 0)
         try:
             with upload.lock:
                 return self._finish(upload, upload_id, path, size, mode, mtime_ns)
@@ -451,8 +459,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
             write_message(sink, (None, work.perform(operation, arguments)))
         except OSError as error:
             write_message(sink, ((error.errno, error.strerror or str(error), error.filename), None))
-    for upload_id in list(work.uploads):
-        work.do_abandon("", upload_id)
+    # What is unfinished stays: our server may have died, and the next one goes on with it.
 
 
 if __name__ == "__main__":

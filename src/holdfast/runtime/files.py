@@ -248,9 +248,9 @@ class LocalFiles:
         account = None if user is None else resolve_user(user)
         if account is None or (account.uid, account.gid) == (os.geteuid(), os.getegid()):
             return self._work.perform(operation, arguments)
-        for name in ("path", "source", "target"):
-            # The child has a working directory of its own; what a link says is not a path of ours.
-            if name in arguments and operation != "make_link":
+        # The child has a working directory of its own; what a link says is not a path of ours.
+        for name in ("path", "source") if operation == "make_link" else ("path", "source", "target"):
+            if name in arguments:
                 arguments[name] = os.path.join(os.getcwd(), arguments[name])
         return self._children.perform(account, operation, arguments)
 
