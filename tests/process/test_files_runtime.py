@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.config import ExecServerConfig
 from holdfast.errors import FileError, FileNotFound, LimitReached, ResourceExhausted
+from holdfast.model import FILE_PIECE_BYTES
 from holdfast.runtime.environment import resolve_user
 from holdfast.runtime.file_users import MAX_CHILDREN, UserChildren
 from holdfast.runtime.file_work import FileWork
 from holdfast.runtime.files import LocalFiles
+from holdfast.testing.servers import running_server
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
 
@@ -162,6 +166,26 @@ async def test_a_request_that_comes_twice_is_done_once(files: LocalFiles, tmp_pa
     for _ in range(2):
         with pytest.raises(FileNotFound):
             await files.remove(path, request_id="remove again")
+
+
+@pytest.mark.parametrize("user", [None, pytest.param("65534:65534", marks=needs_root)])
+async def test_a_write_goes_on_when_its_server_is_killed(user: str | None, tmp_path: Path) -> None:
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o777)
+    parts = [bytes([number]) * FILE_PIECE_BYTES for number in range(6)]
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+
+            async def content() -> AsyncIterator[bytes]:
+                for number, part in enumerate(parts):
+                    if number == 3:
+                        os.kill((await box.status()).pid, signal.SIGKILL)
+                    yield part
+
+            await box.write_file(tmp_path / "file", content(), user=user)
+            assert (await box.status()).restarts == 1
+    assert (tmp_path / "file").read_bytes() == b"".join(parts)
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @needs_root
