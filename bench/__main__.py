@@ -16,6 +16,7 @@ from typing import Final
 
 from bench import (
     command_line,
+    files,
     flood,
     live_shells,
     memory,
@@ -59,6 +60,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "box-connect": sandboxes.connect_to_a_container,
     "box-stream": sandboxes.stream_from_a_container,
     "box-line": sandboxes.line_from_a_container,
+    "files": files.there_and_back,
+    "read-file": files.small_file,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

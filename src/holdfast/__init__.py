@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.client.screen import Screen as Screen
     from holdfast.client.shell import CommandResult as CommandResult, Shell as Shell
     from holdfast.client.terminal import Terminal as Terminal, TerminalResult as TerminalResult
+    from holdfast.client.trees import Skipped as Skipped, Transferred as Transferred
     from holdfast.client.unified_exec import (
         ExecCommandBegin as ExecCommandBegin,
         ExecCommandEnd as ExecCommandEnd,
@@ -51,9 +52,11 @@ if TYPE_CHECKING:
     from holdfast.model import (
         Closed as Closed,
         CommandEnded as CommandEnded,
+        DirEntry as DirEntry,
         EnvPolicy as EnvPolicy,
         Exited as Exited,
         ExitStatus as ExitStatus,
+        FileInfo as FileInfo,
         Limits as Limits,
         OutputChunk as OutputChunk,
         OutputGap as OutputGap,
@@ -84,6 +87,7 @@ _HOMES = {
     "holdfast.client.screen": ("Screen",),
     "holdfast.client.shell": ("CommandResult", "Shell"),
     "holdfast.client.terminal": ("Terminal", "TerminalResult"),
+    "holdfast.client.trees": ("Skipped", "Transferred"),
     "holdfast.client.unified_exec": (
         "ExecCommandBegin",
         "ExecCommandEnd",
@@ -107,9 +111,11 @@ _HOMES = {
     "holdfast.model": (
         "Closed",
         "CommandEnded",
+        "DirEntry",
         "EnvPolicy",
         "ExitStatus",
         "Exited",
+        "FileInfo",
         "Limits",
         "OutputChunk",
         "OutputGap",

@@ -69,6 +69,15 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Events of each terminal (prompts, commands, states, sizes) that are kept; about 200 bytes each.
     retained_terminal_events: int = 16_384
 
+    # --- files -----------------------------------------------------------------------------------------------
+    #: The largest file that one `fs/readFile` returns, as one message: base64 and its copies are held in memory.
+    #: Larger ones are read in pieces.
+    max_file_read_bytes: int = 100 * MIB
+    #: Files that may be under way to us in pieces at a time. Each is a descriptor of ours.
+    max_uploads: int = 256
+    #: How long such a file waits for its next piece before what came of it is removed. Longer than any reconnect.
+    abandoned_upload_seconds: float = 600.0
+
     # --- the wire --------------------------------------------------------------------------------------------
     #: The largest message taken. A 50 MiB body of a model call as base64 fits with room.
     max_message_bytes: int = 96 * MIB

@@ -9,7 +9,7 @@
     │   ├── MessageTooLarge        -32001
     │   ├── UnknownProcess         -32002
     │   ├── DuplicateProcess       -32003
-    │   ├── StdinClosed            -32004
+    │   ├── StdinClosed            -32013
     │   ├── NotATerminal           -32005
     │   ├── UnknownSignal          -32006
     │   ├── Forbidden              -32007  switched off by the server's settings
@@ -22,11 +22,16 @@
     │   ├── InternalError          -32603  a bug of ours
     │   ├── CwdNotFound            -32020
     │   ├── UnknownUser            -32021
-    │   ├── PermissionRefused      -32022
+    │   ├── PermissionRefused      -32022  also Python's PermissionError
     │   ├── LimitReached           -32023  a limit of ours, named with its setting
     │   ├── ResourceExhausted      -32024  the machine has no more descriptors, pids, PTYs, room ...
     │   ├── ShuttingDown           -32025
-    │   └── SandboxGone            -32026  the container, pod or host is not there, or has ended
+    │   ├── FileError              -32026  a file could not be worked on; also Python's OSError
+    │   │   ├── FileNotFound       -32004  also Python's FileNotFoundError
+    │   │   ├── FileExists         -32027  also Python's FileExistsError
+    │   │   ├── NotADirectory      -32028  also Python's NotADirectoryError
+    │   │   └── IsADirectory       -32029  also Python's IsADirectoryError
+    │   └── SandboxGone            -32030  the container, pod or host is not there, or has ended
     ├── ProcessError               the command itself
     │   ├── CommandNotFound        -32040  exit code 127 on the command line
     │   ├── NotExecutable          -32041  exit code 126
@@ -42,6 +47,7 @@ connection arrives as the class that left.
 from __future__ import annotations
 
 import builtins
+import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
@@ -112,7 +118,7 @@ class DuplicateProcess(CallerError):
 class StdinClosed(CallerError):
     """Input was sent to a process that takes none, or takes no more."""
 
-    code = -32004
+    code = -32013
 
 
 class NotATerminal(CallerError):
@@ -187,7 +193,7 @@ class UnknownUser(SandboxError):
     code = -32021
 
 
-class PermissionRefused(SandboxError):
+class PermissionRefused(SandboxError, builtins.PermissionError):
     """The operating system said no."""
 
     code = -32022
@@ -211,10 +217,46 @@ class ShuttingDown(SandboxError):
     code = -32025
 
 
+class FileError(SandboxError, OSError):
+    """A file of the sandbox could not be worked on; the message names it and says why."""
+
+    code = -32026
+
+    def __init__(self, message: str, /, **details: Any) -> None:
+        super().__init__(message, **details)
+        # Not `filename` as well: Python would then print that in place of the message.
+        number = details.get("errno")
+        self.errno = number if isinstance(number, int) else None
+
+
+class FileNotFound(FileError, builtins.FileNotFoundError):
+    """No file has this name. The code is the one by which the Codex client knows it."""
+
+    code = -32004
+
+
+class FileExists(FileError, builtins.FileExistsError):
+    """Something has this name already."""
+
+    code = -32027
+
+
+class NotADirectory(FileError, builtins.NotADirectoryError):
+    """A directory was wanted, or stands in the path, and it is something else."""
+
+    code = -32028
+
+
+class IsADirectory(FileError, builtins.IsADirectoryError):
+    """Something other than a directory was wanted."""
+
+    code = -32029
+
+
 class SandboxGone(SandboxError):
     """The container, pod, jail or host is not there, or has ended, and all that ran in it."""
 
-    code = -32026
+    code = -32030
 
 
 class ProcessError(HoldfastError):
@@ -277,6 +319,26 @@ _ROOTS: Final[Mapping[str, type[HoldfastError]]] = {
     "process": ProcessError,
     "transport": TransportError,
 }
+
+
+_OF_FILES: Final[Mapping[int, type[HoldfastError]]] = {
+    errno.ENOENT: FileNotFound,
+    errno.EEXIST: FileExists,
+    errno.ENOTDIR: NotADirectory,
+    errno.EISDIR: IsADirectory,
+    errno.EACCES: PermissionRefused,
+    errno.EPERM: PermissionRefused,
+    errno.ENOSPC: ResourceExhausted,
+    errno.EDQUOT: ResourceExhausted,
+    errno.EMFILE: ResourceExhausted,
+    errno.ENFILE: ResourceExhausted,
+    errno.ENOMEM: ResourceExhausted,
+}
+
+
+def file_error(number: int, message: str) -> HoldfastError:
+    """The error for what the system said of a file."""
+    return _OF_FILES.get(number, FileError)(message, errno=number)
 
 
 def error_classes() -> dict[int, type[HoldfastError]]:

@@ -10,12 +10,18 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from holdfast.model import (
+    DIRECTORY_PAGE,
+    FILE_PIECE_BYTES,
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandEvent,
     CommandSpec,
+    DirPage,
     EnvironmentInfo,
     ExitStatus,
+    FileAttributes,
+    FileInfo,
+    FilePiece,
     JobsAtClose,
     ProcessEvent,
     ProcessInfo,
@@ -57,8 +63,126 @@ class CommandStream(Protocol):
     async def aclose(self) -> None: ...
 
 
+class FileApi(Protocol):
+    """Files by path, piece by piece. Every call may be repeated: the same `request_id` does nothing twice.
+
+    A path is text as `os.fsdecode` gives it; a relative one begins at the server's working directory. With a `user`
+    everything is done as that user, with that user's rights and no others.
+    """
+
+    async def read(
+        self, path: str, *, offset: int = 0, size: int = FILE_PIECE_BYTES, user: str | None = None
+    ) -> FilePiece:
+        """A part of a regular file, at most `FILE_PIECE_BYTES` of it."""
+        ...
+
+    async def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        attributes: FileAttributes | None = None,
+        make_parents: bool = True,
+        user: str | None = None,
+    ) -> None:
+        """A whole file that fits one piece: at once, or not at all."""
+        ...
+
+    async def write_piece(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        upload_id: str,
+        offset: int,
+        make_parents: bool = True,
+        user: str | None = None,
+    ) -> None:
+        """A part of a file that nobody sees under its name before `commit`.
+
+        The first, at offset 0, makes the file; once it is there, the others may come in any order.
+        """
+        ...
+
+    async def commit(
+        self,
+        path: str,
+        *,
+        upload_id: str,
+        size: int,
+        attributes: FileAttributes | None = None,
+        user: str | None = None,
+    ) -> FileInfo:
+        """Give what was written its name, `size` bytes of it; `size` must be what was sent."""
+        ...
+
+    async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:
+        """Remove what was written under this id; nothing if there is nothing."""
+        ...
+
+    async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo: ...
+
+    async def list(
+        self, path: str, *, after: str = "", limit: int = DIRECTORY_PAGE, user: str | None = None
+    ) -> DirPage:
+        """Entries in the order of their names' bytes, those after the name `after`."""
+        ...
+
+    async def make_dir(
+        self,
+        path: str,
+        *,
+        parents: bool = True,
+        exist_ok: bool = True,
+        mode: int | None = None,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None: ...
+
+    async def remove(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        missing_ok: bool = False,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None: ...
+
+    async def move(
+        self, source: str, target: str, *, user: str | None = None, request_id: str | None = None
+    ) -> None:
+        """Rename, within one file system or from one to another."""
+        ...
+
+    async def copy(
+        self,
+        source: str,
+        target: str,
+        *,
+        recursive: bool = False,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None: ...
+
+    async def make_link(self, path: str, target: str, *, user: str | None = None) -> None:
+        """A symbolic link; it takes the place of a file or link that has its name."""
+        ...
+
+    async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None: ...
+
+    async def real_path(self, path: str, *, user: str | None = None) -> str:
+        """The path without symbolic links; `FileNotFound` if there is nothing."""
+        ...
+
+
 class ExecApi(Protocol):
     """Processes by logical id. Every call may be repeated: none starts, writes or kills twice."""
+
+    @property
+    def files(self) -> FileApi:
+        """The files of the place where the processes run."""
+        ...
 
     async def start(self, spec: ProcessSpec) -> ProcessInfo:
         """Start a process; the same `start_id` again returns the one that runs."""

@@ -23,8 +23,13 @@ TerminalEventType = Literal[
 TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
 CloseMode = Literal["graceful", "force"]
 JobsAtClose = Literal["kill", "keep"]
+FileType = Literal["file", "directory", "symlink", "fifo", "socket", "character", "block", "other"]
 #: What a command typed in a terminal returns of its output, if nobody says how much: the latest.
 TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
+#: How much of a file goes in one message: large enough that a round trip counts little, and 8 are not much.
+FILE_PIECE_BYTES: Final = 1024 * 1024
+#: Names that one page of a directory holds.
+DIRECTORY_PAGE: Final = 5_000
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -451,3 +456,54 @@ class TerminalCommandEnded(Struct, frozen=True):
     #: The prompt after it, and how much of the status had changed by then.
     prompt: str | None = None
     changes: int = 0
+
+
+class FileInfo(Struct, frozen=True, kw_only=True):
+    """What a file is. `mode` has the permission bits alone."""
+
+    type: FileType
+    size: int
+    mode: int
+    #: When its content last changed, in nanoseconds since 1970: a float would not hold it.
+    mtime_ns: int
+    uid: int
+    gid: int
+    #: Where a symbolic link leads, as it is written in it.
+    target: str | None = None
+
+    @property
+    def mtime(self) -> float:
+        """When its content last changed, in seconds since 1970."""
+        return self.mtime_ns / 1e9
+
+
+class DirEntry(FileInfo, frozen=True, kw_only=True):
+    """A file in a directory; of a symbolic link the link itself."""
+
+    name: str
+
+
+class DirPage(Struct, frozen=True):
+    """Entries of a directory in the order of their names; `more` come after the last of them."""
+
+    entries: tuple[DirEntry, ...]
+    more: bool
+
+
+class FilePiece(Struct, frozen=True, kw_only=True):
+    """A part of a file. `chunk` stands last, as in `process/output`."""
+
+    #: The size of the whole file now.
+    size: int
+    #: Nothing comes after this piece, now.
+    eof: bool
+    #: Tells one file from another that got its name meanwhile.
+    file_id: str
+    data: bytes = msgspec.field(name="chunk")
+
+
+class FileAttributes(Struct, frozen=True, omit_defaults=True):
+    """What a file is to have; None leaves it as it is, or as a new file gets it."""
+
+    mode: int | None = None
+    mtime_ns: int | None = None

@@ -59,6 +59,9 @@ ROWS = {
     "box-second": ("at most", 300.0),
     "box-stream": ("ratio at least", 0.5),
     "box-line": ("at most", 5.0),
+    "upload": ("ratio at least", 0.3),
+    "download": ("ratio at least", 0.3),
+    "read-file": ("at most", 1.0),
 }
 
 

@@ -242,3 +242,74 @@ async def test_a_start_with_all_that_the_real_client_sends(server: RunningServer
         assert output_of(events, "stdout") == b"1\n0\n"
         assert events[-2]["params"]["exitCode"] == 3
         assert events[-2]["params"]["sandboxDenied"] is False
+
+
+async def test_files_by_uri(server: RunningServer, tmp_path: Path) -> None:
+    """What the client does to files: each method with the fields that it sends, null for those it does not use."""
+    file, place = tmp_path / "sub dir" / "a.txt", (tmp_path / "sub dir").as_uri()
+    async with client(server) as (codex, _):
+        await codex.request("fs/createDirectory", {"path": place, "recursive": True, "sandbox": None})
+        content = base64.b64encode(b"hello\xff").decode()
+        assert (
+            await codex.request("fs/writeFile", {"path": file.as_uri(), "dataBase64": content, "sandbox": None})
+            == {}
+        )
+        assert file.read_bytes() == b"hello\xff"
+        read = await codex.request("fs/readFile", {"path": file.as_uri(), "sandbox": None})
+        assert read == {"dataBase64": content}
+        (file.parent / "link").symlink_to("a.txt")
+        metadata = await codex.request("fs/getMetadata", {"path": (file.parent / "link").as_uri(), "sandbox": None})
+        assert metadata == {
+            "isDirectory": False,
+            "isFile": True,
+            "isSymlink": True,
+            "size": 6,
+            "createdAtMs": 0,
+            "modifiedAtMs": file.stat().st_mtime_ns // 1_000_000,
+        }
+        listed = await codex.request("fs/readDirectory", {"path": place, "sandbox": None})
+        assert listed["entries"] == [
+            {"fileName": "a.txt", "isDirectory": False, "isFile": True},
+            {"fileName": "link", "isDirectory": False, "isFile": True},
+        ]
+        real = await codex.request("fs/canonicalize", {"path": (file.parent / "link").as_uri(), "sandbox": None})
+        assert real == {"path": file.as_uri()}
+        opened = await codex.request("fs/open", {"handleId": "h", "path": file.as_uri(), "sandbox": None})
+        assert opened == {"handleId": "h"}
+        block = await codex.request("fs/readBlock", {"handleId": "h", "offset": 1, "len": 3})
+        assert (base64.b64decode(block["chunk"]), block["eof"]) == (b"ell", False)
+        block = await codex.request("fs/readBlock", {"handleId": "h", "offset": 4, "len": 100})
+        assert (base64.b64decode(block["chunk"]), block["eof"]) == (b"o\xff", True)
+        assert await codex.request("fs/close", {"handleId": "h"}) == {}
+        copy = {
+            "sourcePath": place,
+            "destinationPath": (tmp_path / "c").as_uri(),
+            "recursive": True,
+            "sandbox": None,
+        }
+        await codex.request("fs/copy", copy)
+        assert (tmp_path / "c" / "a.txt").read_bytes() == b"hello\xff"
+        remove = {"path": (tmp_path / "c").as_uri(), "recursive": True, "force": True, "sandbox": None}
+        await codex.request("fs/remove", remove)
+        await codex.request("fs/remove", remove)
+        assert not (tmp_path / "c").exists()
+
+
+async def test_a_file_that_is_missing_has_the_code_that_it_knows(server: RunningServer, tmp_path: Path) -> None:
+    async with client(server) as (codex, _):
+        error = await codex.refused("fs/readFile", {"path": (tmp_path / "none").as_uri(), "sandbox": None})
+        assert error["code"] == -32004
+        error = await codex.refused("fs/readBlock", {"handleId": "none", "offset": 0, "len": 1})
+        assert error["code"] == -32004
+
+
+async def test_a_policy_that_nobody_enforces_is_refused(server: RunningServer, tmp_path: Path) -> None:
+    path = (tmp_path / "a").as_uri()
+    (tmp_path / "a").write_text("x")
+    async with client(server) as (codex, _):
+        for permissions in ({"type": "managed", "fileSystem": {}}, {"type": "new"}, {}):
+            error = await codex.refused("fs/readFile", {"path": path, "sandbox": {"permissions": permissions}})
+            assert error["code"] == -32007
+        for permissions in ({"type": "disabled"}, {"type": "external"}):
+            read = await codex.request("fs/readFile", {"path": path, "sandbox": {"permissions": permissions}})
+            assert base64.b64decode(read["dataBase64"]) == b"x"

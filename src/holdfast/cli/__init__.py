@@ -13,6 +13,7 @@ VERBS = {
     "screen": "Show what a person would see on a terminal.",
     "replay": "Play the recording of a terminal, or save it.",
     "shell": "Work in a shell whose state persists, by hand or command by command.",
+    "cp": "Copy files and directories to a sandbox or from one.",
     "serve": "Run the server.",
     "status": "Tell how this machine's server is; exit 3 if none runs.",
     "stop": "Stop this machine's server and everything that runs in it.",

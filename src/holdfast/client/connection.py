@@ -154,6 +154,8 @@ class Connection:
         """Connect for the first time. Unlike a reconnect this is tried once: a wrong address is told at once."""
         try:
             await self._establish()
+        except HoldfastError:  # some are OSErrors, too
+            raise
         except OSError as error:
             raise ConnectionLost(f"{self.address}: {error}") from error
 

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.client.connection import DEFAULT_WINDOW, Connection
 from holdfast.client.remote_command import RemoteCommand, milliseconds, take_error
+from holdfast.client.remote_files import RemoteFiles
 from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, StdinClosed, UnknownProcess
 from holdfast.model import (
@@ -48,6 +49,7 @@ class RemoteExec:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.files = RemoteFiles(connection)
         #: Ids of writes and signals: ours among all clients, and counted.
         self._prefix = uuid.uuid4().hex
         self._count = 0

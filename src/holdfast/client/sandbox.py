@@ -22,10 +22,12 @@ from holdfast.client.command import (
     run_command,
 )
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
+from holdfast.client.files import FileMethods, Path, Progress, path_text
 from holdfast.client.process import Process
 from holdfast.client.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
+from holdfast.client.trees import Transferred, download, upload
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
@@ -75,7 +77,7 @@ _PLACES: Final = {
 }
 
 
-class Sandbox:
+class Sandbox(FileMethods):
     """A place where commands run. `connect` makes one; it can be shared by any number of tasks of one loop."""
 
     def __init__(self, api: ExecApi, *, max_concurrent_execs: int = MAX_CONCURRENT_EXECS) -> None:
@@ -348,6 +350,30 @@ class Sandbox:
     async def terminals(self) -> list[Terminal]:
         """Handles on all terminals: those that are open, and those that closed and are still kept."""
         return [Terminal(self._api, status, self._spawn) for status in await self._api.list_terminals()]
+
+    # --- files: the others are in `FileMethods` -------------------------------------------------------------------
+
+    async def upload(
+        self, local: Path, remote: Path, *, user: str | None = None, progress: Progress | None = None
+    ) -> Transferred:
+        """Copy a local file or tree to `remote`, which is its name there; a tree is merged into one that is there.
+
+        Modes, times, symbolic links and empty directories come along; devices, sockets and FIFOs are left out and
+        told. `progress` is called with the bytes so far and the bytes in all.
+        """
+        ends = path_text(local), path_text(remote)
+        return await upload(self._api.files, *ends, user=user, progress=progress)
+
+    async def download(
+        self, remote: Path, local: Path, *, user: str | None = None, progress: Progress | None = None
+    ) -> Transferred:
+        """Copy a file or tree of the sandbox to `local`; the same the other way round.
+
+        Nothing is written outside `local` whatever the sandbox says: links that lead out of the tree are left out
+        and told, and setuid bits are not taken over.
+        """
+        ends = path_text(remote), path_text(local)
+        return await download(self._api.files, *ends, user=user, progress=progress)
 
     # --- the place itself ----------------------------------------------------------------------------------------
 

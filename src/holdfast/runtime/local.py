@@ -51,6 +51,7 @@ from holdfast.model import (
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_bytes, check_spec
+from holdfast.runtime.files import LocalFiles
 from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.machine import environment_info, wait_for_port
@@ -118,6 +119,7 @@ class LocalExec:
         self._over = asyncio.Event()
         self._started_at = time.monotonic()
         self._retention_timer: asyncio.TimerHandle | None = None
+        self.files = LocalFiles(self.config)
         self.shells = Shells(
             config=self.config,
             spool=self._spool,
@@ -521,6 +523,7 @@ class LocalExec:
         if asked_before:
             await self._over.wait()
             return
+        await self.files.aclose()
         if self._retention_timer is not None:
             self._retention_timer.cancel()
         for process in processes:

@@ -137,12 +137,12 @@ class ServerConnection:
                 return
             task = asyncio.get_running_loop().create_task(self._answer(request.id, answer))
             self._tasks[request.id] = task
+            task.add_done_callback(lambda _: self._answered(request.id, answer))
 
-            def over(_: object) -> None:
-                self._tasks.pop(request.id, None)
-                answer.close()  # if the connection broke before the task had its first turn, nobody has awaited it
-
-            task.add_done_callback(over)
+    def _answered(self, id: Id, answer: Coroutine[None, None, object]) -> None:
+        # One that was cancelled before its first step has not been begun: Python warns of those.
+        answer.close()
+        self._tasks.pop(id, None)
 
     def _reply(self, id: Id, answer: object) -> None:
         self._tasks.pop(id, None)

@@ -22,6 +22,8 @@ from holdfast.model import (
 )
 from holdfast.runtime.starting import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
+from holdfast.server.files import FileMethods
+from holdfast.server.fs import FsMethods
 from holdfast.server.shells import ShellMethods
 from holdfast.server.terminals import TerminalMethods
 from holdfast.wire import messages as m, methods as w
@@ -97,11 +99,38 @@ class Dispatcher:
         self._add(w.TERMINAL_CLOSE, terminals.close)
         self._add(w.TERMINAL_DESCRIBE, terminals.describe)
         self._add(w.TERMINAL_LIST, terminals.list)
+        self._add_files(FileMethods(exec_), FsMethods(exec_))
         self._add(w.EXEC_REMOTE_START, lambda _, params: remote.start(params))
         self._add(w.EXEC_REMOTE_POLL, lambda _, params: remote.poll(params))
         self._add(w.EXEC_REMOTE_KILL, lambda _, params: remote.kill(params))
         self._add(w.EXEC_REMOTE_WRITE_STDIN, lambda _, params: remote.write_stdin(params))
         self._add(w.EXEC_REMOTE_CLOSE_STDIN, lambda _, params: remote.close_stdin(params))
+
+    def _add_files(self, files: FileMethods, fs: FsMethods) -> None:
+        self._add(w.FILE_READ, files.read)
+        self._add(w.FILE_WRITE, files.write)
+        self._add(w.FILE_COMMIT, files.commit)
+        self._add(w.FILE_ABANDON, files.abandon)
+        self._add(w.FILE_STAT, files.stat)
+        self._add(w.FILE_LIST, files.list)
+        self._add(w.FILE_MAKE_DIR, files.make_dir)
+        self._add(w.FILE_REMOVE, files.remove)
+        self._add(w.FILE_MOVE, files.move)
+        self._add(w.FILE_COPY, files.copy)
+        self._add(w.FILE_MAKE_LINK, files.make_link)
+        self._add(w.FILE_SET_ATTRIBUTES, files.set_attributes)
+        self._add(w.FILE_REAL_PATH, files.real_path)
+        self._add(w.FS_READ_FILE, fs.read_file)
+        self._add(w.FS_WRITE_FILE, fs.write_file)
+        self._add(w.FS_CREATE_DIRECTORY, fs.create_directory)
+        self._add(w.FS_GET_METADATA, fs.get_metadata)
+        self._add(w.FS_CANONICALIZE, fs.canonicalize)
+        self._add(w.FS_READ_DIRECTORY, fs.read_directory)
+        self._add(w.FS_REMOVE, fs.remove)
+        self._add(w.FS_COPY, fs.copy)
+        self._add(w.FS_OPEN, fs.open)
+        self._add(w.FS_READ_BLOCK, fs.read_block)
+        self._add(w.FS_CLOSE, fs.close)
 
     def _add(
         self, method: w.Method[P, R], handler: Callable[[ServerConnection, P], R | Waiting[R] | Later]

@@ -1,10 +1,11 @@
 """Fakes for tests of code that uses holdfast: channels in memory that can be cut, a clock moved by hand,
-processes, shells and terminals whose programs are coroutines."""
+processes, shells and terminals whose programs are coroutines, files that are nowhere."""
 
 from __future__ import annotations
 
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.fake_exec import FakeExec
+from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeProcess, cat, hangs, prints
 from holdfast.testing.fake_shell import FakeCommand, FakeShell, answers
 from holdfast.testing.fake_terminal import FakeTerminal, PtyStub, by_hand
@@ -15,6 +16,7 @@ __all__ = [
     "FakeClock",
     "FakeCommand",
     "FakeExec",
+    "FakeFiles",
     "FakeProcess",
     "FakeShell",
     "FakeTerminal",

@@ -98,6 +98,7 @@ from holdfast.model import (
     TerminalWait,
 )
 from holdfast.runtime.checks import check_run
+from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
 from holdfast.testing.fake_pty import MARKING_SHELLS
@@ -141,6 +142,8 @@ class FakeExec:
         self.started: list[ProcessSpec] = []
         #: Ports on which something accepts connections.
         self.ports: set[int] = set()
+        #: Its files, for tests to look at.
+        self.files = FakeFiles()
         self.closed = False
         self._retained_bytes = retained_bytes
         self._retained_events = retained_events

@@ -9,6 +9,8 @@ from typing import Final, Generic, TypeVar
 
 from holdfast.model import (
     EnvironmentInfo,
+    FileInfo,
+    FilePiece,
     ProcessInfo,
     ReadResult,
     ServerStatus,
@@ -20,7 +22,7 @@ from holdfast.model import (
     TerminalSpec,
     TerminalStatus,
 )
-from holdfast.wire import messages as m
+from holdfast.wire import file_messages as f, messages as m
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -90,6 +92,32 @@ TERMINAL_WAIT = Method("terminal/wait", m.TerminalWaitParams, m.TerminalWaitResu
 TERMINAL_CLOSE = Method("terminal/close", m.TerminalCloseParams, TerminalStatus)
 TERMINAL_DESCRIBE = Method("terminal/describe", m.TerminalParams, TerminalStatus)
 TERMINAL_LIST = Method("terminal/list", m.Empty, m.TerminalListResult)
+
+FILE_READ = Method("file/read", f.FileReadParams, FilePiece)
+FILE_WRITE = Method("file/write", f.FileWriteParams, f.FileWriteResult)
+FILE_COMMIT = Method("file/commit", f.FileCommitParams, FileInfo)
+FILE_ABANDON = Method("file/abandon", f.FileAbandonParams, m.Empty)
+FILE_STAT = Method("file/stat", f.FileStatParams, FileInfo)
+FILE_LIST = Method("file/list", f.FileListParams, f.FileListResult)
+FILE_MAKE_DIR = Method("file/makeDir", f.FileMakeDirParams, m.Empty)
+FILE_REMOVE = Method("file/remove", f.FileRemoveParams, m.Empty)
+FILE_MOVE = Method("file/move", f.FileMoveParams, m.Empty)
+FILE_COPY = Method("file/copy", f.FileCopyParams, m.Empty)
+FILE_MAKE_LINK = Method("file/makeLink", f.FileMakeLinkParams, m.Empty)
+FILE_SET_ATTRIBUTES = Method("file/setAttributes", f.FileSetAttributesParams, m.Empty)
+FILE_REAL_PATH = Method("file/realPath", f.FileRealPathParams, f.FileRealPathResult)
+
+FS_READ_FILE = Method("fs/readFile", f.FsPathParams, f.FsReadFileResult)
+FS_WRITE_FILE = Method("fs/writeFile", f.FsWriteFileParams, m.Empty)
+FS_CREATE_DIRECTORY = Method("fs/createDirectory", f.FsCreateDirectoryParams, m.Empty)
+FS_GET_METADATA = Method("fs/getMetadata", f.FsPathParams, f.FsMetadata)
+FS_CANONICALIZE = Method("fs/canonicalize", f.FsPathParams, f.FileRealPathResult)
+FS_READ_DIRECTORY = Method("fs/readDirectory", f.FsPathParams, f.FsReadDirectoryResult)
+FS_REMOVE = Method("fs/remove", f.FsRemoveParams, m.Empty)
+FS_COPY = Method("fs/copy", f.FsCopyParams, m.Empty)
+FS_OPEN = Method("fs/open", f.FsOpenParams, f.FsHandle)
+FS_READ_BLOCK = Method("fs/readBlock", f.FsReadBlockParams, f.FsBlock)
+FS_CLOSE = Method("fs/close", f.FsHandle, m.Empty)
 
 EXEC_REMOTE_START = Method("exec_remote_start", m.ExecRemoteStartParams, m.ExecRemoteStartResult)
 EXEC_REMOTE_POLL = Method("exec_remote_poll", m.ExecRemotePollParams, m.ExecRemotePollResult)

@@ -1,0 +1,466 @@
+"""What is done to files, in plain system calls: in a thread of the server, or in a child that runs as another user.
+
+As a child it is started as `python -I -S file_work.py`, becomes the user of its first message, and then does what
+it is asked on stdin until that ends. Standard library only, and nothing of ours: that user's Python sees this file
+and no more. Values are what `marshal` carries; errors are `OSError`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO, Any
+
+    Info = tuple[str, int, int, int, int, int, str | None]
+
+#: By the bits of `st_mode`.
+KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character",
+    stat.S_IFBLK: "block",
+}
+#: What a directory says in which we may change files and not make one: a bind mount, a read-only root.
+_NO_TEMPORARY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_COPY_BYTES = 1024 * 1024
+#: Uploads that are remembered as over: a piece that comes late must not begin one again.
+_REMEMBERED = 4_096
+LENGTH_BYTES = 8
+
+
+class Upload:
+    """A file that is under way: written under a name of its own, or in place where no other file can be made."""
+
+    def __init__(self, fd: int, target: str, temporary: str | None, replaced: os.stat_result | None) -> None:
+        self.fd = fd
+        self.target = target
+        self.temporary = temporary
+        self.replaced = replaced
+        #: A descriptor must not be closed while another thread writes to it: its number may be another file's then.
+        self.lock = threading.Lock()
+        self.over = False
+
+    def close(self) -> None:
+        if not self.over:
+            self.over = True
+            os.close(self.fd)
+
+
+class FileWork:
+    """The operations by name, and the uploads that are open. Used from several threads."""
+
+    def __init__(self, max_uploads: int) -> None:
+        self.max_uploads = max_uploads
+        self.uploads: dict[str, Upload] = {}
+        self._over: dict[str, None] = {}
+
+    def perform(self, operation: str, arguments: dict[str, Any]) -> Any:
+        return getattr(self, f"do_{operation}")(**arguments)
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def do_read(self, path: str, offset: int, size: int) -> tuple[int, bool, str, bytes]:
+        fd = open_regular(path)
+        try:
+            found = os.fstat(fd)
+            data = os.pread(fd, size, offset)
+            # A file of /proc says that it is empty; only a read that gives nothing is its end.
+            eof = not data or (offset + len(data) >= found.st_size and found.st_size > 0)
+            return found.st_size, eof, f"{found.st_dev:x}-{found.st_ino:x}", data
+        finally:
+            os.close(fd)
+
+    def do_stat(self, path: str, follow: bool) -> Info:
+        return info(path, os.stat(path, follow_symlinks=follow))
+
+    def do_list(self, path: str, after: str, limit: int) -> tuple[list[tuple[str, Info]], bool]:
+        import heapq
+
+        first = os.fsencode(after)
+        with os.scandir(os.fsencode(path)) as entries:
+            # Only as many names as a page has are held, however many there are.
+            names = heapq.nsmallest(limit + 1, (entry.name for entry in entries if entry.name > first))
+        page: list[tuple[str, Info]] = []
+        for name in names[:limit]:
+            whole = os.path.join(os.fsencode(path), name)
+            try:
+                page.append((os.fsdecode(name), info(os.fsdecode(whole), os.lstat(whole))))
+            except FileNotFoundError:
+                continue  # removed since
+        return page, len(names) > limit
+
+    def do_real_path(self, path: str) -> str:
+        return os.path.realpath(path, strict=True)
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def do_write(
+        self, path: str, data: bytes, mode: int | None, mtime_ns: int | None, make_parents: bool, upload_id: str
+    ) -> Info:
+        self.do_write_piece(path, data, upload_id, 0, make_parents)
+        return self.do_commit(path, upload_id, len(data), mode, mtime_ns)
+
+    def do_write_piece(self, path: str, data: bytes, upload_id: str, offset: int, make_parents: bool) -> None:
+        upload = self.uploads.get(upload_id)
+        if upload is None:
+            upload = self._open(path, upload_id, make_parents, begins=offset == 0)
+        view = memoryview(data)
+        try:
+            with upload.lock:
+                while view:
+                    if upload.over:
+                        raise OSError(errno.ECANCELED, "the upload is over", path)
+                    written = os.pwrite(upload.fd, view, offset)
+                    view, offset = view[written:], offset + written
+        except OSError:
+            self.do_abandon(path, upload_id)
+            raise
+
+    def _open(self, path: str, upload_id: str, make_parents: bool, *, begins: bool) -> Upload:
+        """The upload of this id: a new one if this `begins` it, else what another server has left of it.
+
+        Only the first piece makes the file. If a later one did, what came before would be a hole, and look whole.
+        """
+        if upload_id in self._over:
+            raise OSError(errno.ECANCELED, "the upload is over", path)
+        if len(self.uploads) >= self.max_uploads:
+            raise OSError(errno.EUSERS, "max_uploads")
+        # A link is written through, as by every other program: what it names is replaced, and the link stays.
+        target = os.path.realpath(path) if os.path.islink(path) else path
+        replaced = writable_file(target)
+        directory, name = os.path.split(target)
+        if not name or name in (".", ".."):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if make_parents and directory:
+            os.makedirs(directory, exist_ok=True)
+        # Known from the id, so that a server that was started again finds what the one before has written.
+        temporary = os.path.join(directory, temporary_name(name, upload_id))
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if begins else 0)
+        try:
+            fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600)
+        except FileNotFoundError:
+            if begins:
+                raise
+            raise OSError(errno.ESTALE, "what came of it before is gone: write it again", path) from None
+        except OSError as error:
+            if replaced is None or error.errno not in _NO_TEMPORARY:
+                raise
+            upload = Upload(os.open(target, os.O_WRONLY | os.O_CLOEXEC), target, None, replaced)
+        else:
+            upload = Upload(fd, target, temporary, replaced)
+            try:
+                check_own(fd, replaced)
+                keep_owner(fd, replaced)
+            except OSError as error:
+                # Not ours to give away: writing in place keeps the file its owner's.
+                os.close(fd)
+                unlink_if_there(temporary)
+                if error.errno != errno.EPERM:
+                    raise
+                upload = Upload(os.open(target, os.O_WRONLY | os.O_CLOEXEC), target, None, replaced)
+        first = self.uploads.setdefault(upload_id, upload)
+        if first is not upload:  # another piece of it was faster; both have the same file open
+            upload.close()
+        return first
+
+    def do_commit(self, path: str, upload_id: str, size: int, mode: int | None, mtime_ns: int | None) -> Info:
+        upload = self.uploads.get(upload_id)
+        if upload is None:
+            upload = self._open(path, upload_id, True, begins=size == 0)
+        try:
+            with upload.lock:
+                return self._finish(upload, upload_id, path, size, mode, mtime_ns)
+        except OSError:
+            self.do_abandon(path, upload_id)
+            raise
+
+    def _finish(
+        self, upload: Upload, upload_id: str, path: str, size: int, mode: int | None, mtime_ns: int | None
+    ) -> Info:
+        if upload.over:
+            raise OSError(errno.ECANCELED, "the upload is over", path)
+        written = os.fstat(upload.fd).st_size
+        if upload.temporary is not None and written != size:
+            raise OSError(errno.EIO, f"{written} bytes came of {size}: write it again", path)
+        if upload.temporary is None:
+            os.ftruncate(upload.fd, size)
+        if mode is None and upload.replaced is not None:
+            mode = stat.S_IMODE(upload.replaced.st_mode)
+        if mode is not None and (upload.temporary is not None or mode != stat.S_IMODE(os.fstat(upload.fd).st_mode)):
+            os.fchmod(upload.fd, mode)
+        if upload.temporary is not None:
+            try:
+                os.rename(upload.temporary, upload.target)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                # A mount point, /etc/hosts of a container say: it can be written and not be replaced.
+                copy_into(upload.temporary, upload.target)
+                os.unlink(upload.temporary)
+        if mtime_ns is not None:
+            os.utime(upload.target, ns=(mtime_ns, mtime_ns))
+        self._end(upload_id)
+        upload.close()
+        return info(upload.target, os.stat(upload.target))
+
+    def do_abandon(self, path: str, upload_id: str) -> None:
+        upload = self._end(upload_id)
+        if upload is not None:
+            with upload.lock:
+                upload.close()
+            if upload.temporary is not None:
+                unlink_if_there(upload.temporary)
+            return
+        target = os.path.realpath(path) if os.path.islink(path) else path
+        directory, name = os.path.split(target)
+        if name:
+            unlink_if_there(os.path.join(directory, temporary_name(name, upload_id)))
+
+    def _end(self, upload_id: str) -> Upload | None:
+        self._over[upload_id] = None
+        while len(self._over) > _REMEMBERED:
+            self._over.pop(next(iter(self._over)), None)
+        return self.uploads.pop(upload_id, None)
+
+    # --- names -----------------------------------------------------------------------------------------------
+
+    def do_make_dir(self, path: str, parents: bool, exist_ok: bool, mode: int | None) -> None:
+        directory = os.path.dirname(path.rstrip("/"))
+        if parents and directory:
+            os.makedirs(directory, exist_ok=True)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+            if not exist_ok:
+                raise
+        if mode is not None:
+            os.chmod(path, mode)
+
+    def do_remove(self, path: str, recursive: bool, missing_ok: bool) -> None:
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            if missing_ok:
+                return
+            raise
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(path)
+        elif recursive:
+            import shutil
+
+            # On descriptors: a directory that is exchanged for a link meanwhile is not followed.
+            shutil.rmtree(path)
+        else:
+            os.rmdir(path)
+
+    def do_move(self, source: str, target: str) -> None:
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self.do_copy(source, target, True)
+            self.do_remove(source, True, False)
+
+    def do_copy(self, source: str, target: str, recursive: bool) -> None:
+        found = os.lstat(source)
+        if stat.S_ISDIR(found.st_mode):
+            if not recursive:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source)
+            beneath = os.path.realpath(target)
+            if f"{beneath}/".startswith(f"{os.path.realpath(source)}/"):
+                raise OSError(errno.EINVAL, "a directory cannot be copied into itself", target)
+            os.makedirs(target, exist_ok=True)
+            for name in os.listdir(source):
+                self.do_copy(os.path.join(source, name), os.path.join(target, name), True)
+            os.chmod(target, stat.S_IMODE(found.st_mode))
+            os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        elif stat.S_ISLNK(found.st_mode):
+            self.do_make_link(target, os.readlink(source))
+        else:
+            copy_file(source, target)
+
+    def do_make_link(self, path: str, target: str) -> None:
+        directory, name = os.path.split(path)
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        temporary = os.path.join(directory, temporary_name(name, os.urandom(8).hex()))
+        os.symlink(target, temporary)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+
+    def do_set_attributes(self, path: str, mode: int | None, mtime_ns: int | None) -> None:
+        if mode is not None:
+            os.chmod(path, mode)
+        if mtime_ns is not None:
+            os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def info(path: str, found: os.stat_result) -> Info:
+    link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
+    kind = KINDS.get(stat.S_IFMT(found.st_mode), "other")
+    mode = stat.S_IMODE(found.st_mode)
+    return kind, found.st_size, mode, found.st_mtime_ns, found.st_uid, found.st_gid, link
+
+
+def temporary_name(name: str, upload_id: str) -> str:
+    """Beside the file, hidden, and short enough where the name is as long as a name may be."""
+    return os.fsdecode(b".%s.holdfast-%s" % (os.fsencode(name)[:180], os.fsencode(upload_id)))
+
+
+def open_regular(path: str) -> int:
+    """A regular file for reading. Anything else is refused: a FIFO or a device could keep us for ever."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def writable_file(path: str) -> os.stat_result | None:
+    """The file that is to be replaced, if there is one, and if it may be written as well as replaced."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # what stands in the path shows when it is opened
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    if not os.access(path, os.W_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    return found
+
+
+def check_own(fd: int, replaced: os.stat_result | None) -> None:
+    """Somebody who saw the name of an upload may have put another file there, or a second name of one."""
+    found = os.fstat(fd)
+    owners = (os.geteuid(), *(() if replaced is None else (replaced.st_uid,)))
+    if found.st_uid not in owners or found.st_nlink != 1 or not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EBADF, "somebody else has put something in the place of the upload")
+
+
+def keep_owner(fd: int, replaced: os.stat_result | None) -> None:
+    if replaced is None:
+        return
+    found = os.fstat(fd)
+    if (found.st_uid, found.st_gid) != (replaced.st_uid, replaced.st_gid):
+        os.fchown(fd, replaced.st_uid, replaced.st_gid)
+
+
+def unlink_if_there(path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
+
+
+def copy_into(source: str, target: str) -> None:
+    """The content of one file into another that is there."""
+    with open(source, "rb") as reader, open(target, "r+b", buffering=0) as writer:
+        size = 0
+        while data := reader.read(_COPY_BYTES):
+            size += len(data)
+            view = memoryview(data)
+            while view:
+                view = view[writer.write(view) or 0 :]
+        writer.truncate(size)
+
+
+def copy_file(source: str, target: str) -> None:
+    """A regular file with its mode and time, at once or not at all."""
+    reader = open_regular(source)
+    directory, name = os.path.split(target)
+    try:
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
+        found = os.fstat(reader)
+        temporary = os.path.join(directory, temporary_name(name, os.urandom(8).hex()))
+        writer = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for piece in pieces_of(reader):
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(writer, view) :]
+            os.fchmod(writer, stat.S_IMODE(found.st_mode) & 0o777)
+            os.utime(writer, ns=(found.st_mtime_ns, found.st_mtime_ns))
+            os.rename(temporary, target)
+        except OSError:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+
+
+def pieces_of(fd: int) -> Iterator[bytes]:
+    while piece := os.read(fd, _COPY_BYTES):
+        yield piece
+
+
+# --- as a child of the server --------------------------------------------------------------------------------
+
+
+def become(uid: int, gid: int, groups: list[int]) -> None:
+    """Another user, for good; anything but complete success is an error."""
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise PermissionError(errno.EPERM, "the user could not be changed")
+
+
+def read_message(source: IO[bytes]) -> Any:
+    import marshal
+
+    header = source.read(LENGTH_BYTES)
+    if len(header) < LENGTH_BYTES:
+        raise EOFError
+    body = source.read(int.from_bytes(header, "big"))
+    return marshal.loads(body)
+
+
+def write_message(sink: IO[bytes], message: Any) -> None:
+    import marshal
+
+    body = marshal.dumps(message)
+    sink.write(len(body).to_bytes(LENGTH_BYTES, "big"))
+    sink.write(body)
+    sink.flush()
+
+
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    uid, gid, groups, max_uploads = read_message(source)
+    become(uid, gid, groups)
+    work = FileWork(max_uploads)
+    while True:
+        try:
+            operation, arguments = read_message(source)
+        except EOFError:
+            break
+        try:
+            write_message(sink, (None, work.perform(operation, arguments)))
+        except OSError as error:
+            write_message(sink, ((error.errno, error.strerror or str(error), error.filename), None))
+    # What is unfinished stays: our server may have died, and the next one goes on with it.
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)

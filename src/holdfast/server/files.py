@@ -1,0 +1,136 @@
+"""The `file/*` methods: translates between the method table and the runtime's files; touches nothing else.
+
+Paths and names go over the wire as `wire.paths` says: here they become what the system has, and back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.model import FileAttributes, FileInfo, FilePiece
+from holdfast.wire import file_messages as f, messages as m
+from holdfast.wire.paths import decode_path, encode_path
+
+if TYPE_CHECKING:
+    from holdfast.runtime.local import LocalExec
+    from holdfast.server.connection import ServerConnection
+
+_EMPTY = m.Empty()
+
+
+class FileMethods:
+    """The handlers, shared by all connections."""
+
+    def __init__(self, exec_: LocalExec) -> None:
+        self._files = exec_.files
+
+    async def read(self, connection: ServerConnection, params: f.FileReadParams) -> FilePiece:
+        path = decode_path(params.path)
+        return await self._files.read(path, offset=params.offset, size=params.size, user=params.user)
+
+    async def write(self, connection: ServerConnection, params: f.FileWriteParams) -> f.FileWriteResult:
+        path = decode_path(params.path)
+        if params.upload_id is None:
+            await self._files.write(
+                path,
+                params.chunk,
+                attributes=FileAttributes(params.mode, params.mtime_ns),
+                make_parents=params.make_parents,
+                user=params.user,
+            )
+        else:
+            await self._files.write_piece(
+                path,
+                params.chunk,
+                upload_id=params.upload_id,
+                offset=params.offset,
+                make_parents=params.make_parents,
+                user=params.user,
+            )
+        return f.FileWriteResult(len(params.chunk))
+
+    async def commit(self, connection: ServerConnection, params: f.FileCommitParams) -> FileInfo:
+        info = await self._files.commit(
+            decode_path(params.path),
+            upload_id=params.upload_id,
+            size=params.size,
+            attributes=FileAttributes(params.mode, params.mtime_ns),
+            user=params.user,
+        )
+        return _told(info)
+
+    async def abandon(self, connection: ServerConnection, params: f.FileAbandonParams) -> m.Empty:
+        await self._files.abandon(decode_path(params.path), upload_id=params.upload_id, user=params.user)
+        return _EMPTY
+
+    async def stat(self, connection: ServerConnection, params: f.FileStatParams) -> FileInfo:
+        return _told(await self._files.stat(decode_path(params.path), follow=params.follow, user=params.user))
+
+    async def list(self, connection: ServerConnection, params: f.FileListParams) -> f.FileListResult:
+        page = await self._files.list(
+            decode_path(params.path), after=decode_path(params.after), limit=params.limit, user=params.user
+        )
+        entries = tuple(
+            msgspec.structs.replace(
+                entry,
+                name=encode_path(entry.name),
+                target=None if entry.target is None else encode_path(entry.target),
+            )
+            for entry in page.entries
+        )
+        return f.FileListResult(entries, page.more)
+
+    async def make_dir(self, connection: ServerConnection, params: f.FileMakeDirParams) -> m.Empty:
+        await self._files.make_dir(
+            decode_path(params.path),
+            parents=params.parents,
+            exist_ok=params.exist_ok,
+            mode=params.mode,
+            user=params.user,
+            request_id=params.request_id,
+        )
+        return _EMPTY
+
+    async def remove(self, connection: ServerConnection, params: f.FileRemoveParams) -> m.Empty:
+        await self._files.remove(
+            decode_path(params.path),
+            recursive=params.recursive,
+            missing_ok=params.missing_ok,
+            user=params.user,
+            request_id=params.request_id,
+        )
+        return _EMPTY
+
+    async def move(self, connection: ServerConnection, params: f.FileMoveParams) -> m.Empty:
+        source, target = decode_path(params.source), decode_path(params.target)
+        await self._files.move(source, target, user=params.user, request_id=params.request_id)
+        return _EMPTY
+
+    async def copy(self, connection: ServerConnection, params: f.FileCopyParams) -> m.Empty:
+        await self._files.copy(
+            decode_path(params.source),
+            decode_path(params.target),
+            recursive=params.recursive,
+            user=params.user,
+            request_id=params.request_id,
+        )
+        return _EMPTY
+
+    async def make_link(self, connection: ServerConnection, params: f.FileMakeLinkParams) -> m.Empty:
+        await self._files.make_link(decode_path(params.path), decode_path(params.target), user=params.user)
+        return _EMPTY
+
+    async def set_attributes(self, connection: ServerConnection, params: f.FileSetAttributesParams) -> m.Empty:
+        wanted = FileAttributes(params.mode, params.mtime_ns)
+        await self._files.set_attributes(decode_path(params.path), wanted, user=params.user)
+        return _EMPTY
+
+    async def real_path(self, connection: ServerConnection, params: f.FileRealPathParams) -> f.FileRealPathResult:
+        found = await self._files.real_path(decode_path(params.path), user=params.user)
+        return f.FileRealPathResult(encode_path(found))
+
+
+def _told(info: FileInfo) -> FileInfo:
+    return info if info.target is None else msgspec.structs.replace(info, target=encode_path(info.target))

@@ -1,0 +1,152 @@
+"""The `fs/*` methods, by which the Codex CLI works on files through its exec-server; translates, and no more.
+
+A request may carry a policy (`sandbox`) that the server is to enforce. Policy sits above us, so one that restricts
+anything is refused: what nobody enforces must not look enforced.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import FileExists, FileNotFound, Forbidden, InvalidParams, LimitReached
+from holdfast.model import DirEntry
+from holdfast.wire import file_messages as f, messages as m
+from holdfast.wire.paths import decode_path, encode_path, encode_uri
+
+if TYPE_CHECKING:
+    from holdfast.runtime.local import LocalExec
+    from holdfast.server.connection import ServerConnection
+
+#: Files that one connection may have open by `fs/open`. None is a descriptor: each is a path and its identity.
+MAX_HANDLES: Final = 1_024
+_EMPTY: Final = m.Empty()
+#: Profiles of permissions that restrict nothing.
+_UNRESTRICTED: Final = ("disabled", "external")
+
+
+class FsMethods:
+    """The handlers, shared by all connections."""
+
+    def __init__(self, exec_: LocalExec) -> None:
+        self._files = exec_.files
+        self._limit = exec_.config.max_file_read_bytes
+        #: What each connection has open: paths, and which file each was when it was opened.
+        self._handles: weakref.WeakKeyDictionary[ServerConnection, dict[str, tuple[str, str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def read_file(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsReadFileResult:
+        path = _path(params.path, params.sandbox)
+        content = bytearray()
+        while True:
+            piece = await self._files.read(path, offset=len(content))
+            content += piece.data
+            if max(len(content), piece.size) > self._limit:
+                raise LimitReached(
+                    f"{path}: {piece.size} bytes are over max_file_read_bytes ({self._limit}): "
+                    "read it in pieces (fs/open and fs/readBlock, or file/read)"
+                )
+            if piece.eof:
+                return f.FsReadFileResult(bytes(content))
+
+    async def write_file(self, connection: ServerConnection, params: f.FsWriteFileParams) -> m.Empty:
+        await self._files.write(_path(params.path, params.sandbox), params.data, make_parents=False)
+        return _EMPTY
+
+    async def create_directory(self, connection: ServerConnection, params: f.FsCreateDirectoryParams) -> m.Empty:
+        recursive = params.recursive is None or params.recursive
+        path = _path(params.path, params.sandbox)
+        await self._files.make_dir(path, parents=recursive, exist_ok=recursive)
+        return _EMPTY
+
+    async def get_metadata(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsMetadata:
+        path = _path(params.path, params.sandbox)
+        link = await self._files.stat(path, follow=False)
+        info = link
+        if link.type == "symlink":
+            info = await self._files.stat(path)
+        return f.FsMetadata(
+            is_directory=info.type == "directory",
+            is_file=info.type == "file",
+            is_symlink=link.type == "symlink",
+            size=info.size,
+            # Linux does not tell it by stat(2): 0 is how the other side says "unknown", too.
+            created_at_ms=0,
+            modified_at_ms=info.mtime_ns // 1_000_000,
+        )
+
+    async def canonicalize(self, connection: ServerConnection, params: f.FsPathParams) -> f.FileRealPathResult:
+        found = await self._files.real_path(_path(params.path, params.sandbox))
+        return f.FileRealPathResult(encode_uri(found))
+
+    async def read_directory(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsReadDirectoryResult:
+        path = _path(params.path, params.sandbox)
+        found: list[DirEntry] = []
+        more = True
+        while more:
+            page = await self._files.list(path, after=found[-1].name if found else "")
+            found += page.entries
+            more = page.more
+        return f.FsReadDirectoryResult(tuple([await self._entry(path, entry) for entry in found]))
+
+    async def _entry(self, path: str, entry: DirEntry) -> f.FsEntry:
+        kind = entry.type
+        if kind == "symlink":
+            try:
+                kind = (await self._files.stat(f"{path}/{entry.name}")).type
+            except FileNotFound:
+                kind = "other"  # it leads nowhere
+        return f.FsEntry(encode_path(entry.name), kind == "directory", kind == "file")
+
+    async def remove(self, connection: ServerConnection, params: f.FsRemoveParams) -> m.Empty:
+        # What they leave out means yes.
+        recursive = params.recursive is None or params.recursive
+        force = params.force is None or params.force
+        path = _path(params.path, params.sandbox)
+        await self._files.remove(path, recursive=recursive, missing_ok=force)
+        return _EMPTY
+
+    async def copy(self, connection: ServerConnection, params: f.FsCopyParams) -> m.Empty:
+        source = _path(params.source_path, params.sandbox)
+        target = _path(params.destination_path, params.sandbox)
+        await self._files.copy(source, target, recursive=params.recursive)
+        return _EMPTY
+
+    async def open(self, connection: ServerConnection, params: f.FsOpenParams) -> f.FsHandle:
+        handles = self._handles.setdefault(connection, {})
+        if not params.handle_id:
+            raise InvalidParams("handleId is empty")
+        if params.handle_id in handles:
+            raise FileExists(f"handle {params.handle_id!r} is open already")
+        if len(handles) >= MAX_HANDLES:
+            raise LimitReached(f"{len(handles)} files are open on this connection: close some")
+        path = _path(params.path, params.sandbox)
+        piece = await self._files.read(path, size=0)
+        handles[params.handle_id] = (path, piece.file_id)
+        return f.FsHandle(params.handle_id)
+
+    async def read_block(self, connection: ServerConnection, params: f.FsReadBlockParams) -> f.FsBlock:
+        handle = self._handles.get(connection, {}).get(params.handle_id)
+        if handle is None:
+            raise FileNotFound(f"no file is open as {params.handle_id!r}")
+        path, file_id = handle
+        piece = await self._files.read(path, offset=params.offset, size=params.len)
+        if piece.file_id != file_id:
+            raise FileNotFound(f"{path}: was replaced since it was opened")
+        return f.FsBlock(piece.data, piece.eof)
+
+    def close(self, connection: ServerConnection, params: f.FsHandle) -> m.Empty:
+        self._handles.get(connection, {}).pop(params.handle_id, None)
+        return _EMPTY
+
+
+def _path(text: str, sandbox: Any) -> str:
+    if sandbox is not None:
+        permissions = sandbox.get("permissions") if isinstance(sandbox, dict) else None
+        kind = permissions.get("type") if isinstance(permissions, dict) else None
+        if kind not in _UNRESTRICTED:
+            raise Forbidden(
+                "fs: this server enforces no policy on files: send no `sandbox`, or one that restricts nothing"
+            )
+    return decode_path(text)

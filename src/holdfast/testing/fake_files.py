@@ -1,0 +1,306 @@
+"""`FileApi` in memory: a small file system with directories, links, modes and times, and no users or rights.
+
+For tests of code that works on a sandbox's files: nothing of the operating system is touched. A test looks at the
+files with `content` and puts some there with `put`.
+
+    fake = FakeExec()
+    fake.files.put("/etc/motd", b"hello")
+    box = Sandbox(fake)
+    assert await box.read_file("/etc/motd") == b"hello"
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import posixpath
+from typing import Final
+
+from holdfast.errors import file_error
+from holdfast.model import (
+    DIRECTORY_PAGE,
+    FILE_PIECE_BYTES,
+    DirEntry,
+    DirPage,
+    FileAttributes,
+    FileInfo,
+    FilePiece,
+    FileType,
+)
+
+HOME: Final = "/fake"
+MAX_LINKS: Final = 40
+_NOTHING: Final = FileAttributes()
+
+
+class FakeFile:
+    """One file, directory or link."""
+
+    def __init__(self, type: FileType, number: int, data: bytes = b"", target: str | None = None) -> None:
+        self.type: FileType = type
+        self.number = number
+        self.data = data
+        self.target = target
+        self.mode = 0o755 if type == "directory" else 0o777 if type == "symlink" else 0o644
+        self.mtime_ns = 0
+
+    def info(self) -> FileInfo:
+        size = len(self.target or "") if self.type == "symlink" else len(self.data)
+        return FileInfo(
+            type=self.type, size=size, mode=self.mode, mtime_ns=self.mtime_ns, uid=0, gid=0, target=self.target
+        )
+
+    def take(self, wanted: FileAttributes) -> None:
+        self.mode = self.mode if wanted.mode is None else wanted.mode
+        self.mtime_ns = self.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
+
+
+class FakeFiles:
+    """The files by absolute path. `user` is taken and changes nothing."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._files: dict[str, FakeFile] = {}
+        self._uploads: dict[str, bytearray] = {}
+        for path in ("/", HOME):
+            self._files[path] = FakeFile("directory", next(self._numbers))
+
+    # --- for tests ---------------------------------------------------------------------------------------------
+
+    def put(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """A file with its directories."""
+        self._make_parents(_absolute(path))
+        self._write(path, data, FileAttributes(mode=mode))
+
+    def content(self, path: str) -> bytes:
+        return self._find(path, "file").data
+
+    @property
+    def paths(self) -> list[str]:
+        """Everything there is."""
+        return sorted(self._files)
+
+    # --- FileApi -----------------------------------------------------------------------------------------------
+
+    async def read(
+        self, path: str, *, offset: int = 0, size: int = FILE_PIECE_BYTES, user: str | None = None
+    ) -> FilePiece:
+        file = self._find(path, "file")
+        data = file.data[offset : offset + size]
+        eof = not data or offset + len(data) >= len(file.data)
+        return FilePiece(size=len(file.data), eof=eof, file_id=str(file.number), data=data)
+
+    async def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        attributes: FileAttributes | None = None,
+        make_parents: bool = True,
+        user: str | None = None,
+    ) -> None:
+        if make_parents:
+            self._make_parents(_absolute(path))
+        self._write(path, bytes(data), attributes or _NOTHING)
+
+    async def write_piece(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        upload_id: str,
+        offset: int,
+        make_parents: bool = True,
+        user: str | None = None,
+    ) -> None:
+        if make_parents:
+            self._make_parents(_absolute(path))
+        upload = self._uploads.setdefault(upload_id, bytearray())
+        upload.extend(bytes(max(0, offset - len(upload))))
+        upload[offset : offset + len(data)] = data
+
+    async def commit(
+        self,
+        path: str,
+        *,
+        upload_id: str,
+        size: int,
+        attributes: FileAttributes | None = None,
+        user: str | None = None,
+    ) -> FileInfo:
+        data = bytes(self._uploads.pop(upload_id, b""))
+        if len(data) != size:
+            raise file_error(errno.EIO, f"{path}: {len(data)} bytes came of {size}: write it again")
+        return self._write(path, data, attributes or _NOTHING).info()
+
+    async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:
+        self._uploads.pop(upload_id, None)
+
+    async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
+        return self._at(path, self._resolve(path, follow=follow)).info()
+
+    async def list(
+        self, path: str, *, after: str = "", limit: int = DIRECTORY_PAGE, user: str | None = None
+    ) -> DirPage:
+        self._find(path, "directory")
+        place = self._resolve(path)
+        names = sorted(posixpath.basename(each) for each in self._files if _is_in(each, place))
+        page = [name for name in names if name > after]
+        entries = []
+        for name in page[:limit]:
+            info = self._files[posixpath.join(place, name)].info()
+            fields = {field: getattr(info, field) for field in FileInfo.__struct_fields__}
+            entries.append(DirEntry(name=name, **fields))
+        return DirPage(tuple(entries), len(page) > limit)
+
+    async def make_dir(
+        self,
+        path: str,
+        *,
+        parents: bool = True,
+        exist_ok: bool = True,
+        mode: int | None = None,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        place = self._resolve(path)
+        if parents:
+            self._make_parents(place)
+        known = self._files.get(place)
+        if known is not None and (known.type != "directory" or not exist_ok):
+            raise file_error(errno.EEXIST, f"{path}: file exists")
+        if known is None:
+            self._find(posixpath.dirname(place), "directory")
+            known = self._files[place] = FakeFile("directory", next(self._numbers))
+        known.take(FileAttributes(mode=mode))
+
+    async def remove(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        missing_ok: bool = False,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        place = self._resolve(path, follow=False)
+        if place not in self._files and missing_ok:
+            return
+        self._at(path, place)
+        below = [each for each in self._files if _is_below(each, place)]
+        if below and not recursive:
+            raise file_error(errno.ENOTEMPTY, f"{path}: the directory is not empty")
+        for each in [place, *below]:
+            del self._files[each]
+
+    async def move(
+        self, source: str, target: str, *, user: str | None = None, request_id: str | None = None
+    ) -> None:
+        old, new = self._resolve(source, follow=False), self._resolve(target, follow=False)
+        self._at(source, old)
+        self._find(posixpath.dirname(new), "directory")
+        for each in [path for path in self._files if path == old or _is_below(path, old)]:
+            self._files[new + each[len(old) :]] = self._files.pop(each)
+
+    async def copy(
+        self,
+        source: str,
+        target: str,
+        *,
+        recursive: bool = False,
+        user: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        old, new = self._resolve(source, follow=False), self._resolve(target, follow=False)
+        if self._at(source, old).type == "directory" and not recursive:
+            raise file_error(errno.EISDIR, f"{source}: is a directory")
+        self._find(posixpath.dirname(new), "directory")
+        for each in [path for path in self._files if path == old or _is_below(path, old)]:
+            known = self._files[each]
+            copied = FakeFile(known.type, next(self._numbers), known.data, known.target)
+            copied.take(FileAttributes(known.mode, known.mtime_ns))
+            self._files[new + each[len(old) :]] = copied
+
+    async def make_link(self, path: str, target: str, *, user: str | None = None) -> None:
+        place = self._resolve(path, follow=False)
+        if place in self._files and self._files[place].type == "directory":
+            raise file_error(errno.EISDIR, f"{path}: is a directory")
+        self._find(posixpath.dirname(place), "directory")
+        self._files[place] = FakeFile("symlink", next(self._numbers), target=target)
+
+    async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None:
+        self._at(path, self._resolve(path)).take(attributes)
+
+    async def real_path(self, path: str, *, user: str | None = None) -> str:
+        place = self._resolve(path)
+        self._at(path, place)
+        return place
+
+    # --- the tree ----------------------------------------------------------------------------------------------
+
+    def _resolve(self, path: str, *, follow: bool = True) -> str:
+        """The path without links; the last one is followed if asked."""
+        links = 0
+        done, todo = "/", [step for step in _absolute(path).split("/") if step]
+        while todo:
+            step = todo.pop(0)
+            if step == "..":
+                done = posixpath.dirname(done)
+                continue
+            place = posixpath.join(done, step)
+            known = self._files.get(place)
+            if known is None or known.target is None or (not todo and not follow):
+                done = place
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                raise file_error(errno.ELOOP, f"{path}: too many levels of symbolic links")
+            todo = [each for each in known.target.split("/") if each not in ("", ".")] + todo
+            done = "/" if known.target.startswith("/") else done
+        return done
+
+    def _at(self, path: str, place: str) -> FakeFile:
+        known = self._files.get(place)
+        if known is None:
+            above = self._files.get(posixpath.dirname(place))
+            number = errno.ENOTDIR if above is not None and above.type == "file" else errno.ENOENT
+            raise file_error(number, f"{path}: {os.strerror(number).lower()}")
+        return known
+
+    def _find(self, path: str, wanted: FileType) -> FakeFile:
+        known = self._at(path, self._resolve(path))
+        if known.type != wanted:
+            number = errno.ENOTDIR if wanted == "directory" else errno.EISDIR
+            raise file_error(number, f"{path}: {os.strerror(number).lower()}")
+        return known
+
+    def _make_parents(self, path: str) -> None:
+        above = posixpath.dirname(path)
+        if above not in self._files:
+            self._make_parents(above)
+            self._files[above] = FakeFile("directory", next(self._numbers))
+
+    def _write(self, path: str, data: bytes, wanted: FileAttributes) -> FakeFile:
+        place = self._resolve(path)
+        known = self._files.get(place)
+        if known is not None and known.type == "directory":
+            raise file_error(errno.EISDIR, f"{path}: is a directory")
+        self._find(posixpath.dirname(place), "directory")
+        file = self._files[place] = FakeFile("file", next(self._numbers), data)
+        if known is not None:
+            file.mode = known.mode
+        file.take(wanted)
+        return file
+
+
+def _absolute(path: str) -> str:
+    return posixpath.join(HOME, path)
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path != directory and posixpath.dirname(path) == directory
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path.startswith(f"{directory.rstrip('/')}/") and path != directory

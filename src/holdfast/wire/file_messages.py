@@ -1,0 +1,214 @@
+"""The parameters and results of `file/*` and `fs/*`; pure.
+
+`file/*` are ours. `fs/*` are what the Codex CLI asks of its exec-server, with its names and nothing added. Paths
+are written as `wire.paths` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.model import DIRECTORY_PAGE, FILE_PIECE_BYTES, DirEntry, Struct
+
+
+class FileReadParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    offset: int = 0
+    #: At most so many bytes; the server may give fewer.
+    size: int = FILE_PIECE_BYTES
+    user: str | None = None
+
+
+class FileWriteParams(Struct, frozen=True, omit_defaults=True):
+    """A whole file, or, with `upload_id`, a piece of one that shows under its name after `file/commit`."""
+
+    path: str
+    chunk: bytes
+    upload_id: str | None = None
+    offset: int = 0
+    mode: int | None = None
+    mtime_ns: int | None = None
+    make_parents: bool = True
+    user: str | None = None
+
+
+class FileWriteResult(Struct, frozen=True):
+    """Bytes that were taken."""
+
+    written: int
+
+
+class FileCommitParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    upload_id: str
+    #: Bytes of the whole file.
+    size: int
+    mode: int | None = None
+    mtime_ns: int | None = None
+    user: str | None = None
+
+
+class FileAbandonParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    upload_id: str
+    user: str | None = None
+
+
+class FileStatParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    follow: bool = True
+    user: str | None = None
+
+
+class FileListParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    #: The last name of the page before.
+    after: str = ""
+    limit: int = DIRECTORY_PAGE
+    user: str | None = None
+
+
+class FileListResult(Struct, frozen=True):
+    entries: tuple[DirEntry, ...]
+    #: More come after the last of them.
+    more: bool
+
+
+class FileMakeDirParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    parents: bool = True
+    exist_ok: bool = True
+    mode: int | None = None
+    user: str | None = None
+    #: Names this request, so that one which is sent twice is done once.
+    request_id: str | None = None
+
+
+class FileRemoveParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    recursive: bool = False
+    missing_ok: bool = False
+    user: str | None = None
+    request_id: str | None = None
+
+
+class FileMoveParams(Struct, frozen=True, omit_defaults=True):
+    source: str
+    target: str
+    user: str | None = None
+    request_id: str | None = None
+
+
+class FileCopyParams(Struct, frozen=True, omit_defaults=True):
+    source: str
+    target: str
+    recursive: bool = False
+    user: str | None = None
+    request_id: str | None = None
+
+
+class FileMakeLinkParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    #: What the link says.
+    target: str
+    user: str | None = None
+
+
+class FileSetAttributesParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    mode: int | None = None
+    mtime_ns: int | None = None
+    user: str | None = None
+
+
+class FileRealPathParams(Struct, frozen=True, omit_defaults=True):
+    path: str
+    user: str | None = None
+
+
+class FileRealPathResult(Struct, frozen=True):
+    path: str
+
+
+# --- as the Codex CLI has them ---------------------------------------------------------------------------------
+
+
+class FsPathParams(Struct, frozen=True):
+    """A `file:` URI or a path. `sandbox` is a policy that the caller wants enforced: see `server.fs`."""
+
+    path: str
+    sandbox: Any = None
+
+
+class FsReadFileResult(Struct, frozen=True):
+    data: bytes = msgspec.field(name="dataBase64")
+
+
+class FsWriteFileParams(Struct, frozen=True):
+    path: str
+    data: bytes = msgspec.field(name="dataBase64")
+    sandbox: Any = None
+
+
+class FsCreateDirectoryParams(Struct, frozen=True):
+    path: str
+    recursive: bool | None = None
+    sandbox: Any = None
+
+
+class FsMetadata(Struct, frozen=True):
+    is_directory: bool
+    is_file: bool
+    is_symlink: bool
+    size: int
+    created_at_ms: int
+    modified_at_ms: int
+
+
+class FsEntry(Struct, frozen=True):
+    file_name: str
+    is_directory: bool
+    is_file: bool
+
+
+class FsReadDirectoryResult(Struct, frozen=True):
+    entries: tuple[FsEntry, ...]
+
+
+class FsRemoveParams(Struct, frozen=True):
+    path: str
+    recursive: bool | None = None
+    force: bool | None = None
+    sandbox: Any = None
+
+
+class FsCopyParams(Struct, frozen=True):
+    source_path: str
+    destination_path: str
+    recursive: bool = False
+    sandbox: Any = None
+
+
+class FsOpenParams(Struct, frozen=True):
+    """`handle_id` is chosen by the caller."""
+
+    handle_id: str
+    path: str
+    sandbox: Any = None
+
+
+class FsHandle(Struct, frozen=True):
+    handle_id: str
+
+
+class FsReadBlockParams(Struct, frozen=True):
+    handle_id: str
+    offset: int
+    len: int
+
+
+class FsBlock(Struct, frozen=True):
+    chunk: bytes
+    eof: bool
