@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from holdfast.model import (
     DIRECTORY_PAGE,
@@ -48,6 +48,13 @@ class EventStream(Protocol):
     async def __anext__(self) -> ProcessEvent: ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class PolledStream(Protocol):
+    """An event stream that may have to ask: at most every so many seconds."""
+
+    poll_interval: float | None
 
 
 class CommandStream(Protocol):

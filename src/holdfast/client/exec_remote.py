@@ -26,7 +26,7 @@ from holdfast.client.command import (
 )
 from holdfast.client.process import write_pieces
 from holdfast.errors import HoldfastError, InvalidRequest, StdinClosed, UnknownProcess
-from holdfast.exec_api import EventStream, ExecApi
+from holdfast.exec_api import EventStream, ExecApi, PolledStream
 from holdfast.model import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
 
 T = TypeVar("T")
@@ -76,7 +76,8 @@ class ExecRemoteOptions(Struct, frozen=True):
     #: With `stream=False`: take one of the sandbox's places for commands that run at the same time. A streamed
     #: command takes none, because it may live as long as the sandbox.
     concurrency: bool = True
-    #: Accepted for callers of polling interfaces. Output is pushed here, nothing polls.
+    #: Seconds between polls where polling is all there is (`CommandSandbox(channel=False)`). Elsewhere output is
+    #: pushed, and this changes nothing.
     poll_interval: float | None = None
     #: Keep stdin open, after `input`, for `write_stdin`.
     stdin_open: bool = False
@@ -116,6 +117,8 @@ class ExecRemoteProcess:
 
     async def _start(self) -> EventStream:
         self._info, stream = await start_streaming(self._api, self._spec)
+        if isinstance(stream, PolledStream):
+            stream.poll_interval = self._options.poll_interval
         return stream
 
     async def _tend(self) -> None:

@@ -52,6 +52,8 @@ class Subscription:
         self._deferred = False
         self._ended = False
         self._error: HoldfastError | None = None
+        #: Seconds between polls, where nothing is pushed; None is the place's own.
+        self.poll_interval: float | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._late_credit: Timer | None = None
 

@@ -34,20 +34,21 @@ _LOOK: Final = "for p in tar chmod mkdir rm mv; do command -v $p; done; uname -m
 
 #: The directories that may hold it: `$1` is its name in them, `$2` the one that the caller prefers.
 _PLACES: Final = """
-n=$1; c=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+n=$1; verb=$3; c=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
 [ "${HOME:-/}" = / ] && c=
 set -- "$2" "$c" /var/tmp /tmp /opt /run ""
 """
 
-#: Is it there? Then this shell becomes the channel. A directory of another user's is not ours, whatever it holds.
+#: Is it there? Then this shell becomes the verb `$3`, which mostly is the channel. A directory of another user's is
+#: not ours, whatever it holds.
 _BOOT: Final = (
     _PLACES
     + """
 for d; do
   p=$d/$n
   [ -O "$p" ] || continue
-  if [ -x "$p/bin/holdfast" ]; then exec "$p/bin/holdfast" connect; fi
-  if [ -f "$p/__main__.py" ]; then exec python3 -I -X holdfast_package "$p" connect; fi
+  if [ -x "$p/bin/holdfast" ]; then exec "$p/bin/holdfast" $verb; fi
+  if [ -f "$p/__main__.py" ]; then exec python3 -I -X holdfast_package "$p" $verb; fi
 done
 echo "no server was put into this sandbox yet" >&2
 exit 97
@@ -94,10 +95,17 @@ class Injection:
 
     async def connect_command(self, place: CommandPlace) -> list[str]:
         """What to run inside to become the channel; its exit code is `MISSING` if nothing was put in yet."""
+        return await self._command(place, "connect")
+
+    async def exec_command(self, place: CommandPlace) -> list[str]:
+        """The same for one request on stdin and its reply on stdout."""
+        return await self._command(place, "exec")
+
+    async def _command(self, place: CommandPlace, verb: str) -> list[str]:
         chosen = await self._choose(place)
         if self._without_shell:
-            return [*chosen.command(f"{self._directory}/{chosen.name}"), "connect"]
-        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self._directory]
+            return [*chosen.command(f"{self._directory}/{chosen.name}"), verb]
+        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self._directory, verb]
 
     async def put_in(self, place: CommandPlace) -> None:
         """Bring it in, by whatever the sandbox has."""

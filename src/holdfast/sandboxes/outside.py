@@ -43,6 +43,7 @@ async def run_outside(
     stdin: Path | bytes = b"",
     seconds: float | None = None,
     env: Mapping[str, str] | None = None,
+    kept_bytes: int = KEPT_BYTES,
 ) -> Outcome:
     """Run it on this input; a file is given to it as it is. `ConnectionLost` if it takes too long."""
     source = os.open(stdin, os.O_RDONLY | os.O_CLOEXEC) if isinstance(stdin, Path) else None
@@ -65,8 +66,8 @@ async def run_outside(
         async with asyncio.timeout(limit):
             _, stdout, stderr = await asyncio.gather(
                 _feed(process.stdin, stdin if isinstance(stdin, bytes) else b""),
-                _read(process.stdout),
-                _read(process.stderr),
+                _read(process.stdout, kept_bytes),
+                _read(process.stderr, KEPT_BYTES),
             )
             code = await process.wait()
     except TimeoutError:
@@ -91,10 +92,10 @@ async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         await stream.wait_closed()
 
 
-async def _read(stream: asyncio.StreamReader | None) -> str:
+async def _read(stream: asyncio.StreamReader | None, limit: int) -> str:
     assert stream is not None
     kept = bytearray()
     while data := await stream.read(65_536):
         kept += data
-        del kept[:-KEPT_BYTES]
+        del kept[:-limit]
     return kept.decode(errors="replace")

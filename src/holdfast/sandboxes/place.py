@@ -54,9 +54,14 @@ class CommandPlace(Place):
     #: The engine's words for a sandbox that is not there, or has ended: waiting would not bring it back.
     gone_signs: ClassVar[Signs] = ()
 
-    def __init__(self, address: str, injection: Injection | None = None) -> None:
+    def __init__(
+        self, address: str, injection: Injection | None = None, *, channel: bool = True, poll_interval: float = 0.2
+    ) -> None:
         self.address = address
         self.injection = injection or Injection()
+        #: Whether a command can stay and talk. If not, each call is a command, and output is polled for.
+        self.channel = channel
+        self.poll_interval = poll_interval
         self._missing = False
         self._put_in = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +11,10 @@ import holdfast
 from holdfast.client.connection import Connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.model import ExitStatus
 from holdfast.sandboxes.addresses import place_at
-from holdfast.sandboxes.place import Place
+from holdfast.sandboxes.place import CommandPlace, Place
+from holdfast.sandboxes.polling import POLL_SECONDS, PolledConnection
 from holdfast.wire import messages as m, methods
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,19 @@ class PlacedExec(RemoteExec):
             await self.place.aclose()
 
 
+class PolledExec(PlacedExec):
+    """The same where no command may take long: waits are asked for piece by piece."""
+
+    async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            left = POLL_SECONDS if deadline is None else min(POLL_SECONDS, max(0.0, deadline - loop.time()))
+            status = await super().wait(process_id, timeout=left)
+            if status is not None or (deadline is not None and loop.time() >= deadline):
+                return status
+
+
 async def open_sandbox(
     address: str | Place, options: Mapping[str, Any], *, reconnect_deadline: float
 ) -> PlacedExec:
@@ -48,6 +64,10 @@ async def open_place(
     """Connect to the server in a sandbox, which is put there if it is not. The caller closes it."""
     await place.open()
     try:
+        if isinstance(place, CommandPlace) and not place.channel:
+            polled = PolledConnection(place, reconnect_deadline=reconnect_deadline)
+            await polled.open()
+            return PolledExec(polled, place)
         connection = await _connect(place, reconnect_deadline, client_name)
         if _is_older(connection):
             connection = await _replace(connection, place, reconnect_deadline, client_name)

@@ -1,0 +1,240 @@
+"""A connection without a channel, for sandboxes in which a command cannot stay: one command for each call.
+
+It is a `holdfast exec` inside, which hands one JSON-RPC request to the server and prints the reply; what would be
+pushed over a channel is asked for by long polls. Slower by the start of a command each time, else the same:
+the server holds everything, so a lost reply loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Final, TypeVar
+
+from holdfast.client.connection import MAX_MESSAGE_BYTES, Call, Connection
+from holdfast.client.subscription import Subscription
+from holdfast.errors import ConnectionLost, HoldfastError, SandboxGone, UnknownProcess
+from holdfast.model import OutputChunk, ReadResult
+from holdfast.sandboxes.injection import MISSING
+from holdfast.sandboxes.outside import run_outside
+from holdfast.sandboxes.place import NOT_FOUND_CODES, CommandPlace
+from holdfast.transport.channel import Channel, Receiver
+from holdfast.wire import messages as m, methods
+from holdfast.wire.codec import Codec
+from holdfast.wire.methods import Method, Notification
+from holdfast.wire.peer import OnReply, Peer
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+#: How long one poll waits for something to happen. Some engines end a command after half a minute.
+POLL_SECONDS: Final = 10.0
+#: Bytes that one poll brings: a base64 of it is far from every limit.
+POLL_BYTES: Final = 1024 * 1024
+#: Exit codes of `holdfast exec` that come with a reply.
+_REPLIED: Final = (0, 1)
+#: Waits before a call that did not get through is tried again; the deadline ends it.
+_WAITS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class PolledConnection(Connection):
+    """What `Connection` offers, over single commands in a place."""
+
+    def __init__(self, place: CommandPlace, *, reconnect_deadline: float) -> None:
+        super().__init__(_no_channel, address=place.address, reconnect_deadline=reconnect_deadline)
+        self._place = place
+        self._deadline = reconnect_deadline
+        self._carrying: dict[Call[Any], asyncio.Task[None]] = {}
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._room: dict[str, asyncio.Event] = {}
+        self._uncredited: dict[str, int] = {}
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Never: the server does not see that we give something up, and must be told."""
+        return False
+
+    async def open(self) -> None:
+        await self.call(methods.PING, m.Empty())
+
+    def begin(self, method: Method[P, R], params: P) -> Call[R]:
+        if self._failure is not None:
+            raise self._failed()
+        call = Call(method, params, self._loop.create_future())
+        task = self._carrying[call] = self._loop.create_task(self._carry(call))
+        task.add_done_callback(lambda _: self._carrying.pop(call, None))
+        return call
+
+    def give_up(self, call: Call[R]) -> None:
+        if (task := self._carrying.get(call)) is not None:
+            task.cancel()
+
+    def notify(self, notification: Notification[P], params: P) -> None:
+        """Nothing that a server must know is told this way."""
+
+    async def _carry(self, call: Call[Any]) -> None:
+        began = self._loop.time()
+        while True:
+            try:
+                result = await self._exchange(call)
+            except ConnectionLost as error:
+                wait = _WAITS[min(call.sent, len(_WAITS)) - 1]
+                if self._loop.time() + wait - began > self._deadline:
+                    call.replied(None, error)
+                    return
+                await asyncio.sleep(wait)
+            except HoldfastError as error:
+                call.replied(None, error)
+                return
+            else:
+                call.replied(result, None)
+                return
+
+    async def _exchange(self, call: Call[Any]) -> Any:
+        """One command: the request on its stdin, the reply on its stdout."""
+        peer = Peer(Codec("json"))
+        replies: list[tuple[Any, HoldfastError | None]] = []
+        _, request = peer.call(call.method, call.params, lambda *reply: replies.append(reply))
+        call.sent += 1
+        argv = self._place.command(await self._place.injection.exec_command(self._place))
+        done = await run_outside(argv, stdin=request, seconds=float("inf"), kept_bytes=2 * MAX_MESSAGE_BYTES)
+        if done.exit_code == MISSING or (done.exit_code in NOT_FOUND_CODES and call.sent == 1):
+            await self._place.injection.put_in(self._place)
+            return await self._exchange(call)
+        if done.exit_code not in _REPLIED or not done.stdout.strip():
+            raise self._place.explain(done.stderr or done.stdout) or ConnectionLost(f"{self.address}: {done.said}")
+        peer.receive(done.stdout.strip().encode())
+        result, error = replies[0]
+        if error is not None:
+            raise error
+        return result
+
+    # --- what would be pushed --------------------------------------------------------------------------------
+
+    def attach(self, reader: Subscription, start: Call[Any] | None = None) -> None:
+        self._readers[reader.id] = reader
+        if start is None:
+            reader.connected()
+            return
+        reader.opened_by(start)
+        self._begin_poll(reader, 0, reader.window, start)
+
+    def subscribe(self, params: m.SubscribeParams, on_reply: OnReply) -> None:
+        if (reader := self._reader(params.subscription)) is not None:
+            self._begin_poll(reader, params.after_seq, reader.window, None)
+
+    def credit(self, id: str, seq: int, count: int) -> None:
+        self._uncredited[id] = self._uncredited.get(id, 0) - count
+        if (room := self._room.get(id)) is not None:
+            room.set()
+
+    def detach(self, id: str) -> None:
+        self.ended(id)
+
+    def ended(self, id: str) -> None:
+        super().ended(id)
+        if (poll := self._polls.get(id)) is not None and poll is not asyncio.current_task():
+            poll.cancel()
+
+    def _begin_poll(self, reader: Subscription, after_seq: int, window: int, start: Call[Any] | None) -> None:
+        id = reader.id
+        self._room[id] = asyncio.Event()
+        self._uncredited[id] = 0
+        task = self._polls[id] = self._loop.create_task(self._poll(reader, after_seq, window, start))
+
+        def over(_: object) -> None:
+            self._polls.pop(id, None)
+            self._room.pop(id, None)
+            self._uncredited.pop(id, None)
+
+        task.add_done_callback(over)
+
+    async def _poll(self, reader: Subscription, after_seq: int, window: int, start: Call[Any] | None) -> None:
+        exit_told = False
+        try:
+            await self._until_there(reader, start)
+            while True:
+                params = m.ReadParams(reader.process_id, after_seq, POLL_BYTES, int(POLL_SECONDS * 1000))
+                result = await self.call(methods.PROCESS_READ, params)
+                exit_seq, close_seq = ends_in(result, after_seq, exit_told=exit_told)
+                for chunk in result.chunks:
+                    if exit_seq is not None and not exit_told and chunk.seq > exit_seq:
+                        exit_told = await self._tell_exit(reader, exit_seq, result)
+                    reader.output(_as_pushed(reader, chunk))
+                if exit_seq is not None and not exit_told:
+                    exit_told = await self._tell_exit(reader, exit_seq, result)
+                if close_seq is not None:
+                    reader.closed(m.ClosedParams(reader.process_id, close_seq))
+                    return
+                after_seq = result.next_seq - 1
+                self._uncredited[reader.id] += sum(len(chunk.data) for chunk in result.chunks)
+                if result.chunks and not result.exited:
+                    # Else a program that prints all the time would mean a command all the time.
+                    await asyncio.sleep(reader.poll_interval or self._place.poll_interval)
+                while self._uncredited[reader.id] >= window:
+                    self._room[reader.id].clear()
+                    await self._room[reader.id].wait()
+        except HoldfastError as error:
+            reader.fail(error)
+
+    async def _until_there(self, reader: Subscription, start: Call[Any] | None) -> None:
+        """The process, or the command of a shell, which a call of ours is about to make."""
+        if start is None:
+            return
+        if not (isinstance(start.params, m.ShellRunParams) and start.params.live):
+            await asyncio.wait((start.future,))
+            return
+        while not start.future.done():
+            try:
+                await self.call(methods.PROCESS_READ, m.ReadParams(reader.process_id, 0, 1))
+            except UnknownProcess:
+                await asyncio.wait((start.future,), timeout=self._place.poll_interval)
+            else:
+                return
+
+    async def _tell_exit(self, reader: Subscription, seq: int, result: ReadResult) -> bool:
+        signal = None
+        with contextlib.suppress(UnknownProcess):  # it is a command in a shell, which no signal ends
+            signal = (await self.call(methods.PROCESS_WAIT, m.WaitParams(reader.process_id, 0))).signal
+        code = 255 if result.exit_code is None else result.exit_code
+        reader.exited(m.ExitedParams(reader.process_id, seq, code, signal))
+        return True
+
+    async def aclose(self) -> None:
+        tasks = [*self._polls.values(), *self._carrying.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._failure is None:
+            self._fail(ConnectionLost(f"{self.address}: the connection was closed"))
+
+
+def ends_in(result: ReadResult, after_seq: int, *, exit_told: bool) -> tuple[int | None, int | None]:
+    """The numbers of the exit and of the close, if a read came to them: the last of those that no chunk has.
+
+    Of lost output there may be more such numbers; a read that brought nothing has come to the end of what there is.
+    """
+    if not result.exited:
+        return None, None
+    taken = {chunk.seq for chunk in result.chunks}
+    free = [seq for seq in range(after_seq + 1, result.next_seq) if seq not in taken]
+    close_seq = None
+    if result.closed and (exit_told or len(free) > 1 or not result.chunks):
+        close_seq = free.pop() if free else result.next_seq
+    exit_seq = None
+    if not exit_told and (free or not result.chunks):
+        exit_seq = free[-1] if free else result.next_seq - 1
+    return exit_seq, close_seq
+
+
+def _as_pushed(reader: Subscription, chunk: OutputChunk) -> m.OutputParams:
+    return m.OutputParams(
+        process_id=reader.process_id, seq=chunk.seq, stream=chunk.stream, offset=chunk.offset, chunk=chunk.data
+    )
+
+
+async def _no_channel(receiver: Receiver) -> Channel:
+    raise SandboxGone("there is no channel to open")
