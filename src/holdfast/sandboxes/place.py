@@ -75,7 +75,7 @@ class CommandPlace(Place):
 
     async def run(self, argv: Sequence[str], *, stdin: Path | bytes = b"", seconds: float | None = None) -> Outcome:
         """Run one plain command inside, to its end. `SandboxGone` if there is no inside."""
-        outcome = await run_outside(self.command(argv), stdin=stdin, seconds=seconds)
+        outcome = await run_outside(self.command(argv), stdin=stdin, seconds=seconds, env=environment())
         # Docker tells on stdout why it could not execute.
         words = outcome.stderr or outcome.stdout
         if outcome.exit_code != 0 and (gone := self.explain(words)) is not None:
@@ -96,8 +96,7 @@ class CommandPlace(Place):
             await self.injection.put_in(self)
             self._missing, self._put_in = False, True
         argv = self.command(await self.injection.connect_command(self))
-        # Some commands hand our environment on, and these variables are about servers on this side.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        env = environment()
         return await stdio.dial(argv, receiver, env=env, lend=True, name=self.address, explain=self.channel_ended)
 
     def may_try_again(self) -> bool:
@@ -112,6 +111,11 @@ class CommandPlace(Place):
             # No server inside, or not even a shell to look for one: the next channel puts it there.
             self._missing = True
         return error
+
+
+def environment() -> dict[str, str]:
+    """Of the commands that we run. Some hand it on, and our own variables are about servers on this side."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
 
 
 def _last_line(text: str) -> str:

@@ -17,7 +17,7 @@ from holdfast.errors import ConnectionLost, HoldfastError, SandboxGone, UnknownP
 from holdfast.model import OutputChunk, ReadResult
 from holdfast.sandboxes.injection import MISSING
 from holdfast.sandboxes.outside import run_outside
-from holdfast.sandboxes.place import NOT_FOUND_CODES, CommandPlace
+from holdfast.sandboxes.place import NOT_FOUND_CODES, CommandPlace, environment
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.wire import messages as m, methods
 from holdfast.wire.codec import Codec
@@ -99,7 +99,9 @@ class PolledConnection(Connection):
         _, request = peer.call(call.method, call.params, lambda *reply: replies.append(reply))
         call.sent += 1
         argv = self._place.command(await self._place.injection.exec_command(self._place))
-        done = await run_outside(argv, stdin=request, seconds=float("inf"), kept_bytes=2 * MAX_MESSAGE_BYTES)
+        done = await run_outside(
+            argv, stdin=request, seconds=float("inf"), env=environment(), kept_bytes=2 * MAX_MESSAGE_BYTES
+        )
         if done.exit_code == MISSING or (done.exit_code in NOT_FOUND_CODES and call.sent == 1):
             await self._place.injection.put_in(self._place)
             return await self._exchange(call)
