@@ -17,9 +17,10 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-#: What is loaded, cached and kept on purpose is there after so many seconds of a life, and the ledger has been
+#: What is loaded, cached and kept on purpose (a hundred ended processes and closed shells, which takes two minutes of
+#: this load) is there after so many seconds of a life, and the ledger has been
 #: compacted once or twice, which takes memory that the allocator keeps.
-WARM_UP_SECONDS: Final = 90.0
+WARM_UP_SECONDS: Final = 200.0
 
 
 class Sample(msgspec.Struct, frozen=True):

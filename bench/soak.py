@@ -296,7 +296,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description="See whether anything grows.")
     parser.add_argument("--seconds", type=float, default=1800.0, help="how long (%(default)s)")
     parser.add_argument(
-        "--kill-seconds", type=float, default=300.0, help="how long each server lives (%(default)s)"
+        "--kill-seconds", type=float, default=600.0, help="how long each server lives (%(default)s)"
     )
     parser.add_argument(
         "--warm-up-seconds",

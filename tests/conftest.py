@@ -25,8 +25,9 @@ settings.load_profile("holdfast")
 
 
 def pytest_configure() -> None:
-    # Started in the background of a script, we would ignore it, and so would every program that a test sends it to.
+    # Started in the background of a script we would ignore these, and so would programs that tests send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -93,10 +93,12 @@ class Faults:
     async def _stop(self) -> None:
         seconds = self._random.uniform(0.02, 1.2)
         pid = self._signal(signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-        with contextlib.suppress(ProcessLookupError):
-            if pid:
-                os.kill(pid, signal.SIGCONT)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                if pid:
+                    os.kill(pid, signal.SIGCONT)
 
     async def _stall(self) -> None:
         """The keeper is stopped: a server that asks it something waits, one that dies is not started again yet."""

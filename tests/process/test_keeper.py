@@ -361,3 +361,9 @@ def test_the_line_to_a_keeper_that_is_gone_is_told_and_not_waited_for() -> None:
     link.keep("key", [0])
     assert link.status(1) is None
     link.close()
+
+
+def test_a_server_that_is_stopped_ends_when_it_is_told() -> None:
+    with running_server() as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        assert server.stop() == 0

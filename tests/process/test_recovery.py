@@ -474,3 +474,14 @@ async def test_a_kill_between_the_note_of_a_close_and_the_letting_go_leaves_no_d
             assert (status.restarts, flag.exists()) == (1, False)
             server.pid = status.pid
             assert server.open_descriptors() == before
+
+
+async def test_input_that_nobody_reads_is_bounded() -> None:
+    async with kept() as (_, box, _):
+        process = await box.start(["sleep", "1000"], stdin="open")
+        writes = [asyncio.create_task(box.api.write(process.id, b"x" * 900_000)) for _ in range(4)]
+        await asyncio.wait(writes, return_when=asyncio.FIRST_COMPLETED)
+        await box.status()  # the server has answered all that it will
+        assert sum(write.done() for write in writes) == 1
+        await process.terminate(force=True)
+        await asyncio.wait(writes)

@@ -85,13 +85,14 @@ def structs_in(kind: object) -> Iterator[type[msgspec.Struct]]:
             yield from structs_in(part)
 
 
-def nested_structs(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
-    found: set[type[msgspec.Struct]] = set()
+def nested_structs(kind: type[msgspec.Struct]) -> dict[type[msgspec.Struct], None]:
+    # In an order: test ids must be the same in every process that collects them.
+    found: dict[type[msgspec.Struct], None] = {}
     pending = [part for field in msgspec.structs.fields(kind) for part in structs_in(field.type)]
     while pending:
         part = pending.pop()
         if part not in found:
-            found.add(part)
+            found[part] = None
             pending += [inner for field in msgspec.structs.fields(part) for inner in structs_in(field.type)]
     return found
 

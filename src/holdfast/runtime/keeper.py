@@ -359,6 +359,7 @@ class Keeper:
         self._stopping = True
         if self._server:
             os.kill(self._server, signal.SIGINT if told[0] == signal.SIGINT else signal.SIGTERM)
+            os.kill(self._server, signal.SIGCONT)  # one that was stopped would never hear of it
         else:
             self._end(128 + told[0], clean=False)
 

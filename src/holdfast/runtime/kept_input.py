@@ -71,6 +71,7 @@ class KeptInput(InputQueue):
             self.on_put(data)
         self._store(data)
         self._notes.write(r.Written(self._notes.key, write_id, self._end))
+        self._queued = self._end - self._sent
         if not self._waits:
             self._deliver()
 

@@ -84,6 +84,9 @@ class _Input:
     def queued_bytes(self) -> int:
         return self._terminal.input_queued
 
+    def has_taken(self, write_id: str) -> bool:
+        return self._terminal.has_typed(write_id)
+
     def put(self, data: bytes, write_id: str | None = None) -> None:
         self._terminal.type(data, write_id)
 

@@ -193,6 +193,10 @@ class FakeTerminal(FakeProcess):
             line, self._line = self._line[: end.start()], self._line[end.end() :]
             self.on_line(line)
 
+    def has_typed(self, write_id: str) -> bool:
+        """Whether this write was typed already."""
+        return write_id in self._write_ids
+
     def resized(self, size: TerminalSize) -> None:
         self.size = size
         self.live.resized(size)
