@@ -98,6 +98,7 @@ class ServerConnection:
             self._sessions.detach(self.session, self._close, self.outbox.positions())
             self.session = None
         self.outbox.close()
+        self._dispatcher.services.connection_lost(self)
         self.on_close()
 
     def _hand_over(self) -> dict[str, int]:

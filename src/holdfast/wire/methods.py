@@ -91,6 +91,13 @@ TERMINAL_CLOSE = Method("terminal/close", m.TerminalCloseParams, TerminalStatus)
 TERMINAL_DESCRIBE = Method("terminal/describe", m.TerminalParams, TerminalStatus)
 TERMINAL_LIST = Method("terminal/list", m.Empty, m.TerminalListResult)
 
+SERVICE_OFFER = Method("service/offer", m.ServiceOfferParams, m.ServiceOfferResult)
+SERVICE_ANSWER = Method("service/answer", m.ServiceAnswerParams, m.ServiceAnswerResult)
+SERVICE_WITHDRAW = Method("service/withdraw", m.ServiceWithdrawParams, m.Empty)
+SERVICE_CALL = Method("service/call", m.ServiceCallParams, m.ServicePieces)
+SERVICE_RECEIVE = Method("service/receive", m.ServiceReceiveParams, m.ServicePieces)
+SERVICE_CANCEL = Method("service/cancel", m.ServiceCancelParams, m.Empty)
+
 EXEC_REMOTE_START = Method("exec_remote_start", m.ExecRemoteStartParams, m.ExecRemoteStartResult)
 EXEC_REMOTE_POLL = Method("exec_remote_poll", m.ExecRemotePollParams, m.ExecRemotePollResult)
 EXEC_REMOTE_KILL = Method("exec_remote_kill", m.ExecRemotePidParams, m.ExecRemoteDone)

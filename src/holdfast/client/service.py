@@ -1,0 +1,170 @@
+"""A service that this program offers to programs in the sandbox: takes calls, runs a handler for each, sends answers.
+
+Everything is asked by calls that the connection repeats when it breaks: a call is taken once and answered once,
+through as many channels as it takes. Touches only the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Final
+
+from holdfast.client.connection import Connection
+from holdfast.errors import HoldfastError, InternalError
+from holdfast.wire import messages as m, methods
+from holdfast.wire.service_keys import instance_of
+
+log = logging.getLogger(__name__)
+
+#: How long one poll waits: it is asked again at once, so this only bounds how long a dead server goes unnoticed.
+POLL_MS: Final = 30_000
+#: The largest piece that is sent at once. A larger one is cut: no message grows with an answer.
+PIECE_BYTES: Final = 1024 * 1024
+
+Answer = bytes | AsyncIterator[bytes]
+#: Given the method and the body of a call; returns the answer, whole or in pieces. What it raises is told the caller.
+Handler = Callable[[str, bytes], Awaitable[Answer]]
+
+
+class HostService:
+    """One service, from `start` (or the beginning of a `with` block) to `aclose`.
+
+    Programs inside reach it by `name` and `instance`; who does not know the instance cannot call it, and nobody in
+    the sandbox can answer in its place.
+    """
+
+    def __init__(self, connection: Connection, name: str, handler: Handler) -> None:
+        self.name = name
+        self._key = secrets.token_urlsafe(32)
+        self.instance = instance_of(name, self._key)
+        self._connection = connection
+        self._handler = handler
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._polling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """On return it can be called."""
+        first = await self._connection.call(methods.SERVICE_OFFER, m.ServiceOfferParams(self.name, self._key))
+        self._polling = asyncio.create_task(self._poll(first.epoch))
+
+    @property
+    def failed(self) -> HoldfastError | None:
+        """Why it takes no more calls, if something went wrong."""
+        if self._polling is None or not self._polling.done() or self._polling.cancelled():
+            return None
+        error = self._polling.exception()
+        return error if isinstance(error, HoldfastError) else None
+
+    async def wait(self) -> None:
+        """Until it takes no more calls: it was closed, or the connection did not come back, which is raised."""
+        assert self._polling is not None
+        await asyncio.wait((self._polling,))
+        if not self._polling.cancelled():
+            self._polling.result()
+
+    async def aclose(self) -> None:
+        """Take no more calls, and call off those that run."""
+        tasks = [*self._calls.values(), *([] if self._polling is None else [self._polling])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        with contextlib.suppress(HoldfastError):  # a server that is gone offers nothing any more
+            await self._connection.call(methods.SERVICE_WITHDRAW, m.ServiceWithdrawParams(self.name, self._key))
+
+    async def __aenter__(self) -> HostService:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    async def _poll(self, epoch: str) -> None:
+        seq = 0
+        while True:
+            params = m.ServiceOfferParams(self.name, self._key, epoch, seq, POLL_MS)
+            told = await self._connection.call(methods.SERVICE_OFFER, params)
+            if told.epoch != epoch:
+                # The server was restarted: whoever called has been told, and is gone.
+                epoch, seq = told.epoch, 0
+                self._cancel_all()
+            for event in told.events:
+                seq = event.seq
+                if isinstance(event, m.ServiceCalled):
+                    self._begin(event)
+                elif (task := self._calls.get(event.call_id)) is not None:
+                    task.cancel()
+
+    def _begin(self, event: m.ServiceCalled) -> None:
+        if event.call_id not in self._calls:
+            task = asyncio.create_task(self._answer(event))
+            self._calls[event.call_id] = task
+            task.add_done_callback(lambda _: self._calls.pop(event.call_id, None))
+
+    def _cancel_all(self) -> None:
+        for task in self._calls.values():
+            task.cancel()
+
+    async def _answer(self, event: m.ServiceCalled) -> None:
+        sending = _Sending(self._connection, event.call_id, self._key)
+        try:
+            answer = await self._handler(event.method, event.body)
+            if isinstance(answer, bytes):
+                await sending.send(answer, end=True)
+            else:
+                await sending.stream(answer)
+        except HoldfastError as error:
+            await sending.fail(error)
+        except Exception as error:
+            log.error("service %s: %s failed", self.name, event.method, exc_info=error)
+            await sending.fail(InternalError(f"service {self.name!r}: {type(error).__name__}"))
+
+
+class _Sending:
+    """The pieces of one answer, in their order."""
+
+    def __init__(self, connection: Connection, call_id: str, key: str) -> None:
+        self._connection = connection
+        self._call_id = call_id
+        self._key = key
+        self._seq = 0
+
+    async def send(self, data: bytes, *, end: bool = False) -> bool:
+        """Returns, once there is room for more, whether anybody wants it."""
+        while len(data) > PIECE_BYTES:
+            if not await self._send(data[:PIECE_BYTES], False):
+                return False
+            data = data[PIECE_BYTES:]
+        return await self._send(data, end)
+
+    async def _send(self, data: bytes, end: bool) -> bool:
+        self._seq += 1
+        params = m.ServiceAnswerParams(self._call_id, self._key, self._seq, data, end)
+        return (await self._connection.call(methods.SERVICE_ANSWER, params)).wanted
+
+    async def stream(self, pieces: AsyncIterator[bytes]) -> None:
+        try:
+            async for piece in pieces:
+                if not await self.send(piece):
+                    return
+            await self._send(b"", True)
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def fail(self, error: HoldfastError) -> None:
+        self._seq += 1
+        failure = m.ServiceFailure(error.code, error.message)
+        params = m.ServiceAnswerParams(self._call_id, self._key, self._seq, error=failure)
+        with contextlib.suppress(HoldfastError):  # the connection is gone, and so is the caller
+            await self._connection.call(methods.SERVICE_ANSWER, params)
