@@ -63,11 +63,15 @@ def _for_people(verb: str, rest: list[str]) -> int:
         sys.stderr.write(f"holdfast: no verb {verb!r}; `holdfast --help` lists them\n")
         return 2
     try:
-        from holdfast.cli import typed_verb
+        from holdfast.cli.typed_verb import run
     except ModuleNotFoundError as error:
+        if verb in ("status", "stop"):
+            from holdfast.cli import bare
+
+            return bare.main(verb, rest)
         sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
         return 2
-    return typed_verb.run(verb, rest)
+    return run(verb, rest)
 
 
 def _help(verbs: dict[str, str]) -> str:

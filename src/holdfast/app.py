@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.config import ExecServerConfig
-from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.errors import HoldfastError, InvalidParams, ResourceExhausted
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.recovery import Recovery
 from holdfast.server.connection import ServerConnection
@@ -87,7 +87,13 @@ def raise_descriptor_limit() -> int | None:
 
 def seal_descriptors(keep: set[int]) -> None:
     """What we inherited by accident does not go on to processes."""
-    for name in os.listdir("/proc/self/fd"):
+    try:
+        names = os.listdir("/proc/self/fd")
+    except FileNotFoundError:
+        raise ResourceExhausted(
+            "/proc is not mounted here: without it nothing tells which processes a command has started"
+        ) from None
+    for name in names:
         fd = int(name)
         if fd > 2 and fd not in keep:
             try:
@@ -254,7 +260,10 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         path = address.removeprefix("unix:")
         server.listening(address, unix.listen(path, server.accept, taken=server.taken(address)))
     elif address.startswith("ws://"):
-        from holdfast.transport import websocket
+        try:
+            from holdfast.transport import websocket
+        except ModuleNotFoundError as error:
+            raise InvalidParams(f"cannot listen on {address!r}: it needs {error.name}, which is not here") from None
 
         def accept(channel: websocket.WebSocketChannel) -> ServerConnection:
             full = server.is_full

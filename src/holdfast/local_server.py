@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: `sun_path` has 108 bytes and the kernel wants the last one for the final NUL.
 MAX_SOCKET_PATH = 107
+#: Where the server's directory may be, the first that can be written: small images have no /tmp.
+PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 #: A log beyond this size is set aside when the next server starts; one older log is kept.
 MAX_LOG_BYTES = 1024 * 1024
 #: How much of the log an error shows: a traceback fits, a screen does not overflow.
@@ -117,7 +119,8 @@ def _chosen_directory() -> str:
     # After `su` or `sudo -E` the variable still names the other user's directory.
     if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
         return os.path.join(runtime, "holdfast")
-    return f"/tmp/holdfast-{os.geteuid()}"
+    place = next((each for each in PLACES if os.access(each, os.W_OK | os.X_OK)), PLACES[0])
+    return os.path.join(place, f"holdfast-{os.geteuid()}")
 
 
 def _connect(path: str) -> socket.socket | None:

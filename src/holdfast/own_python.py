@@ -1,8 +1,8 @@
 """How to start ourselves again: the interpreter that runs us, with everything it needs, and our scripts.
 
-Inside a bundle or a package that was put into a sandbox the plain `sys.executable` would not do: no loader, no way to
-find us. What tells is an `-X` option on our own command line, so that no variable of ours reaches anybody's environment.
-Standard library only: the stateless `holdfast exec` imports this module.
+In a bundle or a package that was put into a sandbox the plain `sys.executable` would not do: it has no loader, or
+does not find us. What tells is an `-X` option on our own command line, so that no variable of ours gets into any
+environment. Standard library only: the stateless `holdfast exec` imports this module.
 """
 
 from __future__ import annotations

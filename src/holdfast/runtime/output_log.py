@@ -34,6 +34,8 @@ SPOOL_PREFIX: Final = "holdfast-spool-"
 SWEEP_AFTER_SECONDS: Final = 10.0
 #: Room that a spool needs to be worth choosing.
 WANTED_ROOM: Final = 256 * 1024 * 1024
+#: Where output goes if memory is short and TMPDIR names no place.
+TEMPORARY_PLACES: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 
 class Spool:
@@ -85,7 +87,13 @@ def choose_place() -> str:
             return "/dev/shm"
     except OSError:
         pass
-    return tempfile.gettempdir()
+    # Not tempfile.gettempdir(), which ends with the working directory: ours is `/`.
+    for place in (os.environ.get("TMPDIR"), *TEMPORARY_PLACES):
+        if place and os.access(place, os.W_OK | os.X_OK):
+            return os.path.abspath(place)
+    raise ResourceExhausted(
+        f"output has no place: none of {', '.join(TEMPORARY_PLACES)} can be written; name one by spool_directory"
+    )
 
 
 def lends_pages(path: str) -> bool:

@@ -107,8 +107,8 @@ def make_bundle(machine: str | None = None, *, path: str | os.PathLike[str] | No
         return given
     if wanted != own:
         raise InvalidParams(
-            f"this machine is {own} and the sandbox is {wanted}: run `holdfast bundle -o FILE` on a {wanted} machine "
-            "and pass that file as the bundle"
+            f"this machine is {own} and the sandbox is {wanted}: run `holdfast bundle -o FILE` on a {wanted} "
+            "machine and pass that file as the bundle"
         )
     return _cached("bundle", bundle_files)
 

@@ -1,7 +1,8 @@
 """What goes into a bundle: the running Python with the part of its library that our in-sandbox part imports.
 
 Reads this machine's Python, msgspec and our own sources, and writes nothing. What is needed is found by asking: our
-sources are searched for imports, also those inside functions, and a fresh interpreter imports them and tells what it loaded.
+sources are searched for imports, also those inside functions, and a fresh interpreter imports them and tells what
+it has loaded.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ _LEFT_OUT: Final = (
     "typing_extensions",
     "websockets",
 )
-#: Parts of the C library that it loads itself when /etc/nsswitch.conf names them. They must be of its own version, and
-#: before glibc 2.34 even /etc/passwd is read by one.
+#: Parts of the C library that it loads itself when /etc/nsswitch.conf names them. They must be of its own version,
+#: and before glibc 2.34 even /etc/passwd is read by one.
 _NAME_SERVICES: Final = ("libnss_files.so.2", "libnss_compat.so.2")
 
 #: Runs in a fresh interpreter: imports what it is told, and tells each module's file.
 _TRACE: Final = """
-import importlib, json, sys
+import importlib, importlib.machinery, json, sys
 orders = json.load(sys.stdin)
 sys.path[:] = orders["path"]
 for name in orders["without"]:
@@ -76,6 +77,11 @@ for name in orders["names"]:
         if error.name not in orders["without"]:
             raise
 specs = [getattr(module, "__spec__", None) for module in sys.modules.values()]
+for name, module in sys.modules.items():
+    parent = getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", None)
+    if module is not None and parent is not None and module.__spec__.name != name:
+        # It put another module in its place, as `collections.abc` does, and is loaded for that.
+        specs.append(importlib.machinery.PathFinder.find_spec(name, parent))
 json.dump({spec.name: spec.origin for spec in specs if getattr(spec, "has_location", False)}, sys.stdout)
 """
 
@@ -101,15 +107,15 @@ def bundle_files() -> dict[str, File]:
     library = f"{sys.platlibdir}/{os.path.basename(sysconfig.get_path('stdlib'))}"
     files = {
         "bin/holdfast": File(_launcher(), executable=True),
-        own_python.INTERPRETER: File(elf.without_sections(content, program), executable=True),
-        own_python.LOADER: File(elf.without_sections(_read(loader), loader), executable=True),
+        own_python.INTERPRETER: File(elf.relocatable(content, program), executable=True),
+        own_python.LOADER: File(elf.relocatable(_read(loader), loader), executable=True),
         # Python takes its prefix from where these two are.
         f"{library}/lib-dynload/": File(b""),
         **dict(_module_files(modules, library)),
     }
     needing = [program, *(origin for origin in modules.values() if _is_extension(origin))]
     for name, path in _shared_libraries(loader, needing).items():
-        files[f"{own_python.LIBRARIES}/{name}"] = File(elf.without_sections(_read(path), path))
+        files[f"{own_python.LIBRARIES}/{name}"] = File(elf.relocatable(_read(path), path))
     return files
 
 
@@ -155,7 +161,7 @@ def loaded_modules() -> dict[str, str]:
         names.update(dict.fromkeys(imports))
     orders = {"path": sys.path, "names": list(names), "without": _LEFT_OUT}
     done = subprocess.run(
-        # Without the modules that are frozen into this interpreter they all have files, which it looks for at its start.
+        # Modules that are frozen into the interpreter have no files, and some files it looks for at its start.
         [sys.executable, "-I", "-S", "-X", "frozen_modules=off", "-c", _TRACE],
         input=json.dumps(orders),
         capture_output=True,
@@ -228,7 +234,7 @@ def _module_files(modules: Mapping[str, str], library: str) -> Iterator[tuple[st
         if _is_extension(origin):
             directory = library if "." in name else f"{library}/lib-dynload"
             place = f"{directory}/{'/'.join([*name.split('.')[:-1], os.path.basename(origin)])}"
-            yield place, File(elf.without_sections(_read(origin), origin))
+            yield place, File(elf.relocatable(_read(origin), origin))
         else:
             yield f"{library}/{_place(name, origin, '.pyc')}", File(_compiled(name, origin))
 

@@ -1,4 +1,4 @@
-"""The little that a bundle must know of ELF files: which loader one names, what it needs, and what may be left out.
+"""The little that a bundle must know of ELF files: which loader one names, what it needs, and how to move it.
 
 Pure but for `libraries`, which asks the loader: it alone knows run paths, its cache and its default directories.
 """
@@ -12,7 +12,11 @@ from typing import Final
 from holdfast.errors import SandboxError
 
 MAGIC: Final = b"\x7fELF"
+_PT_DYNAMIC: Final = 2
 _PT_INTERP: Final = 3
+#: Entries of the dynamic section: where to look for libraries, before (15) or after (29) the given path.
+_RUN_PATHS: Final = (15, 29)
+_DYNAMIC: Final = struct.Struct("<QQ")
 #: e_phoff, e_shoff; e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx.
 _OFFSETS: Final = struct.Struct("<QQ")
 _COUNTS: Final = struct.Struct("<5H")
@@ -32,18 +36,26 @@ def loader_of(content: bytes, name: str) -> str:
     )
 
 
-def without_sections(content: bytes, name: str) -> bytes:
-    """The file without what only debuggers and linkers read.
+def relocatable(content: bytes, name: str) -> bytes:
+    """The file without paths of this machine, and without what only debuggers and linkers read.
 
-    A loader goes by segments. Symbol tables and debug information lie behind the last one, and are most of an
+    A run path comes before the path that the loader is given, and in a sandbox other libraries may be there. A
+    loader goes by segments. Symbol tables and debug information lie behind the last one, and are most of an
     interpreter that was built with `-g`: 17 of 23 MB.
     """
-    end = max(offset + size for _, offset, size in _segments(content, name))
+    segments = _segments(content, name)
+    end = max(offset + size for _, offset, size in segments)
     kept = bytearray(content[:end])
     program_headers, _ = _OFFSETS.unpack_from(kept, _AT_OFFSETS)
     entry, count, *_ = _COUNTS.unpack_from(kept, _AT_COUNTS)
     _OFFSETS.pack_into(kept, _AT_OFFSETS, program_headers, 0)
     _COUNTS.pack_into(kept, _AT_COUNTS, entry, count, 0, 0, 0)
+    for kind, offset, size in segments:
+        if kind == _PT_DYNAMIC:
+            entries = list(_DYNAMIC.iter_unpack(kept[offset : offset + size]))
+            staying = [_DYNAMIC.pack(*each) for each in entries if each[0] not in _RUN_PATHS]
+            # Zeros end the section.
+            kept[offset : offset + size] = b"".join(staying).ljust(size, b"\0")
     return bytes(kept)
 
 

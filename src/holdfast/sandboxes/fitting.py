@@ -1,6 +1,6 @@
 """Decides what a sandbox needs to run our server: nothing, our package, or the bundle; pure but for `own_probe`.
 
-The sandbox's Python, if there is one, is asked once by `PROBE`. When in doubt it is the bundle, which needs nothing.
+The sandbox's Python, if there is one, is asked once by `PROBE`. In doubt it is the bundle, which needs nothing.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def fits(probe: Probe | None, own: Probe) -> Fit:
 
     - `installed`: it has this very version of holdfast, on a Python that can run it.
     - `package`: its Python is new enough and has a msgspec that is new enough.
-    - `package-with-msgspec`: it lacks msgspec, and ours, an extension module, fits: the same SOABI, and a C library not
-      older than ours, for which ours may have been built.
+    - `package-with-msgspec`: it lacks msgspec, and ours, an extension module, fits: the same SOABI, and a C library
+      not older than ours, for which ours may have been built.
     - `bundle`: everything else, a sandbox without Python too.
     """
     if probe is None or probe.python < PYTHON or probe.implementation != "cpython" or not probe.complete:

@@ -1,0 +1,338 @@
+"""The bundle in places that have next to nothing: a directory with busybox, or without even a shell, as the root.
+
+Each place is a real chroot with a mount namespace of its own, so these tests need root, and a static busybox.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.sandboxes.bundle import Bundle
+
+#: In a sandbox that has no environment to speak of.
+ENVIRONMENT = {"PATH": "/bin"}
+
+
+def busybox() -> str:
+    """A busybox that needs nothing else; fetched where that is possible."""
+    path = shutil.which("busybox")
+    if path is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-q", "-y", "busybox-static"], capture_output=True, check=False)
+        path = shutil.which("busybox")
+    if path is None or subprocess.run(["ldd", path], capture_output=True, check=False).returncode == 0:
+        pytest.skip("needs a static busybox (Debian: busybox-static)")
+    return path
+
+
+class Place:
+    """A root directory, and how to run things in it."""
+
+    def __init__(self, root: Path, bundle: Bundle, *, install: str = "/opt/holdfast") -> None:
+        self.root = root
+        self.bundle = bundle
+        self.install = install
+        self.command = bundle.command(install)
+        self.environment = dict(ENVIRONMENT)
+        self.user: tuple[int, int] | None = None
+        #: Done in the mount namespace of each start, before the chroot.
+        self.mounts = ['mount -t proc proc "$1/proc"']
+        for name in ("bin", "dev", "proc", "tmp", install[1:]):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        (root / "tmp").chmod(0o1777)
+        os.mknod(root / "dev/null", 0o666 | 0o020000, os.makedev(1, 3))
+        (root / "dev/null").chmod(0o666)
+        shutil.copy(busybox(), root / "bin/busybox")
+        subprocess.run(
+            ["chroot", str(root), "/bin/busybox", "tar", "-xzf", "-", "-C", install],
+            input=bundle.path.read_bytes(),
+            check=True,
+        )
+
+    def with_shell(self) -> Place:
+        for name in ("sh", "cat", "env", "id", "sleep", "stty", "true"):
+            os.symlink("busybox", self.root / "bin" / name)
+        return self
+
+    def argv(self, *arguments: str) -> list[str]:
+        mounts = "; ".join(["set -e", *self.mounts])
+        user = [f"--userspec={self.user[0]}:{self.user[1]}"] if self.user else []
+        script = f'{mounts}; root=$1; shift; exec "$@"'
+        way = ["unshare", "--mount", "sh", "-c", script, "sh", str(self.root)]
+        return [*way, "chroot", *user, str(self.root), *arguments]
+
+    def holdfast(self, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """With an environment that holds these variables and no other; no shell in there is needed for it."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return subprocess.run(
+            self.argv("/bin/busybox", "env", "-i", *variables, *self.command, *arguments),
+            input=given,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+
+    def call(self, method: str, **params: Any) -> Any:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        done = self.holdfast("exec", json.dumps(request))
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        return json.loads(done.stdout)["result"]
+
+    def run(self, argv: list[str], **params: Any) -> tuple[int, str]:
+        """A process to its end: its exit code, and all that it printed."""
+        name = f"p{os.urandom(4).hex()}"
+        self.call(
+            "process/start", processId=name, argv=argv, **{"cwd": "/", "tty": False, "pipeStdin": False, **params}
+        )
+        ended = self.call("process/wait", processId=name)
+        read = self.call("process/read", processId=name, waitMs=10_000)
+        return ended["exitCode"], b"".join(base64.b64decode(each["chunk"]) for each in read["chunks"]).decode()
+
+    def stop(self) -> None:
+        """End the server, if one runs, and wait until it is gone."""
+        running = list((self.root).glob("**/server.sock"))
+        if not running:
+            return
+        status = self.call("environment/status")
+        watch = os.pidfd_open(status["keeperPid"])
+        self.call("server/shutdown", graceMs=0)
+        poller = select.poll()
+        poller.register(watch, select.POLLIN)
+        assert poller.poll(30_000), "the server did not stop"
+        os.close(watch)
+
+
+@pytest.fixture
+def make_place(bundle: Bundle, tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for chroot")
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs mount namespaces")
+    made: list[Place] = []
+
+    def make(**options: Any) -> Place:
+        made.append(Place(tmp_path / f"root{len(made)}", bundle, **options))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.stop()
+
+
+@pytest.fixture
+def place(make_place: Callable[..., Place]) -> Place:
+    return make_place().with_shell()
+
+
+def test_a_request_starts_the_server_and_a_process_runs(place: Place) -> None:
+    assert place.call("environment/info")["shell"] == {"name": "sh", "path": "/bin/sh"}
+    assert place.run(["sh", "-c", "echo out; exit 3"]) == (3, "out\n")
+
+
+def test_the_script_does_the_same_for_people(place: Place) -> None:
+    place.command = (f"{place.install}/bin/holdfast",)
+    assert place.run(["/bin/cat", "/proc/self/comm"]) == (0, "cat\n")
+
+
+def test_connect_bridges_to_the_server(place: Place) -> None:
+    place.call("ping")
+    request = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {"clientName": "test"}}
+    done = place.holdfast("connect", given=json.dumps(request).encode() + b"\n")
+    assert json.loads(done.stdout.splitlines()[0])["id"] == 7
+
+
+def test_nothing_of_the_bundle_is_in_the_environment_of_a_process(place: Place) -> None:
+    code, printed = place.run(["/bin/env"])
+    assert (code, sorted(printed.split())) == (0, ["PATH=/bin"])
+
+
+def test_variables_for_loaders_and_for_python_go_to_processes_and_not_to_us(place: Place) -> None:
+    theirs = {
+        "LC_CTYPE": "C",
+        "LD_LIBRARY_PATH": "/nowhere",
+        "PATH": "/bin",
+        "PYTHONHOME": "/nowhere",
+        "PYTHONPATH": "relative",
+        "PYTHONUTF8": "0",
+    }
+    place.environment = theirs
+    code, printed = place.run(["/bin/env"])
+    assert (code, dict(line.split("=", 1) for line in printed.splitlines())) == (0, theirs)
+
+
+def test_a_killed_server_comes_back_and_its_process_lives(place: Place) -> None:
+    place.call("process/start", processId="p", argv=["cat"], cwd="/", tty=False, pipeStdin=True)
+    server = place.call("environment/status")["pid"]
+    os.kill(server, signal.SIGKILL)
+    # The socket is the keeper's too: whoever connects meanwhile waits.
+    status = place.call("environment/status")
+    assert (status["pid"] != server, status["restarts"]) == (True, 1)
+    place.call("process/closeStdin", processId="p")
+    assert place.call("process/wait", processId="p")["exitCode"] == 0
+
+
+def test_what_is_not_in_the_bundle_is_named(place: Place) -> None:
+    done = place.holdfast("serve", "--listen", "ws://127.0.0.1:0", "--no-auth", "--keeper", "no")
+    assert (done.returncode, b"cannot listen on 'ws://127.0.0.1:0': it needs" in done.stderr) == (2, True)
+    done = place.holdfast("ps")
+    assert (done.returncode, b"the verb 'ps' needs" in done.stderr) == (2, True)
+
+
+def test_status_and_stop_are_there(place: Place) -> None:
+    assert place.holdfast("status").returncode == 3
+    pid = place.call("environment/status")["pid"]
+    told = place.holdfast("status", "--json")
+    assert (told.returncode, json.loads(told.stdout)["pid"]) == (0, pid)
+    refused = place.holdfast("stop", "--grace", "1")
+    assert (refused.returncode, b"takes no '--grace' here" in refused.stderr) == (2, True)
+    stopped = place.holdfast("stop")
+    assert (stopped.returncode, json.loads(stopped.stdout)) == (0, {"pid": pid, "stopped": True})
+    assert place.holdfast("stop").returncode == 3
+
+
+def test_a_place_without_a_shell(make_place: Callable[..., Place]) -> None:
+    place = make_place()
+    assert place.run(["/bin/busybox", "id", "-u"]) == (0, "0\n")
+
+
+def test_users_are_those_of_the_place(place: Place) -> None:
+    (place.root / "etc").mkdir()
+    (place.root / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nagent:x:1234:4321::/home/agent:/bin/sh\n"
+    )
+    (place.root / "etc/group").write_text("root:x:0:\nagents:x:4321:\ntools:x:777:agent\n")
+    # Of another distribution: modules that are not there, one that must be of the C library's own version.
+    (place.root / "etc/nsswitch.conf").write_text("passwd: compat files systemd sss\ngroup: compat files\n")
+    assert place.run(["id", "-u"], user="agent") == (0, "1234\n")
+    assert place.run(["id", "-G"], user="agent") == (0, "4321 777\n")
+
+
+def test_a_place_without_a_user_database(place: Place) -> None:
+    assert place.run(["id", "-u"], user="1234") == (0, "1234\n")
+    done = place.holdfast(
+        "exec",
+        json.dumps(
+            {
+                "id": 1,
+                "method": "process/start",
+                "params": {
+                    "processId": "p",
+                    "argv": ["true"],
+                    "cwd": "/",
+                    "tty": False,
+                    "pipeStdin": False,
+                    "user": "agent",
+                },
+            }
+        ),
+    )
+    assert "unknown user 'agent'" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_server_that_is_not_root(place: Place) -> None:
+    place.user = (1234, 1234)
+    assert place.run(["id", "-u"]) == (0, "1234\n")
+    assert (place.root / "tmp/holdfast-1234/server.sock").is_socket()
+
+
+def test_a_read_only_tree(place: Place) -> None:
+    tree = f'"$1{place.install}"'
+    place.mounts.append(f"mount --bind {tree} {tree}; mount -o remount,bind,ro {tree}")
+    assert place.run(["/bin/true"])[0] == 0
+    done = place.holdfast("exec", "{")
+    assert done.returncode == 1
+
+
+def test_a_deep_path(make_place: Callable[..., Place]) -> None:
+    deep = "/" + "/".join(["a directory with a long name and blanks"] * 12)
+    place = make_place(install=deep).with_shell()
+    assert place.run(["id", "-u"], user="0:0") == (0, "0\n")
+
+
+def test_without_tmp_output_goes_where_it_can(place: Place) -> None:
+    (place.root / "tmp").rmdir()
+    (place.root / "run").mkdir()
+    assert place.run(["sh", "-c", "echo here"]) == (0, "here\n")
+    assert place.call("environment/status")["spool"].startswith("/run/")
+    assert {each.name for each in place.root.iterdir()} == {"bin", "dev", "opt", "proc", "run"}
+
+
+def test_without_any_place_the_error_names_what_is_missing(place: Place) -> None:
+    (place.root / "tmp").rmdir()
+    done = place.holdfast("exec", '{"id": 1, "method": "ping"}')
+    assert done.returncode == 2
+    assert b"cannot make /tmp/holdfast-0: No such file or directory" in done.stderr
+
+
+def test_without_proc_the_error_names_it(place: Place) -> None:
+    place.mounts.clear()
+    done = place.holdfast("exec", '{"id": 1, "method": "ping"}')
+    assert done.returncode == 2
+    assert b"/proc is not mounted here" in done.stderr
+
+
+def test_without_devpts_a_terminal_is_refused_and_pipes_work(place: Place) -> None:
+    start = {"processId": "t", "argv": ["true"], "cwd": "/", "tty": True, "pipeStdin": False}
+    done = place.holdfast("exec", json.dumps({"id": 1, "method": "process/start", "params": start}))
+    assert "terminal" in json.loads(done.stdout)["error"]["message"]
+    assert place.run(["true"])[0] == 0
+
+
+def test_with_devpts_a_terminal_works(place: Place) -> None:
+    (place.root / "dev/pts").mkdir()
+    os.symlink("pts/ptmx", place.root / "dev/ptmx")
+    place.mounts.append('mount -t devpts -o newinstance,ptmxmode=666 devpts "$1/dev/pts"')
+    code, printed = place.run(["stty", "size"], tty=True, size={"rows": 33, "cols": 77})
+    assert (code, printed.strip()) == (0, "33 77")
+
+
+def test_nothing_is_loaded_from_outside_the_tree(bundle: Bundle, tmp_path: Path) -> None:
+    """On this machine, where all would be there to be found: Python's own library, the loader's cache, locales."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    subprocess.run(["tar", "-xzf", str(bundle.path), "-C", str(tree)], check=True)
+    state = tmp_path / "state"
+    trace = tmp_path / "trace"
+    environment = {"HOLDFAST_DIRECTORY": str(state), "LANG": "de_DE.UTF-8", "PATH": "/usr/bin:/bin"}
+    # On stdio there is no keeper, and the server ends with its input.
+    done = subprocess.run(
+        [
+            "strace",
+            "-f",
+            "-qq",
+            "-e",
+            "trace=open,openat,execve",
+            "-o",
+            trace,
+            *bundle.command(str(tree)),
+            "serve",
+            "--listen",
+            "stdio",
+        ],
+        input=b'{"id":1,"method":"initialize","params":{"clientName":"test"}}\n',
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert json.loads(done.stdout)["id"] == 1, done.stderr
+    opened = {line.split('"')[1] for line in trace.read_text().splitlines() if '"' in line and "ENOENT" not in line}
+    outside = {path for path in opened if not path.startswith(str(tmp_path))}
+    # What describes the place, users and characters; nothing of it is code.
+    data = ("/dev/", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group", "/etc/localtime", "/proc", "/sys/")
+    characters = ("/usr/lib/locale/", "/usr/share/locale/locale.alias")
+    others = {path for path in outside if not path.startswith((*data, *characters))}
+    assert {path for path in others if os.path.basename(path) != "gconv-modules.cache"} == set()
+    assert {path for path in outside if ".so" in path or ".py" in path} == set()

@@ -1,0 +1,233 @@
+"""How bundles are made and kept: the same bytes each time, from the cache the second time, and what is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from holdfast import own_python
+from holdfast.cli import PLAIN_VERBS
+from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
+from holdfast.sandboxes import bundle as bundle_module, elf
+from holdfast.sandboxes.bundle import Bundle, make_package, pack, package, read_bundle
+from holdfast.sandboxes.bundle_tree import File, our_modules
+
+SOURCE = Path(bundle_module.__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "holdfast" / "bundles"
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of one file, where only the keeping is tested."""
+    monkeypatch.setattr(bundle_module, "package_files", lambda **_: {"a/file": File(b"content")})
+
+
+def test_another_process_makes_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
+    code = "from holdfast.sandboxes.bundle import make_bundle; print(make_bundle().sha256)"
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": str(SOURCE),
+        "XDG_CACHE_HOME": str(tmp_path / "other"),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == bundle.sha256
+
+
+def test_a_bundle_is_what_it_says(bundle: Bundle) -> None:
+    assert hashlib.sha256(bundle.path.read_bytes()).hexdigest() == bundle.sha256
+    assert (bundle.path.name, bundle.path.stat().st_size) == (f"{bundle.sha256}.tar.gz", bundle.size)
+    assert bundle.size < 15_000_000
+    assert read_bundle(bundle.path) == bundle
+    # Nothing of it is for people, for clients or for tests; nothing of it is a source.
+    with tarfile.open(bundle.path) as tar:
+        found = tar.getnames()
+    others = ("holdfast/client", "holdfast/sandboxes", "holdfast/testing", "typer", "rich", "libssl", "libcrypto")
+    assert [name for name in found if name.endswith(".py") or any(other in name for other in others)] == []
+
+
+def test_the_tar_is_root_s_and_without_times() -> None:
+    with tarfile.open(make_package(msgspec=False).path) as tar:
+        members = tar.getmembers()
+    assert members[0].name == "MANIFEST.json"
+    assert {(each.uid, each.gid, each.mtime) for each in members} == {(0, 0, 0)}
+    assert {each.mode for each in members} <= {0o644, 0o755}
+    names = [each.name for each in members[1:]]
+    assert names == sorted(names)
+
+
+def test_what_is_packed_is_the_in_sandbox_part() -> None:
+    ours = set(our_modules())
+    assert {f"holdfast.cli.{verb}" for verb in PLAIN_VERBS} <= ours
+    assert {"holdfast.runtime.keeper", "holdfast.runtime.launcher", "holdfast.transport.websocket"} <= ours
+    assert [
+        name for name in ours if name.startswith(("holdfast.client", "holdfast.sandboxes", "holdfast.testing"))
+    ] == []
+    assert "holdfast.cli.typed_verb" not in ours
+
+
+@pytest.mark.usefixtures("little")
+def test_the_second_use_makes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make_package(msgspec=False)
+    monkeypatch.setattr(bundle_module, "package_files", lambda **_: pytest.fail("made again"))
+    assert make_package(msgspec=False) == first
+
+
+@pytest.mark.usefixtures("little")
+@pytest.mark.parametrize("damage", ["torn", "changed", "gone", "index"])
+def test_a_damaged_cache_is_made_again(damage: str, cache: Path) -> None:
+    first = make_package(msgspec=False)
+    content = first.path.read_bytes()
+    match damage:
+        case "torn":
+            first.path.write_bytes(content[: len(content) // 2])
+        case "changed":
+            first.path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        case "gone":
+            first.path.unlink()
+        case "index":
+            for index in cache.glob("*.json"):
+                index.write_text('{"sha256": ')
+    assert make_package(msgspec=False) == first
+    assert first.path.read_bytes() == content
+
+
+@pytest.mark.usefixtures("little")
+def test_old_ones_are_removed_and_those_used_last_stay(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    for age in range(10):
+        old = cache / f"{age:064}.tar.gz"
+        old.write_bytes(b"old")
+        os.utime(old, ns=(10**18 - age, 10**18 - age))
+        (cache / f"{age}.json").write_text(json.dumps({"sha256": f"{age:064}"}))
+    (cache / ".unfinished").write_bytes(b"")
+    made = make_package(msgspec=False)
+    tars = {path.name for path in cache.glob("*.tar.gz")}
+    assert tars == {made.path.name, *(f"{age:064}.tar.gz" for age in range(3))}
+    assert len(list(cache.glob("*.json"))) == 4
+    assert not (cache / ".unfinished").exists()
+
+
+@pytest.mark.usefixtures("little")
+def test_a_cache_that_others_may_write_is_refused(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    with pytest.raises(PermissionRefused, match="others may write into"):
+        make_package(msgspec=False)
+
+
+@pytest.mark.usefixtures("little")
+def test_a_cache_that_cannot_be_made_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SandboxError, match="set XDG_CACHE_HOME"):
+        make_package(msgspec=False)
+
+
+async def test_another_machine_needs_a_bundle_from_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParams, match=f"this machine is {os.uname().machine} and the sandbox is riscv64"):
+        await bundle_module.bundle("riscv64")
+    manifest = {"kind": "bundle", "holdfast": "0.1.0", "machine": "riscv64", "python": "3.11.2"}
+    given = tmp_path / "given.tar.gz"
+    given.write_bytes(pack({"MANIFEST.json": File(json.dumps(manifest).encode())}))
+    found = await bundle_module.bundle("riscv64", path=given)
+    assert (found.machine, found.path, found.kind) == ("riscv64", given, "bundle")
+    with pytest.raises(InvalidParams, match="is for riscv64, and the sandbox is aarch64"):
+        await bundle_module.bundle("arm64", path=given)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"text", pack({"other": File(b"")}), pack({"MANIFEST.json": File(b"{}")})]
+)
+def test_a_file_that_is_no_bundle_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "given"
+    path.write_bytes(content)
+    with pytest.raises(InvalidParams, match="is not a bundle"):
+        read_bundle(path)
+    with pytest.raises(InvalidParams, match="cannot be read: No such file"):
+        read_bundle(tmp_path / "missing")
+
+
+def test_a_package_runs_on_a_python_that_has_nothing(tmp_path: Path) -> None:
+    made = asyncio.run(package(msgspec=True))
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    subprocess.run(["tar", "-xzf", str(made.path), "-C", str(tree)], check=True)
+    # `-S`: without the packages of this Python, as a fresh one.
+    python, *rest = made.command(str(tree), sys.executable)
+    request = b'{"id":1,"method":"initialize","params":{"clientName":"test"}}\n'
+    done = subprocess.run(
+        [python, "-S", *rest, "serve", "--listen", "stdio"],
+        input=request,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout)["id"] == 1
+
+
+def test_the_verb_tells_what_it_made(tmp_path: Path) -> None:
+    output = tmp_path / "out.tar.gz"
+    argv = [sys.executable, "-m", "holdfast", "bundle", "--no-interpreter", "--json", "-o", str(output)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["path"] == str(output)
+    assert told["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
+
+
+def test_outside_a_bundle_we_start_ourselves_as_ever() -> None:
+    assert own_python.command() == [sys.executable]
+    assert own_python.holdfast() == [sys.executable, "-m", "holdfast"]
+    assert not own_python.is_injected()
+
+
+def test_a_program_forgets_where_this_machine_has_its_libraries(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    for name, source in (
+        ("part.c", "int part(void) { return 7; }"),
+        ("main.c", "int part(void); int main(void) { return part(); }"),
+    ):
+        (tmp_path / name).write_text(source)
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        place.mkdir()
+    subprocess.run(["cc", "-shared", "-o", here / "libpart.so", tmp_path / "part.c"], check=True)
+    (tmp_path / "part.c").write_text("int part(void) { return 8; }")
+    subprocess.run(["cc", "-shared", "-o", there / "libpart.so", tmp_path / "part.c"], check=True)
+    main = tmp_path / "main"
+    paths = f"-Wl,--disable-new-dtags,-rpath,{here}"
+    subprocess.run(["cc", "-o", main, tmp_path / "main.c", "-L", here, "-lpart", paths], check=True)
+    loader = elf.loader_of(main.read_bytes(), "main")
+    argv = [loader, "--library-path", str(there), str(main)]
+    assert subprocess.run(argv, check=False).returncode == 7
+    main.write_bytes(elf.relocatable(main.read_bytes(), "main"))
+    assert subprocess.run(argv, check=False).returncode == 8
+
+
+def test_elf_files_are_told_from_others() -> None:
+    program = os.path.realpath(sys.executable)
+    content = Path(program).read_bytes()
+    loader = elf.loader_of(content, program)
+    assert os.path.basename(loader).startswith("ld-")
+    assert any(name.startswith("libc.") for name in elf.libraries(loader, program))
+    assert elf.loader_of(elf.relocatable(content, program), program) == loader
+    with pytest.raises(SandboxError, match="text is not a 64-bit"):
+        elf.relocatable(b"#!/bin/sh\n", "text")
+    with pytest.raises(SandboxError, match="--list /nowhere"):
+        elf.libraries(loader, "/nowhere")
