@@ -477,5 +477,6 @@ def _command_spec(argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_std
         env_policy=_policy(options.env, None),
         pipe_stdin=pipe_stdin,
         user=options.user,
+        lifetime=options.lifetime,
         start_id=_new_id(),
     )
