@@ -1,4 +1,4 @@
-"""A service that this program offers to programs in the sandbox: takes calls, runs a handler for each, sends answers.
+"""A service that this program offers to programs in the sandbox: takes calls, runs a handler for each, answers.
 
 Everything is asked by calls that the connection repeats when it breaks: a call is taken once and answered once,
 through as many channels as it takes. Touches only the connection.
@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Final
 
-from holdfast.client.connection import Connection
+from holdfast.client.connection import Call, Connection
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.wire import messages as m, methods
-from holdfast.wire.service_keys import instance_of
+from holdfast.wire.service_keys import PING, instance_of
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +26,15 @@ log = logging.getLogger(__name__)
 POLL_MS: Final = 30_000
 #: The largest piece that is sent at once. A larger one is cut: no message grows with an answer.
 PIECE_BYTES: Final = 1024 * 1024
+#: Pieces of one answer, and their bytes, that may be on their way: a stream of tokens does not wait for a round
+#: trip a token, and what is on its way when the caller turns slow still fits into memory.
+WINDOW_PIECES: Final = 64
+WINDOW_BYTES: Final = 1024 * 1024
+#: How long to say goodbye to a server that may be out of reach.
+WITHDRAW_SECONDS: Final = 5.0
 
 Answer = bytes | AsyncIterator[bytes]
-#: Given the method and the body of a call; returns the answer, whole or in pieces. What it raises is told the caller.
+#: Given the method and the body of a call; returns the answer, whole or in pieces. What it raises the caller gets.
 Handler = Callable[[str, bytes], Awaitable[Answer]]
 
 
@@ -74,8 +81,10 @@ class HostService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        with contextlib.suppress(HoldfastError):  # a server that is gone offers nothing any more
-            await self._connection.call(methods.SERVICE_WITHDRAW, m.ServiceWithdrawParams(self.name, self._key))
+        # A server that is gone offers nothing any more, and one that is out of reach will notice.
+        with contextlib.suppress(HoldfastError, TimeoutError):
+            async with asyncio.timeout(WITHDRAW_SECONDS):
+                await self._connection.call(methods.SERVICE_WITHDRAW, m.ServiceWithdrawParams(self.name, self._key))
 
     async def __aenter__(self) -> HostService:
         await self.start()
@@ -117,7 +126,7 @@ class HostService:
     async def _answer(self, event: m.ServiceCalled) -> None:
         sending = _Sending(self._connection, event.call_id, self._key)
         try:
-            answer = await self._handler(event.method, event.body)
+            answer = b"" if event.method == PING else await self._handler(event.method, event.body)
             if isinstance(answer, bytes):
                 await sending.send(answer, end=True)
             else:
@@ -127,19 +136,23 @@ class HostService:
         except Exception as error:
             log.error("service %s: %s failed", self.name, event.method, exc_info=error)
             await sending.fail(InternalError(f"service {self.name!r}: {type(error).__name__}"))
+        finally:
+            sending.abandon()
 
 
 class _Sending:
-    """The pieces of one answer, in their order."""
+    """The pieces of one answer, in their order; some are on their way while the next is made."""
 
     def __init__(self, connection: Connection, call_id: str, key: str) -> None:
         self._connection = connection
         self._call_id = call_id
         self._key = key
         self._seq = 0
+        self._under_way: deque[Call[m.ServiceAnswerResult]] = deque()
+        self._bytes = 0
 
     async def send(self, data: bytes, *, end: bool = False) -> bool:
-        """Returns, once there is room for more, whether anybody wants it."""
+        """Returns, once there is room for more, whether anybody wants it; after the end, once all has arrived."""
         while len(data) > PIECE_BYTES:
             if not await self._send(data[:PIECE_BYTES], False):
                 return False
@@ -149,7 +162,19 @@ class _Sending:
     async def _send(self, data: bytes, end: bool) -> bool:
         self._seq += 1
         params = m.ServiceAnswerParams(self._call_id, self._key, self._seq, data, end)
-        return (await self._connection.call(methods.SERVICE_ANSWER, params)).wanted
+        call = self._connection.begin(methods.SERVICE_ANSWER, params)
+        self._under_way.append(call)
+        self._bytes += call.size
+        while self._under_way and (end or self._is_full or self._under_way[0].future.done()):
+            first = self._under_way.popleft()
+            self._bytes -= first.size
+            if not (await self._connection.reply(first)).wanted:
+                return False
+        return True
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._under_way) >= WINDOW_PIECES or self._bytes >= WINDOW_BYTES
 
     async def stream(self, pieces: AsyncIterator[bytes]) -> None:
         try:
@@ -168,3 +193,12 @@ class _Sending:
         params = m.ServiceAnswerParams(self._call_id, self._key, self._seq, error=failure)
         with contextlib.suppress(HoldfastError):  # the connection is gone, and so is the caller
             await self._connection.call(methods.SERVICE_ANSWER, params)
+
+    def abandon(self) -> None:
+        """Nobody waits for the replies that are missing."""
+        for call in self._under_way:
+            if call.future.done():
+                call.future.exception()  # looked at, so that the loop does not complain
+            else:
+                self._connection.give_up(call)
+        self._under_way.clear()

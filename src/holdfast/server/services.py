@@ -1,8 +1,9 @@
 """Services that the host offers to programs inside: who offers, who calls, and what is on its way between them.
 
-Both sides pull: the host's long poll brings it calls, a caller's brings it the pieces of its answer, and a reply that
-waits is what slows a side that is too fast. So all of it survives a broken connection by being asked again. Memory
-alone; a server that is restarted forgets the calls and is offered the services anew.
+Both sides pull: the host's long poll brings it calls, a caller's brings it the pieces of its answer, and a reply
+that waits is what slows a side that is too fast. So the host's side survives a broken connection by being asked
+again, while a caller that is gone has called off what it asked. Memory alone; a server that is restarted forgets
+the calls and is offered the services anew.
 """
 
 from __future__ import annotations
@@ -10,109 +11,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import (
     ConnectionLost,
     HoldfastError,
-    InvalidRequest,
+    InvalidParams,
     LimitReached,
     UnknownService,
     error_from_wire,
 )
+from holdfast.server.service_calls import REPLY_BYTES, Call, Reply, Service
 from holdfast.wire import messages as m
-from holdfast.wire.service_keys import check_instance, check_name, instance_of
+from holdfast.wire.service_keys import check_call_id, check_instance, check_name, instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.config import ExecServerConfig
     from holdfast.server.connection import ServerConnection
+    from holdfast.server.later import Later
 
 #: The longest that one poll waits.
 MAX_WAIT_MS: Final = 60_000
-#: Bytes of one reply: many small pieces go in one message.
-REPLY_BYTES: Final = 256 * 1024
-
-
-class Call:
-    """One call and what was answered to it so far. Its caller alone may read it, its service's host alone answer."""
-
-    def __init__(self, service: Service, caller: ServerConnection, body_bytes: int) -> None:
-        self.id = secrets.token_hex(16)
-        self.service = service
-        self.caller = caller
-        #: Held for the host, until it has taken the call.
-        self.body_bytes = body_bytes
-        self.pieces: deque[bytes] = deque()
-        #: The numbers of the first piece that is held and of the last that came.
-        self.first_seq = 1
-        self.last_seq = 0
-        self.held_bytes = 0
-        self.ended = False
-        self.error: HoldfastError | None = None
-        self.changed = asyncio.Event()
-
-    def add(self, seq: int, data: bytes) -> None:
-        if seq <= self.last_seq or self.ended:
-            return  # sent again, since the reply to it was lost
-        if seq != self.last_seq + 1:
-            raise InvalidRequest(f"call {self.id}: piece {seq} after piece {self.last_seq}")
-        self.last_seq = seq
-        self.pieces.append(data)
-        self.held_bytes += len(data)
-        self.wake()
-
-    def end(self, error: HoldfastError | None = None) -> None:
-        if not self.ended:
-            self.ended, self.error = True, error
-            self.wake()
-
-    def acknowledge(self, seq: int) -> None:
-        while self.pieces and self.first_seq <= seq:
-            self.held_bytes -= len(self.pieces.popleft())
-            self.first_seq += 1
-        self.wake()
-
-    def take(self) -> m.ServicePieces:
-        """What is held, as much of it as one message should have."""
-        taken: list[bytes] = []
-        size = 0
-        for piece in self.pieces:
-            if taken and size + len(piece) > REPLY_BYTES:
-                break
-            taken.append(piece)
-            size += len(piece)
-        ended = self.ended and len(taken) == len(self.pieces)
-        if ended and self.error is not None and not taken:
-            raise self.error
-        return m.ServicePieces(self.id, self.first_seq - 1 + len(taken), tuple(taken), ended and self.error is None)
-
-    def wake(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
-
-
-class Service:
-    """One name and instance, from the first offer until its host has been gone for too long."""
-
-    def __init__(self, name: str, instance: str) -> None:
-        self.name = name
-        self.instance = instance
-        self.epoch = secrets.token_hex(8)
-        self.calls: dict[str, Call] = {}
-        self.events: deque[m.ServiceEvent] = deque()
-        self.last_seq = 0
-        self.changed = asyncio.Event()
-        self.polls = 0
-        self.expiry: asyncio.TimerHandle | None = None
-
-    def tell(self, make: Callable[[int], m.ServiceEvent]) -> None:
-        self.last_seq += 1
-        self.events.append(make(self.last_seq))
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+#: Services that may be on offer at a time: one or two a bridge is usual.
+MAX_SERVICES: Final = 1_024
 
 
 class ServiceMethods:
@@ -125,6 +48,8 @@ class ServiceMethods:
         self._by_caller: dict[ServerConnection, dict[str, Call]] = {}
         #: Bytes of calls that no host has taken.
         self._held_bytes = 0
+        #: Bytes of answers that no caller has taken.
+        self._answer_bytes = 0
 
     # --- the host's side -------------------------------------------------------------------------------------
 
@@ -132,6 +57,8 @@ class ServiceMethods:
         instance = instance_of(params.service, params.key)
         service = self._services.get(instance)
         if service is None:
+            if len(self._services) >= MAX_SERVICES:
+                raise LimitReached(f"{MAX_SERVICES} services are on offer here: withdraw one")
             service = self._services[instance] = Service(params.service, instance)
         if params.epoch == service.epoch:
             self._taken(service, params.after_seq)
@@ -140,38 +67,48 @@ class ServiceMethods:
             service.expiry.cancel()
             service.expiry = None
         try:
-            if not service.events:
+            # A host that knows another epoch is to learn of this one at once: it works for callers who are gone.
+            if not service.events and params.epoch in ("", service.epoch):
                 await _wait(service.changed, params.wait_ms)
         finally:
             service.polls -= 1
-            if not service.polls:
+            if not service.polls and self._services.get(instance) is service:
                 # Its host asks again at once; one that does not is gone.
                 service.expiry = asyncio.get_running_loop().call_later(
                     self._config.detached_session_seconds, self._forget, service
                 )
-        return m.ServiceOfferResult(service.epoch, _some(service.events))
+        return service.take()
 
     def _taken(self, service: Service, seq: int) -> None:
-        while service.events and service.events[0].seq <= seq:
-            event = service.events.popleft()
+        while service.events and (first := next(iter(service.events))) <= seq:
+            event = service.events.pop(first)
             call = self._calls.get(event.call_id)
             if isinstance(event, m.ServiceCalled) and call is not None:
                 self._let_go(call)
 
-    async def answer(self, connection: ServerConnection, params: m.ServiceAnswerParams) -> m.ServiceAnswerResult:
+    def answer(self, connection: ServerConnection, params: m.ServiceAnswerParams) -> m.ServiceAnswerResult | Later:
         call = self._calls.get(params.call_id)
         if call is None:
             return m.ServiceAnswerResult(False)
         if instance_of(call.service.name, params.key) != call.service.instance:
             raise UnknownService(f"call {params.call_id}: is not one of yours")
-        call.add(params.seq, params.data)
-        if params.error is not None:
-            call.end(error_from_wire(params.error.code, params.error.message))
-        elif params.end:
-            call.end()
-        while call.held_bytes > self._config.service_answer_bytes and call.id in self._calls and not call.ended:
-            await call.changed.wait()
-        return m.ServiceAnswerResult(call.id in self._calls)
+        error = None if params.error is None else error_from_wire(params.error.code, params.error.message)
+        last = params.end or error is not None
+        self._answer_bytes += call.add(params.seq, params.data, end=last, error=error)
+        call.wake()
+        if not self._is_full(call):
+            return m.ServiceAnswerResult(True)
+        return Reply(
+            call,
+            lambda: not self._is_full(call),
+            lambda: m.ServiceAnswerResult(self._calls.get(call.id) is call),
+        )
+
+    def _is_full(self, call: Call) -> bool:
+        """Whether the host has to wait. When many answers together are too much, each may hold only a little."""
+        crowded = self._answer_bytes > self._config.max_service_bytes
+        room = min(REPLY_BYTES, self._config.service_answer_bytes) if crowded else self._config.service_answer_bytes
+        return call.held_bytes > room and not call.ended
 
     def withdraw(self, connection: ServerConnection, params: m.ServiceWithdrawParams) -> m.Empty:
         service = self._services.get(instance_of(params.service, params.key))
@@ -182,16 +119,25 @@ class ServiceMethods:
     def _forget(self, service: Service) -> None:
         if service.expiry is not None:
             service.expiry.cancel()
+            service.expiry = None
         self._services.pop(service.instance, None)
+        service.events.clear()
         for call in list(service.calls.values()):
             self._let_go(call)
             call.end(ConnectionLost(f"the host that offered service {service.name!r} is gone"))
 
     # --- the caller's side -----------------------------------------------------------------------------------
 
-    async def call(self, connection: ServerConnection, params: m.ServiceCallParams) -> m.ServicePieces:
+    def call(self, connection: ServerConnection, params: m.ServiceCallParams) -> Later:
+        """Begun before this returns: what its connection asks next, to call it off say, finds it there."""
         check_name(params.service)
         check_instance(params.instance)
+        if params.call_id is not None:
+            check_call_id(params.call_id)
+            if params.call_id in self._calls:
+                raise InvalidParams(
+                    f"call {params.call_id!r}: there is one already; choose ids that nobody can guess"
+                )
         service = self._services.get(params.instance)
         if service is None or service.name != params.service:
             raise UnknownService(f"no host offers service {params.service!r} under this instance here")
@@ -204,25 +150,28 @@ class ServiceMethods:
                 f"{self._held_bytes} bytes of calls wait for their host, and this one has {len(params.body)}: "
                 f"max_service_bytes is {self._config.max_service_bytes}"
             )
-        call = Call(service, connection, len(params.body))
+        call = Call(params.call_id or secrets.token_hex(16), service, connection, len(params.body))
         self._held_bytes += call.body_bytes
         self._calls[call.id] = service.calls[call.id] = call
         self._by_caller.setdefault(connection, {})[call.id] = call
-        service.tell(lambda seq: m.ServiceCalled(seq, call.id, params.method, params.body))
-        try:
-            return await self._receive(call, params.wait_ms)
-        except asyncio.CancelledError:
-            self._cancel(call)
-            raise
+        call.called_seq = service.tell(lambda seq: m.ServiceCalled(seq, call.id, params.method, params.body))
+        return self._pieces(call, params.wait_ms, cancelled=lambda: self._cancel(call))
 
-    async def receive(self, connection: ServerConnection, params: m.ServiceReceiveParams) -> m.ServicePieces:
+    def receive(self, connection: ServerConnection, params: m.ServiceReceiveParams) -> Later:
         call = self._own(connection, params.call_id)
-        call.acknowledge(params.after_seq)
-        return await self._receive(call, params.wait_ms)
+        self._answer_bytes -= call.acknowledge(params.after_seq)
+        return self._pieces(call, params.wait_ms)
 
-    async def _receive(self, call: Call, wait_ms: int) -> m.ServicePieces:
-        if not call.pieces and not call.ended:
-            await _wait(call.changed, wait_ms)
+    def _pieces(self, call: Call, wait_ms: int, cancelled: Callable[[], None] | None = None) -> Later:
+        return Reply(
+            call,
+            lambda: bool(call.pieces) or call.ended,
+            lambda: self._receive(call),
+            seconds=_seconds(wait_ms),
+            cancelled=cancelled,
+        )
+
+    def _receive(self, call: Call) -> m.ServicePieces:
         try:
             pieces = call.take()
         except HoldfastError:
@@ -233,7 +182,10 @@ class ServiceMethods:
         return pieces
 
     def cancel(self, connection: ServerConnection, params: m.ServiceCancelParams) -> m.Empty:
-        self._cancel(self._own(connection, params.call_id))
+        """Of a call that is over, or another's, there is nothing to call off."""
+        call = self._calls.get(params.call_id)
+        if call is not None and call.caller is connection:
+            self._cancel(call)
         return m.Empty()
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -248,14 +200,22 @@ class ServiceMethods:
         return call
 
     def _cancel(self, call: Call) -> None:
-        if self._calls.get(call.id) is call:
-            self._drop(call)
-            if not call.ended:
-                call.service.tell(lambda seq: m.ServiceCancelled(seq, call.id))
-                call.wake()  # the host may wait for room
+        if self._calls.get(call.id) is not call:
+            return
+        was_over = call.ended
+        self._drop(call)
+        call.end(UnknownService(f"call {call.id!r}: it was called off"))  # for whoever still waits for its pieces
+        service = call.service
+        # Its body is not kept for a host that is away: callers that come and go meanwhile would fill us.
+        service.events.pop(call.called_seq, None)
+        if not was_over and call.called_seq <= service.told_seq:
+            service.tell(lambda seq: m.ServiceCancelled(seq, call.id))
 
     def _drop(self, call: Call) -> None:
         self._let_go(call)
+        self._answer_bytes -= call.held_bytes
+        call.held_bytes = 0
+        call.pieces.clear()
         self._calls.pop(call.id, None)
         call.service.calls.pop(call.id, None)
         of_caller = self._by_caller.get(call.caller, {})
@@ -268,19 +228,11 @@ class ServiceMethods:
         call.body_bytes = 0
 
 
-def _some(events: deque[m.ServiceEvent]) -> tuple[m.ServiceEvent, ...]:
-    """The first of them: one large body a message."""
-    chosen: list[m.ServiceEvent] = []
-    size = 0
-    for event in events:
-        size += len(event.body) if isinstance(event, m.ServiceCalled) else 0
-        if chosen and size > REPLY_BYTES:
-            break
-        chosen.append(event)
-    return tuple(chosen)
+def _seconds(wait_ms: int) -> float:
+    return max(0, min(wait_ms, MAX_WAIT_MS)) / 1000
 
 
 async def _wait(changed: asyncio.Event, wait_ms: int) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(min(wait_ms, MAX_WAIT_MS) / 1000):
+        async with asyncio.timeout(_seconds(wait_ms)):
             await changed.wait()

@@ -441,6 +441,8 @@ class ServiceCallParams(Struct, frozen=True, omit_defaults=True):
     method: str
     body: bytes = b""
     wait_ms: int = 0
+    #: Chosen by the caller, who can then call it off before the first reply. None: the server chooses.
+    call_id: str | None = None
 
 
 class ServiceReceiveParams(Struct, frozen=True, omit_defaults=True):

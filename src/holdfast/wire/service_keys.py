@@ -12,9 +12,13 @@ from typing import Final
 
 from holdfast.errors import InvalidParams
 
+#: The method that every service has: it answers nothing, and that tells that its host is there.
+PING: Final = "holdfast/ping"
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{16,128}")
 _INSTANCE: Final = re.compile(r"[0-9a-f]{32}")
+_CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 
 def check_name(service: str) -> None:
@@ -25,6 +29,11 @@ def check_name(service: str) -> None:
 def check_instance(instance: str) -> None:
     if not _INSTANCE.fullmatch(instance):
         raise InvalidParams(f"instance {instance!r}: 32 digits, as the host that offers the service tells it")
+
+
+def check_call_id(call_id: str) -> None:
+    if not _CALL_ID.fullmatch(call_id):
+        raise InvalidParams(f"callId {call_id!r}: 16 to 64 letters, digits and _-, which nobody can guess")
 
 
 def instance_of(service: str, key: str) -> str:
