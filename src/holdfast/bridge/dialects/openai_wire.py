@@ -1,0 +1,96 @@
+"""What OpenAI's endpoints have in common: errors, token counts, images and files given by URL or by bytes; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.bridge.dialects.fields import Fields, from_data_url
+from holdfast.bridge.normal import FilePart, ImagePart, JsonObject, StopReason, ToolCallPart, Usage
+
+_ERROR_TYPES: Final[Mapping[int, tuple[str, str | None]]] = {
+    400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("permission_error", "forbidden"),
+    404: ("invalid_request_error", "not_found"),
+    408: ("timeout_error", "timeout"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    503: ("server_error", "overloaded"),
+    504: ("timeout_error", "timeout"),
+}
+
+#: What choices end with, in chat and in completions.
+FINISH_REASONS: Final[Mapping[StopReason, str]] = {
+    "end": "stop",
+    "stop_sequence": "stop",
+    "pause": "stop",
+    "length": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+
+
+def error_object(status: int, kind: str, message: str) -> dict[str, Any]:
+    by_status = ("server_error", None) if status >= 500 else ("invalid_request_error", None)
+    type_, code = _ERROR_TYPES.get(status, by_status)
+    return {"message": message, "type": type_, "param": None, "code": kind or code}
+
+
+def error(status: int, kind: str, message: str) -> bytes:
+    """An error body. `kind` is the `code` that programs look at; left empty, it follows from the status."""
+    return msgspec.json.encode({"error": error_object(status, kind, message)})
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.total,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.thinking},
+    }
+
+
+def usage_in(body: JsonObject) -> Usage | None:
+    """The token counts of a chat completion, a completion, a chunk of one, or embeddings."""
+    found = body.get("usage")
+    if not isinstance(found, dict):
+        return None
+    return Usage(
+        count(found, "prompt_tokens"),
+        count(found, "completion_tokens"),
+        count(found.get("prompt_tokens_details"), "cached_tokens"),
+        count(found.get("prompt_tokens_details"), "cache_write_tokens"),
+        count(found.get("completion_tokens_details"), "reasoning_tokens"),
+    )
+
+
+def count(counts: object, name: str) -> int:
+    """A count in a provider's answer; whatever is no count is 0, since answers are only passed on."""
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def image_part(url: str, detail: str = "") -> ImagePart:
+    inline = from_data_url(url)
+    if inline is None:
+        return ImagePart(url=url, detail=detail)
+    return ImagePart(data=inline[1], media_type=inline[0], detail=detail)
+
+
+def file_part(fields: Fields) -> FilePart:
+    """A file of chat or of Responses: `file_data` is a data URL, or bare base64 in older clients."""
+    name, file_id = fields.text("filename", ""), fields.text("file_id", "")
+    if not fields.has("file_data"):
+        return FilePart(url=fields.text("file_url", ""), file_id=file_id, name=name)
+    inline = from_data_url(fields.text("file_data"))
+    if inline is not None:
+        return FilePart(data=inline[1], media_type=inline[0], file_id=file_id, name=name)
+    return FilePart(data=fields.base64("file_data"), file_id=file_id, name=name)
+
+
+def call_id(part: ToolCallPart, request_id: str, index: int) -> str:
+    return part.id or f"call_{request_id}_{index}"
