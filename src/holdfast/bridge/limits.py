@@ -128,6 +128,11 @@ def refuse_model(limits: Limits, model: str) -> Refusal | None:
     """Once it is known which model is asked for."""
     if not limits.allows_model(model):
         return Refusal(403, f"model {model!r}: this sandbox may not use it")
+    return None
+
+
+def refuse_unpriced(limits: Limits, model: str) -> Refusal | None:
+    """Once it is known which model will be paid for: the provider's name of it may be another."""
     if limits.money is not None and limits.price_of(model) is None:
         return Refusal(403, f"model {model!r}: has no price, and there is a budget of money")
     return None
