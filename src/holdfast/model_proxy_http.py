@@ -32,6 +32,8 @@ BODY_SECONDS: Final = 300.0
 #: How long a client that was refused in the middle of its request has to read why, before the socket is closed: a
 #: socket that is closed with unread bytes takes the answer back.
 LINGER_SECONDS: Final = 2.0
+#: Connections beyond the limit that are told so; further ones are dropped, so that descriptors do not run out.
+REFUSED_CONNECTIONS: Final = 32
 
 #: Headers that are about one connection and are not passed on; nor is the host, which names only the proxy.
 _OF_THE_CONNECTION: Final = frozenset(
@@ -54,6 +56,8 @@ class Shared:
         self.max_connections = max_connections
         self.max_body_bytes = max_body_bytes
         self.connections: set[HttpConnection] = set()
+        #: How many of them have been refused and only wait to be read.
+        self.lingering = 0
         self.held_bytes = 0
 
 
@@ -86,7 +90,11 @@ class HttpConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._shared.connections.add(self)
-        if len(self._shared.connections) > self._shared.max_connections:
+        shared = self._shared
+        if len(shared.connections) > shared.max_connections + REFUSED_CONNECTIONS:
+            transport.abort()
+            return
+        if len(shared.connections) - shared.lingering > shared.max_connections:
             self._refuse(503, f"there are {self._shared.max_connections} connections already; close some")
             return
         self._expire_in(IDLE_SECONDS)
@@ -114,6 +122,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
         self._shared.connections.discard(self)
+        self._shared.lingering -= self._lingering
         self._release_body()
         self._ahead.clear()
         self._out.clear()
@@ -283,6 +292,7 @@ class HttpConnection(asyncio.Protocol):
             self._write(self._http.send(h11.Data(data=body)))
         self._flush()
         self._lingering = True
+        self._shared.lingering += 1
         self._transport.write_eof()
         self._expire_in(LINGER_SECONDS)
 
