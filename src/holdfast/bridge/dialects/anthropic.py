@@ -134,7 +134,9 @@ def _part(block: Fields) -> Part:
         arguments = json_text({} if given is None else given.value)
         return ToolCallPart(block.text("id"), block.text("name"), arguments)
     if kind == "tool_result":
-        inside = tuple(p for p in _content(block, "content") if isinstance(p, TextPart | ImagePart | FilePart | OtherPart))
+        inside = tuple(
+            p for p in _content(block, "content") if isinstance(p, TextPart | ImagePart | FilePart | OtherPart)
+        )
         return ToolResultPart(block.text("tool_use_id"), inside, block.flag("is_error"))
     if kind in ("image", "document"):
         return _sourced(kind, block)
@@ -166,7 +168,11 @@ def _tool(item: Fields) -> Tool:
     if kind != "custom":
         return Tool(item.text("name", kind), kind="builtin", raw=item.value)
     return Tool(
-        item.text("name"), item.text("description", ""), item.object("input_schema").value, "function", raw=item.value
+        item.text("name"),
+        item.text("description", ""),
+        item.object("input_schema").value,
+        "function",
+        raw=item.value,
     )
 
 
