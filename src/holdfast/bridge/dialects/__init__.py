@@ -18,18 +18,17 @@ from holdfast.bridge.dialects import (
     openai_wire,
 )
 from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.dialects.fields import Fields, body_fields
+from holdfast.bridge.dialects.fields import body_fields
 from holdfast.bridge.normal import DialectName, JsonObject, ModelReply, ModelRequest, Usage
-from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
 __all__ = [
+    "DIALECTS",
     "AnswerStream",
     "Dialect",
     "Route",
     "asked_of",
     "dialect_of",
-    "dialects",
     "only_a_provider_can",
     "route_of",
 ]
@@ -61,15 +60,7 @@ class Route(msgspec.Struct, frozen=True):
     model: str = ""
 
 
-def dialects() -> Mapping[DialectName, Dialect]:
-    return _DIALECTS
-
-
-def _dialect(name: DialectName) -> Dialect:
-    return _DIALECTS[name]
-
-
-_DIALECTS: Final[Mapping[DialectName, Dialect]] = {
+DIALECTS: Final[Mapping[DialectName, Dialect]] = {
     "openai_chat": Dialect(
         "openai_chat",
         openai_chat.parse,
@@ -137,23 +128,23 @@ def dialect_of(request: HttpRequest) -> Dialect:
         request.path.startswith(("/v1/messages", "/v1/complete/"))
         or request.header("anthropic-version") is not None
     ):
-        return _dialect("anthropic")
+        return DIALECTS["anthropic"]
     if request.header("x-goog-api-key") is not None or request.header("x-goog-api-client") is not None:
-        return _dialect("google")
+        return DIALECTS["google"]
     if request.path.startswith(("/v1beta", "/v1alpha")) or google.path_of(request.path) is not None:
-        return _dialect("google")
+        return DIALECTS["google"]
     known = _POSTS.get(request.path.rstrip("/"))
-    return _dialect("openai_chat" if known is None else known.dialect)
+    return DIALECTS["openai_chat" if known is None else known.dialect]
 
 
 def asked_of(request: HttpRequest, route: Route) -> tuple[str, bool]:
-    """The model's name and whether the answer streams, and no other look at the request: for what is passed through."""
+    """The model's name and whether the answer streams, with no other look at the request: for what passes through."""
     if route.model:
         found = google.path_of(request.path)
         return route.model, found is not None and found[1] == "streamGenerateContent"
     if route.operation == "models":
         return "", False
-    body: Fields = body_fields(request)
+    body = body_fields(request)
     return body.text("model"), body.flag("stream")
 
 
@@ -167,7 +158,7 @@ def only_a_provider_can(request: ModelRequest) -> str | None:
         return f"{request.params.n} answers are asked for; this model gives one"
     if request.dialect == "openai_completions" and len(request.messages) > 1:
         return f"prompt: {len(request.messages)} prompts are given; this model takes one"
-    for name in ("previous_response_id", "conversation", "prompt_id", "cachedContent"):
+    for name in ("previous_response_id", "conversation", "cachedContent"):
         if request.raw.get(name) is not None:
             return f"{name}: this model keeps no state between requests; send the whole input"
     if request.dialect == "openai_responses":
@@ -176,20 +167,3 @@ def only_a_provider_can(request: ModelRequest) -> str | None:
         if isinstance(request.raw.get("prompt"), dict):
             return "prompt: this model has no stored prompts; send the input"
     return None
-
-
-def fuzz(data: bytes) -> None:
-    """Give every dialect these bytes as a body. Returns, or raises what must never be raised."""
-    for path in (*_POSTS, "/v1beta/models/m:streamGenerateContent", "/v1beta/models/m:countTokens"):
-        request = HttpRequest("POST", path, "", (), data)
-        route = route_of(request)
-        if route is None or route.operation == "embeddings":
-            continue
-        dialect = _DIALECTS[route.dialect]
-        try:
-            parsed = dialect.parse(request)
-        except InvalidParams:
-            continue
-        dialect.render(ModelReply(), parsed)
-        stream = dialect.stream(parsed)
-        [*stream.begin(), *stream.end()]

@@ -1,8 +1,8 @@
 """Google's `:generateContent`, `:streamGenerateContent` and `:countTokens`: requests read, answers written; pure.
 
-The model and whether it streams stand in the path, not in the body. A stream is server-sent events with `alt=sse` and
-one JSON array without; a function call comes whole, since its arguments are an object there. Field names are taken in
-camel case and in snake case, as the service does.
+The model and whether it streams stand in the path, not in the body. A stream is server-sent events with `alt=sse`
+and one JSON array without; a function call comes whole, since its arguments are an object there. Field names are
+taken in camel case and in snake case, as the service does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import msgspec
 
 from holdfast.bridge.deltas import Closed, Grew, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.dialects.fields import Fields, body_fields, from_base64, json_text
-from holdfast.bridge.dialects.openai_wire import count
+from holdfast.bridge.dialects.fields import Fields, body_fields, count, from_base64, json_text
 from holdfast.bridge.normal import (
     DialectName,
     FilePart,
@@ -276,7 +275,7 @@ def _rendered(part: Part) -> dict[str, Any] | None:
 
 
 def _signed(signature: str) -> dict[str, str]:
-    """A signature is bytes there, and its clients decode it: one that is no base64 came from elsewhere and is not sent."""
+    """A signature is bytes there, and clients decode it: one that is no base64 came from elsewhere and is not sent."""
     return {"thoughtSignature": signature} if signature and from_base64(signature) is not None else {}
 
 

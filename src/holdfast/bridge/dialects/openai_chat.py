@@ -1,6 +1,6 @@
 """OpenAI's `/v1/chat/completions`: requests read, answers and streams of chunks written; pure.
 
-Thinking has no place in this dialect's definition; `reasoning_content`, which many servers and clients use, carries it.
+Thinking has no place in this dialect's definition; `reasoning_content`, which many servers and clients use, has it.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class ChatStream(AnswerStream):
         self._counts = isinstance(options, dict) and options.get("include_usage") is True
 
     def begin(self) -> list[bytes]:
-        return [self._chunk({"role": "assistant", "content": ""})]
+        return [self._said({"role": "assistant", "content": ""})]
 
     def written(self, steps: list[Step]) -> list[bytes]:
         chunks: list[bytes] = []
@@ -283,17 +283,17 @@ class ChatStream(AnswerStream):
                 case Opened(part=ToolCallPart() as call):
                     self._calls += 1
                     chunks.append(
-                        self._chunk({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
+                        self._said({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
                     )
                 case Grew(part=ToolCallPart() as call, text=text):
                     inner = (
                         {"custom": {"input": text}} if call.kind == "custom" else {"function": {"arguments": text}}
                     )
-                    chunks.append(self._chunk({"tool_calls": [{"index": self._calls, **inner}]}))
+                    chunks.append(self._said({"tool_calls": [{"index": self._calls, **inner}]}))
                 case Grew(part=ThinkingPart(), text=text):
-                    chunks.append(self._chunk({"reasoning_content": text}))
+                    chunks.append(self._said({"reasoning_content": text}))
                 case Grew(part=TextPart() as part, text=text):
-                    chunks.append(self._chunk({"refusal" if part.refusal else "content": text}))
+                    chunks.append(self._said({"refusal" if part.refusal else "content": text}))
                 case _:
                     pass
         return chunks
@@ -318,7 +318,10 @@ class ChatStream(AnswerStream):
             "model": request.model,
         }
 
-    def _chunk(self, delta: JsonObject, choice: JsonObject = {}, extra: JsonObject = {}) -> bytes:
+    def _said(self, delta: JsonObject) -> bytes:
+        return self._chunk(delta, {}, {})
+
+    def _chunk(self, delta: JsonObject, choice: JsonObject, extra: JsonObject) -> bytes:
         only = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **choice}
         usage = {"usage": None} if self._counts else {}
         return sse({**self._head(), "choices": [only], **usage, **extra})

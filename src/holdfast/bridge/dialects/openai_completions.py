@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/completions`, the older endpoint of prompts and texts: requests read, answers and streams written; pure.
+"""OpenAI's `/v1/completions`, the older endpoint of prompts and texts: requests read, answers written; pure.
 
-A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no words and is kept
-as it came.
+A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no words and is
+kept as it came.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class CompletionStream(AnswerStream):
 
     def written(self, steps: list[Step]) -> list[bytes]:
         return [
-            self._chunk(step.text)
+            self._chunk(step.text, {}, {})
             for step in steps
             if isinstance(step, Grew) and isinstance(step.part, TextPart) and not step.part.refusal
         ]
@@ -111,6 +111,6 @@ class CompletionStream(AnswerStream):
     def error(self, status: int, kind: str, message: str) -> list[bytes]:
         return [sse({"error": error_object(status, kind, message)})]
 
-    def _chunk(self, text: str, choice: JsonObject = {}, extra: JsonObject = {}) -> bytes:
+    def _chunk(self, text: str, choice: JsonObject, extra: JsonObject) -> bytes:
         only = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **choice}
         return sse({**_head(self.request), "choices": [only], **extra})

@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/responses`: items read into turns, and answers written as items; the stream is in its own module. Pure.
+"""OpenAI's `/v1/responses`: items read into turns, answers written as items; its stream is in its own module. Pure.
 
-Reasoning, messages and calls that follow each other are one turn of the assistant here. Reasoning keeps its id and its
-encrypted text, so that it can go back as it came.
+Reasoning, messages and calls that follow each other are one turn of the assistant here. Reasoning keeps its id and
+its encrypted text, so that it can go back as it came.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.dialects.fields import Fields, body_fields
+from holdfast.bridge.dialects.fields import Fields, body_fields, count
 from holdfast.bridge.dialects.openai_wire import (
     call_id,
-    count,
     error,
     file_part,
     finish_reason,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.dialects.fields import Fields, from_data_url
+from holdfast.bridge.dialects.fields import Fields, count, from_data_url
 from holdfast.bridge.normal import (
     FilePart,
     ImagePart,
@@ -100,12 +100,6 @@ def usage_in(body: JsonObject) -> Usage | None:
         count(found.get("prompt_tokens_details"), "cache_write_tokens"),
         count(found.get("completion_tokens_details"), "reasoning_tokens"),
     )
-
-
-def count(counts: object, name: str) -> int:
-    """A count in a provider's answer; whatever is no count is 0, since answers are only passed on."""
-    value = counts.get(name) if isinstance(counts, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def image_part(url: str, detail: str = "") -> ImagePart:
