@@ -86,18 +86,28 @@ class Gathering:
         """Close the open part, if one is."""
         if self._open is None:
             return []
+        steps: list[Step] = []
+        if isinstance(self._open, ToolCallPart) and self._open.kind == "function" and not self._pieces:
+            # A call without arguments: clients decode what they were sent, and nothing is not JSON.
+            steps = self._grow("{}")
         whole = _with_text(self._open, "".join(self._pieces))
         self._parts.append(whole)
         self._open = None
         self._pieces = []
-        return [Closed(len(self._parts) - 1, whole)]
+        return [*steps, Closed(len(self._parts) - 1, whole)]
 
     def reply(self, model: str = "", id: str = "") -> ModelReply:
         """Everything so far, as a whole answer."""
         self.close()
         stop = self._stop
         return ModelReply(
-            tuple(self._parts), stop.stop_reason, stop.usage, stop.model or model, id, stop.stop_sequence, stop.extra
+            tuple(self._parts),
+            stop.stop_reason,
+            stop.usage,
+            stop.model or model,
+            id,
+            stop.stop_sequence,
+            stop.extra,
         )
 
     def _begin(self, part: Part) -> list[Step]:
@@ -137,7 +147,9 @@ class Gathering:
                 self._open = msgspec.structs.replace(current, signature=delta.signature)
             return self._grow(delta.arguments)
         if delta.index <= self._call:
-            raise InvalidParams(f"tool call {delta.index}: a piece came after the call had ended; send its pieces together")
+            raise InvalidParams(
+                f"tool call {delta.index}: a piece came after the call had ended; send its pieces together"
+            )
         if not delta.name:
             raise InvalidParams(f"tool call {delta.index}: its first piece has no name")
         self._call = delta.index

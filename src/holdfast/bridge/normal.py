@@ -1,7 +1,7 @@
 """What is asked of a model and what it answers, in words of no provider: the types of a function that is a model.
 
-Pure. A dialect turns its own JSON into a `ModelRequest`, and a `ModelReply` or a run of deltas into its own JSON; what
-has no word here stays in `raw`, `OtherPart` and `extra`.
+Pure. A dialect turns its own JSON into a `ModelRequest`, and a `ModelReply` or a run of deltas into its own JSON;
+what has no word here stays in `raw`, `OtherPart` and `extra`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ImagePart(msgspec.Struct, frozen=True, tag="image"):
 
 
 class FilePart(msgspec.Struct, frozen=True, tag="file"):
-    """A document, a sound, a film: given as an image is. `media_type` says which; a plain text has its bytes here."""
+    """A document, a sound, a film: given as an image is; a plain text by its bytes. `media_type` says which."""
 
     data: bytes = b""
     media_type: str = ""
@@ -65,7 +65,7 @@ class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
-    """The model wants a tool run. `arguments` is the JSON text as the model wrote it, or the text of a custom tool."""
+    """The model wants a tool run. `arguments` is the JSON as the model wrote it, or the text of a custom tool."""
 
     id: str
     name: str
@@ -108,7 +108,7 @@ Part = TextPart | ImagePart | FilePart | ThinkingPart | ToolCallPart | ToolResul
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn. Results of tools are turns of role `tool`, in every dialect."""
+    """One turn. Results of tools are turns of role `tool` in every dialect; results in a row are one turn."""
 
     role: Role
     content: tuple[Part, ...] = ()
@@ -181,7 +181,7 @@ def _now() -> int:
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One request, read. `system` holds the instructions before the first turn; later ones are turns of their own."""
+    """One request, read. `system` has the instructions before the first turn; later ones are turns of their own."""
 
     model: str
     dialect: DialectName
@@ -201,7 +201,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens. `input` includes the cached and the cache-written ones, `output` includes thinking, in every dialect."""
+    """Tokens. `input` includes the cached and the cache-written, `output` includes thinking, in every dialect."""
 
     input: int = 0
     output: int = 0

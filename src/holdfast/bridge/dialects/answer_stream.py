@@ -1,4 +1,4 @@
-"""What every streamed answer does alike: deltas become steps, steps become bytes, the end closes what is open; pure."""
+"""What every streamed answer does alike: deltas become steps, steps become bytes, the end closes all; pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from holdfast.bridge.sse import CONTENT_TYPE
 
 
 class AnswerStream(abc.ABC):
-    """One answer on its way: `begin`, `delta` for each, then `end`, or `error` when it breaks. Each gives bytes to send."""
+    """One answer on its way: `begin`, `delta` for each, then `end`, or `error` when it breaks.
+
+    Each gives the bytes to send.
+    """
 
     #: What the head of the answer says.
     content_type = CONTENT_TYPE

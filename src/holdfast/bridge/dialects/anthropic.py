@@ -1,7 +1,7 @@
-"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: requests read, answers and streams of events written; pure.
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: requests read, answers and streams written; pure.
 
-Its token counts leave the cached input out, ours include it; results of tools are turns of the user there, and turns
-of role `tool` here.
+Its token counts leave the cached input out, ours include it; results of tools are turns of the user there, and
+turns of role `tool` here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import msgspec
 
 from holdfast.bridge.deltas import Closed, Grew, Opened, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.dialects.fields import Fields, body_fields, json_text
-from holdfast.bridge.dialects.openai_wire import count
+from holdfast.bridge.dialects.fields import Fields, body_fields, count, json_text
 from holdfast.bridge.normal import (
     DialectName,
     FilePart,
@@ -134,7 +133,9 @@ def _part(block: Fields) -> Part:
         arguments = json_text({} if given is None else given.value)
         return ToolCallPart(block.text("id"), block.text("name"), arguments)
     if kind == "tool_result":
-        inside = tuple(p for p in _content(block, "content") if isinstance(p, TextPart | ImagePart | FilePart | OtherPart))
+        inside = tuple(
+            p for p in _content(block, "content") if isinstance(p, TextPart | ImagePart | FilePart | OtherPart)
+        )
         return ToolResultPart(block.text("tool_use_id"), inside, block.flag("is_error"))
     if kind in ("image", "document"):
         return _sourced(kind, block)
@@ -166,7 +167,11 @@ def _tool(item: Fields) -> Tool:
     if kind != "custom":
         return Tool(item.text("name", kind), kind="builtin", raw=item.value)
     return Tool(
-        item.text("name"), item.text("description", ""), item.object("input_schema").value, "function", raw=item.value
+        item.text("name"),
+        item.text("description", ""),
+        item.object("input_schema").value,
+        "function",
+        raw=item.value,
     )
 
 
@@ -200,7 +205,7 @@ def _thinking(body: Fields) -> Thinking | None:
 
 
 def error(status: int, kind: str, message: str) -> bytes:
-    """An error body. Clients look at the status and at `type`, whose words are fixed: `kind` does not change them."""
+    """An error body. The words of its `type` are fixed, so `kind` counts only if it is one of them."""
     return msgspec.json.encode(_error(status, kind, message))
 
 
@@ -312,7 +317,7 @@ class MessageStream(AnswerStream):
             case ToolCallPart():
                 return [self._start({"type": "tool_use", "id": part.id, "name": part.name, "input": {}})]
             case _:
-                # A thought opens with its first words: without words it may be a redacted one, told apart at its end.
+                # A thought opens with its first words: one without words may be redacted, and its end tells.
                 return []
 
     def _grow(self, part: Part, text: str) -> list[bytes]:

@@ -146,6 +146,12 @@ def from_data_url(url: str) -> tuple[str, bytes] | None:
     return None if data is None else (head[1].lower(), data)
 
 
+def count(counts: object, name: str) -> int:
+    """A count in a provider's answer; whatever is no count is 0, since answers are only passed on."""
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
 def json_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 

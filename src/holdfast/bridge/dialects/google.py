@@ -1,8 +1,8 @@
 """Google's `:generateContent`, `:streamGenerateContent` and `:countTokens`: requests read, answers written; pure.
 
-The model and whether it streams stand in the path, not in the body. A stream is server-sent events with `alt=sse` and
-one JSON array without; a function call comes whole, since its arguments are an object there. Field names are taken in
-camel case and in snake case, as the service does.
+The model and whether it streams stand in the path, not in the body. A stream is server-sent events with `alt=sse`
+and one JSON array without; a function call comes whole, since its arguments are an object there. Field names are
+taken in camel case and in snake case, as the service does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import msgspec
 
 from holdfast.bridge.deltas import Closed, Grew, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.dialects.fields import Fields, body_fields, json_text
-from holdfast.bridge.dialects.openai_wire import count
+from holdfast.bridge.dialects.fields import Fields, body_fields, count, from_base64, json_text
 from holdfast.bridge.normal import (
     DialectName,
     FilePart,
@@ -218,7 +217,9 @@ def _thinking(config: Fields) -> Thinking | None:
     thinking = _camel(given)
     budget = thinking.integer("thinkingBudget")
     # A budget of -1 leaves the amount to the model.
-    return Thinking(budget != 0, None if budget is None or budget < 0 else budget, thinking.text("thinkingLevel", ""))
+    return Thinking(
+        budget != 0, None if budget is None or budget < 0 else budget, thinking.text("thinkingLevel", "")
+    )
 
 
 def error(status: int, kind: str, message: str) -> bytes:
@@ -274,8 +275,8 @@ def _rendered(part: Part) -> dict[str, Any] | None:
 
 
 def _signed(signature: str) -> dict[str, str]:
-    """A signature is bytes there. One that came from elsewhere is no base64 and is not sent."""
-    return {"thoughtSignature": signature} if signature else {}
+    """A signature is bytes there, and clients decode it: one that is no base64 came from elsewhere and is not sent."""
+    return {"thoughtSignature": signature} if signature and from_base64(signature) is not None else {}
 
 
 def _body(request: ModelRequest, parts: list[dict[str, Any]], reply: ModelReply | None = None) -> dict[str, Any]:
@@ -324,7 +325,7 @@ class ContentStream(AnswerStream):
                 case Grew(part=ThinkingPart(), text=text):
                     chunks.append(self._chunk(_body(self.request, [{"text": text, "thought": True}])))
                 case Closed(part=TextPart(signature=signature) | ThinkingPart(signature=signature) as part):
-                    if signature:
+                    if _signed(signature):
                         # The service, too, sends it after the words, with an empty text.
                         thought = {"thought": True} if isinstance(part, ThinkingPart) else {}
                         signed = {"text": "", **thought, **_signed(signature)}

@@ -1,6 +1,6 @@
 """OpenAI's `/v1/chat/completions`: requests read, answers and streams of chunks written; pure.
 
-Thinking has no place in this dialect's definition; `reasoning_content`, which many servers and clients use, carries it.
+Thinking has no place in this dialect's definition; `reasoning_content`, which many servers and clients use, has it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from holdfast.bridge.deltas import Grew, Opened, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields, from_base64
 from holdfast.bridge.dialects.openai_wire import (
-    FINISH_REASONS,
     call_id,
     error,
     error_object,
     file_part,
+    finish_reason,
     image_part,
+    join_turns,
+    split_system,
     usage_in,
     usage_object,
 )
@@ -65,8 +67,7 @@ def parse(request: HttpRequest) -> ModelRequest:
     body = body_fields(request)
     if not body.has("messages"):
         body.refuse("messages", "is missing")
-    messages = [_message(item) for item in body.items("messages")]
-    system, turns = split_system(messages)
+    system, turns = split_system(join_turns((_message(item) for item in body.items("messages")), "tool"))
     return ModelRequest(
         model=body.text("model"),
         dialect=NAME,
@@ -78,12 +79,6 @@ def parse(request: HttpRequest) -> ModelRequest:
         stream=body.flag("stream"),
         raw=body.value,
     )
-
-
-def split_system(messages: list[Message]) -> tuple[str, tuple[Message, ...]]:
-    """The instructions before the first turn, and the rest."""
-    first = next((i for i, m in enumerate(messages) if m.role not in ("system", "developer")), len(messages))
-    return "\n\n".join(m.text for m in messages[:first]), tuple(messages[first:])
 
 
 def params(body: Fields) -> Params:
@@ -195,7 +190,11 @@ def _typed_tool(item: Fields) -> Tool:
 def _tool(kind: ToolKind, inner: Fields, item: Fields) -> Tool:
     schema = inner.maybe("parameters")
     return Tool(
-        inner.text("name"), inner.text("description", ""), {} if schema is None else schema.value, kind, raw=item.value
+        inner.text("name"),
+        inner.text("description", ""),
+        {} if schema is None else schema.value,
+        kind,
+        raw=item.value,
     )
 
 
@@ -226,6 +225,12 @@ def _call_object(part: ToolCallPart, id_: str) -> dict[str, Any]:
     return {"id": id_, "type": "function", "function": {"name": part.name, "arguments": part.arguments}}
 
 
+def _whole_call(part: ToolCallPart, id_: str) -> dict[str, Any]:
+    if part.kind == "function" and not part.arguments:
+        part = msgspec.structs.replace(part, arguments="{}")
+    return _call_object(part, id_)
+
+
 def render(reply: ModelReply, request: ModelRequest) -> bytes:
     """The body of a whole answer."""
     said = [part.text for part in reply.content if isinstance(part, TextPart) and not part.refusal]
@@ -240,9 +245,9 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
     if thought:
         message["reasoning_content"] = thought
     if calls:
-        message["tool_calls"] = [_call_object(p, call_id(p, request.id, i)) for i, p in enumerate(calls)]
+        message["tool_calls"] = [_whole_call(part, call_id(part, request.id, i)) for i, part in enumerate(calls)]
     extra = dict(reply.extra.get(NAME, {}))
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": FINISH_REASONS[reply.reason]}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(reply)}
     choice.update(extra.pop("choice", {}))
     body = {
         "id": reply.id or f"chatcmpl-{request.id}",
@@ -269,7 +274,7 @@ class ChatStream(AnswerStream):
         self._counts = isinstance(options, dict) and options.get("include_usage") is True
 
     def begin(self) -> list[bytes]:
-        return [self._chunk({"role": "assistant", "content": ""})]
+        return [self._said({"role": "assistant", "content": ""})]
 
     def written(self, steps: list[Step]) -> list[bytes]:
         chunks: list[bytes] = []
@@ -277,21 +282,25 @@ class ChatStream(AnswerStream):
             match step:
                 case Opened(part=ToolCallPart() as call):
                     self._calls += 1
-                    chunks.append(self._chunk({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]}))
+                    chunks.append(
+                        self._said({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
+                    )
                 case Grew(part=ToolCallPart() as call, text=text):
-                    inner = {"custom": {"input": text}} if call.kind == "custom" else {"function": {"arguments": text}}
-                    chunks.append(self._chunk({"tool_calls": [{"index": self._calls, **inner}]}))
+                    inner = (
+                        {"custom": {"input": text}} if call.kind == "custom" else {"function": {"arguments": text}}
+                    )
+                    chunks.append(self._said({"tool_calls": [{"index": self._calls, **inner}]}))
                 case Grew(part=ThinkingPart(), text=text):
-                    chunks.append(self._chunk({"reasoning_content": text}))
+                    chunks.append(self._said({"reasoning_content": text}))
                 case Grew(part=TextPart() as part, text=text):
-                    chunks.append(self._chunk({"refusal" if part.refusal else "content": text}))
+                    chunks.append(self._said({"refusal" if part.refusal else "content": text}))
                 case _:
                     pass
         return chunks
 
     def finish(self, reply: ModelReply) -> list[bytes]:
         extra = dict(reply.extra.get(NAME, {}))
-        choice = {"finish_reason": FINISH_REASONS[reply.reason], **extra.pop("choice", {})}
+        choice = {"finish_reason": finish_reason(reply), **extra.pop("choice", {})}
         chunks = [self._chunk({}, choice, extra)]
         if self._counts:
             chunks.append(sse({**self._head(), "choices": [], "usage": usage_object(reply.usage)}))
@@ -309,7 +318,10 @@ class ChatStream(AnswerStream):
             "model": request.model,
         }
 
-    def _chunk(self, delta: JsonObject, choice: JsonObject = {}, extra: JsonObject = {}) -> bytes:
+    def _said(self, delta: JsonObject) -> bytes:
+        return self._chunk(delta, {}, {})
+
+    def _chunk(self, delta: JsonObject, choice: JsonObject, extra: JsonObject) -> bytes:
         only = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **choice}
         usage = {"usage": None} if self._counts else {}
         return sse({**self._head(), "choices": [only], **usage, **extra})

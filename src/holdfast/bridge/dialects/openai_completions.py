@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/completions`, the older endpoint of prompts and texts: requests read, answers and streams written; pure.
+"""OpenAI's `/v1/completions`, the older endpoint of prompts and texts: requests read, answers written; pure.
 
-A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no words and is kept
-as it came.
+A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no words and is
+kept as it came.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.bridge.deltas import Grew, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields
 from holdfast.bridge.dialects.openai_chat import params
-from holdfast.bridge.dialects.openai_wire import FINISH_REASONS, error, error_object, usage_in, usage_object
+from holdfast.bridge.dialects.openai_wire import error, error_object, finish_reason, usage_in, usage_object
 from holdfast.bridge.normal import (
     DialectName,
     JsonObject,
@@ -22,7 +22,6 @@ from holdfast.bridge.normal import (
     ModelReply,
     ModelRequest,
     OtherPart,
-    StopReason,
     TextPart,
 )
 from holdfast.bridge.sse import sse
@@ -58,9 +57,9 @@ def _prompts(body: Fields) -> tuple[Message, ...]:
     return (Message("user", (OtherPart(NAME, "tokens", {"prompt": value}),)),)
 
 
-def _finish(reason: StopReason) -> str:
+def _finish(reply: ModelReply) -> str:
     # There are no tools here, so an answer cannot end for one.
-    return "stop" if reason == "tool_use" else FINISH_REASONS[reason]
+    return "stop" if reply.reason == "tool_use" else finish_reason(reply)
 
 
 def _head(request: ModelRequest, model: str = "", id_: str = "") -> dict[str, Any]:
@@ -74,7 +73,7 @@ def _head(request: ModelRequest, model: str = "", id_: str = "") -> dict[str, An
 
 def render(reply: ModelReply, request: ModelRequest) -> bytes:
     extra = dict(reply.extra.get(NAME, {}))
-    choice = {"index": 0, "text": reply.text, "logprobs": None, "finish_reason": _finish(reply.reason)}
+    choice = {"index": 0, "text": reply.text, "logprobs": None, "finish_reason": _finish(reply)}
     choice.update(extra.pop("choice", {}))
     body = {**_head(request, reply.model, reply.id), "choices": [choice], "usage": usage_object(reply.usage)}
     return msgspec.json.encode(body | extra)
@@ -97,14 +96,14 @@ class CompletionStream(AnswerStream):
 
     def written(self, steps: list[Step]) -> list[bytes]:
         return [
-            self._chunk(step.text)
+            self._chunk(step.text, {}, {})
             for step in steps
             if isinstance(step, Grew) and isinstance(step.part, TextPart) and not step.part.refusal
         ]
 
     def finish(self, reply: ModelReply) -> list[bytes]:
         extra = dict(reply.extra.get(NAME, {}))
-        chunks = [self._chunk("", {"finish_reason": _finish(reply.reason), **extra.pop("choice", {})}, extra)]
+        chunks = [self._chunk("", {"finish_reason": _finish(reply), **extra.pop("choice", {})}, extra)]
         if self._counts:
             chunks.append(sse({**_head(self.request), "choices": [], "usage": usage_object(reply.usage)}))
         return [*chunks, sse(b"[DONE]")]
@@ -112,6 +111,6 @@ class CompletionStream(AnswerStream):
     def error(self, status: int, kind: str, message: str) -> list[bytes]:
         return [sse({"error": error_object(status, kind, message)})]
 
-    def _chunk(self, text: str, choice: JsonObject = {}, extra: JsonObject = {}) -> bytes:
+    def _chunk(self, text: str, choice: JsonObject, extra: JsonObject) -> bytes:
         only = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **choice}
         return sse({**_head(self.request), "choices": [only], **extra})

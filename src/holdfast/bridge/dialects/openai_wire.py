@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.dialects.fields import Fields, from_data_url
-from holdfast.bridge.normal import FilePart, ImagePart, JsonObject, StopReason, ToolCallPart, Usage
+from holdfast.bridge.dialects.fields import Fields, count, from_data_url
+from holdfast.bridge.normal import (
+    FilePart,
+    ImagePart,
+    JsonObject,
+    Message,
+    ModelReply,
+    Role,
+    StopReason,
+    TextPart,
+    ToolCallPart,
+    Usage,
+)
 
 _ERROR_TYPES: Final[Mapping[int, tuple[str, str | None]]] = {
     400: ("invalid_request_error", None),
@@ -22,8 +33,7 @@ _ERROR_TYPES: Final[Mapping[int, tuple[str, str | None]]] = {
     504: ("timeout_error", "timeout"),
 }
 
-#: What choices end with, in chat and in completions.
-FINISH_REASONS: Final[Mapping[StopReason, str]] = {
+_FINISH_REASONS: Final[Mapping[StopReason, str]] = {
     "end": "stop",
     "stop_sequence": "stop",
     "pause": "stop",
@@ -31,6 +41,30 @@ FINISH_REASONS: Final[Mapping[StopReason, str]] = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
+
+
+def finish_reason(reply: ModelReply) -> str:
+    """What a choice ends with. A refusal in words is an ordinary answer; one without is the content filter's."""
+    if reply.reason == "refusal" and any(isinstance(p, TextPart) and p.refusal for p in reply.content):
+        return "stop"
+    return _FINISH_REASONS[reply.reason]
+
+
+def join_turns(messages: Iterable[Message], *roles: Role) -> list[Message]:
+    """Neighbouring turns of one of these roles as one turn."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message.role in roles and joined[-1].role == message.role:
+            joined[-1] = Message(message.role, (*joined[-1].content, *message.content), message.name)
+        else:
+            joined.append(message)
+    return joined
+
+
+def split_system(messages: list[Message]) -> tuple[str, tuple[Message, ...]]:
+    """The instructions before the first turn, and the rest."""
+    first = next((i for i, m in enumerate(messages) if m.role not in ("system", "developer")), len(messages))
+    return "\n\n".join(m.text for m in messages[:first]), tuple(messages[first:])
 
 
 def error_object(status: int, kind: str, message: str) -> dict[str, Any]:
@@ -66,12 +100,6 @@ def usage_in(body: JsonObject) -> Usage | None:
         count(found.get("prompt_tokens_details"), "cache_write_tokens"),
         count(found.get("completion_tokens_details"), "reasoning_tokens"),
     )
-
-
-def count(counts: object, name: str) -> int:
-    """A count in a provider's answer; whatever is no count is 0, since answers are only passed on."""
-    value = counts.get(name) if isinstance(counts, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def image_part(url: str, detail: str = "") -> ImagePart:
