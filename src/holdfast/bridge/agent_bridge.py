@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Final
 
 from holdfast.bridge.limits import Limits, Spent
-from holdfast.bridge.model_service import Model, ModelService
+from holdfast.bridge.model_choice import Model
+from holdfast.bridge.model_service import ModelService
 from holdfast.bridge.record import CallRecord, CallRecords
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, ExecRemoteProcess, StderrChunk, StdoutChunk
 from holdfast.client.sandbox import Sandbox
@@ -148,9 +149,7 @@ class _Proxy:
 
     async def ready(self, timeout: float) -> int:
         """The port, once it listens there."""
-        await asyncio.wait(
-            (self.watching, self._listening), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait((self.watching, self._listening), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if self._listening.done():
             return self._listening.result()
         if self.watching.done():

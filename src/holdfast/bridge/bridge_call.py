@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.bridge.dialects import dialect_of, dialects, route_of
+from holdfast.bridge.dialects import DIALECTS, dialect_of, route_of
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, failure_of
-from holdfast.bridge.limits import Limits, Refusal, estimate
+from holdfast.bridge.limits import Limits, Refusal
 from holdfast.bridge.normal import Usage
 from holdfast.bridge.passing import PassedAnswer
 from holdfast.bridge.record import CallRecord, Excerpt
@@ -37,7 +37,7 @@ class BridgeCall:
     def __init__(self, request: HttpRequest, clock: Callable[[], float]) -> None:
         self.request = request
         self.route = route_of(request)
-        self.dialect = dialect_of(request) if self.route is None else dialects()[self.route.dialect]
+        self.dialect = dialect_of(request) if self.route is None else DIALECTS[self.route.dialect]
         self.model = ""
         #: By which its price is found.
         self.paid_model = ""
@@ -94,8 +94,8 @@ class BridgeCall:
         told = self.answering.usage
         if told is not None and told.total:
             return told, False
-        count = self.answering.count if isinstance(self.answering, PassedAnswer) else None
-        return estimate(self._request.length, self._reply.length, 0 if count is None else count.events), True
+        # A budget that counted nothing here could be evaded by leaving every answer before its end.
+        return self.answering.estimate(), True
 
     def record(self, number: int, at: float, limits: Limits, redaction: Redaction) -> CallRecord:
         """What is written down of it, when it has ended."""

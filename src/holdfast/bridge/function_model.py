@@ -1,4 +1,4 @@
-"""A function of the host's program as a model: asked in words of no provider, its answer said in the caller's dialect.
+"""A function of the host's program as a model: asked in words of no provider, answering in the caller's dialect.
 
 Whole or in deltas, whichever the function gives and whichever the caller wants. Touches nothing itself.
 """
@@ -13,6 +13,7 @@ from typing import Protocol
 from holdfast.bridge.deltas import Gathering, deltas_of
 from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.normal import Delta, ModelReply, ModelRequest, TextDelta, TextPart, Usage
+from holdfast.bridge.token_counts import BYTES_A_TOKEN, estimate_tokens
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.wire.http_messages import Headers, HttpHead
 
@@ -53,8 +54,13 @@ class FunctionAnswer:
         self._request = request
         self._dialect = dialect
         self.usage: Usage | None = None
+        self._said = 0
         #: What went wrong after the answer had begun.
         self.error = ""
+
+    def estimate(self) -> Usage:
+        """Where the function did not tell."""
+        return Usage(estimate_tokens(self._request), self._said // BYTES_A_TOKEN)
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
         """The head, once there is something to say, and then what there is, as it comes."""
@@ -64,13 +70,14 @@ class FunctionAnswer:
             answer = ModelReply((TextPart(answer),))
         if isinstance(answer, ModelReply):
             self.usage = answer.usage
+            self._said = sum(map(_characters, answer.content))
             if not self._request.stream:
                 yield HttpHead(200, (("content-type", "application/json"),))
                 yield self._dialect.render(answer, self._request)
                 return
             deltas = _whole(answer)
         elif isinstance(answer, AsyncIterable):
-            deltas = _checked(answer)
+            deltas = self._counted(answer)
         else:
             raise ModelError(f"the model gave a {type(answer).__name__}: neither a ModelReply, words nor deltas")
         pieces = self._streamed(deltas) if self._request.stream else self._gathered(deltas)
@@ -80,6 +87,17 @@ class FunctionAnswer:
         finally:
             await pieces.aclose()
             await deltas.aclose()
+
+    async def _counted(self, given: Deltas) -> AsyncGenerator[Delta, None]:
+        try:
+            async for each in given:
+                delta = TextDelta(each) if isinstance(each, str) else each
+                self._said += _characters(delta)
+                yield delta
+        finally:
+            close = getattr(given, "aclose", None)
+            if close is not None:
+                await close()
 
     async def _gathered(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[HttpHead | bytes, None]:
         gathering = Gathering(f"call_{self._request.id}")
@@ -126,11 +144,6 @@ async def _whole(reply: ModelReply) -> AsyncGenerator[Delta, None]:
         yield delta
 
 
-async def _checked(given: Deltas) -> AsyncGenerator[Delta, None]:
-    try:
-        async for delta in given:
-            yield TextDelta(delta) if isinstance(delta, str) else delta
-    finally:
-        close = getattr(given, "aclose", None)
-        if close is not None:
-            await close()
+def _characters(part: object) -> int:
+    """Of words, thoughts and arguments, whole or in deltas."""
+    return len(getattr(part, "text", "")) + len(getattr(part, "arguments", ""))

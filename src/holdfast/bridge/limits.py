@@ -118,7 +118,9 @@ def refuse_request(limits: Limits, spent: Spent, path: str, body_bytes: int) -> 
     if limits.requests is not None and spent.requests >= limits.requests:
         return Refusal(429, f"the budget of {limits.requests} requests is used up", final=True)
     if limits.tokens is not None and spent.tokens >= limits.tokens:
-        return Refusal(429, f"the budget of {limits.tokens} tokens is used up ({spent.tokens} were used)", final=True)
+        return Refusal(
+            429, f"the budget of {limits.tokens} tokens is used up ({spent.tokens} were used)", final=True
+        )
     if limits.money is not None and spent.money >= limits.money:
         return Refusal(429, f"the budget of {limits.money:g} is used up ({spent.money:.4f} was used)", final=True)
     return None
@@ -136,12 +138,3 @@ def refuse_unpriced(limits: Limits, model: str) -> Refusal | None:
     if limits.money is not None and limits.price_of(model) is None:
         return Refusal(403, f"model {model!r}: has no price, and there is a budget of money")
     return None
-
-
-def estimate(request_bytes: int, answer_bytes: int, events: int) -> Usage:
-    """Of a call that did not tell its usage: its caller left before the end, say.
-
-    Four bytes make about a token; in a stream an event holds about one. A budget that counted nothing here could be
-    evaded by leaving every answer before its end.
-    """
-    return Usage(input=request_bytes // 4, output=events or answer_bytes // 4)

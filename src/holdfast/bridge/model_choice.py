@@ -36,7 +36,9 @@ class ModelChoice:
             elif callable(each):
                 self._by_name[name] = each
             else:
-                raise InvalidParams(f"model {name!r}: a {type(each).__name__} is neither an Upstream nor a function")
+                raise InvalidParams(
+                    f"model {name!r}: a {type(each).__name__} is neither an Upstream nor a function"
+                )
         self._sessions = list(sessions.values())
 
     def choose(self, name: str) -> Chosen:

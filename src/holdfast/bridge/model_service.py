@@ -1,4 +1,4 @@
-"""The service `model` of a bridge: takes HTTP requests that the proxy packed, has the chosen model answer, keeps count.
+"""The service `model` of a bridge: takes requests that the proxy packed, has the chosen model answer, keeps count.
 
 Every decision about a call is taken here: its route and dialect, whether it is let in, who answers, how long that
 may take, what is written down. Touches only the models.
@@ -15,12 +15,16 @@ from contextlib import aclosing
 import msgspec
 
 from holdfast.bridge.bridge_call import JSON, BridgeCall, refused
-from holdfast.bridge.dialects import Route, asked_of, only_a_provider_can
-from holdfast.bridge.function_model import FunctionAnswer, ModelError
+from holdfast.bridge.dialects import Route, anthropic, asked_of, embeddings, google, only_a_provider_can
+from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
+from holdfast.bridge.dialects.model_lists import render_model, render_models
+from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
 from holdfast.bridge.limits import Limits, Spent, refuse_model, refuse_request, refuse_unpriced
 from holdfast.bridge.model_choice import Model, ModelChoice
+from holdfast.bridge.normal import Usage
 from holdfast.bridge.passing import PassedAnswer
 from holdfast.bridge.record import CallRecord, CallRecords
+from holdfast.bridge.token_counts import estimate_tokens
 from holdfast.bridge.upstream import UpstreamSession
 from holdfast.errors import InvalidParams, MethodNotFound
 from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_head, unpack_request
@@ -44,7 +48,7 @@ class ModelService:
         self.spent = Spent()
 
     async def handle(self, method: str, body: bytes) -> AsyncIterator[bytes]:
-        """The handler of the service. A request that cannot be answered is answered with an error of its dialect."""
+        """The handler of the service. What cannot be answered is answered with an error of its dialect."""
         if method != HTTP_METHOD:
             raise MethodNotFound(f"the service takes calls of {HTTP_METHOD!r}, not of {method!r}")
         try:
@@ -98,7 +102,7 @@ class ModelService:
             raise refused(refusal)
         if route.operation in ("models", "model"):
             provider = self._models.only_provider
-            return self._listed(call, route) if provider is None else self._passed(call, provider)
+            return self._listed(route) if provider is None else self._passed(call, provider)
         chosen = self._models.choose(call.model)
         call.paid_model = call.model
         if isinstance(chosen, UpstreamSession):
@@ -109,26 +113,28 @@ class ModelService:
         if (refusal := refuse_unpriced(self._limits, call.paid_model)) is not None:
             raise refused(refusal)
         if route.operation == "embeddings":
-            raise ModelError(f"model {call.model!r}: has no embeddings", 404)
+            return _embedded(chosen, embeddings.parse(request))
         parsed = call.dialect.parse(request)
         if route.operation == "count_tokens":
-            return _whole(call.dialect.render_count(len(request.body) // 4))
+            render = google.render_count if route.dialect == "google" else anthropic.render_count
+            return _whole(render(estimate_tokens(parsed)))
         if (reason := only_a_provider_can(parsed)) is not None:
             raise ModelError(reason, 400)
         call.answering = FunctionAnswer(chosen, parsed, call.dialect)
         return call.answering.pieces()
 
     def _passed(self, call: BridgeCall, provider: UpstreamSession) -> Pieces:
-        dialect = call.dialect
-        answer = PassedAnswer(
-            provider, call.request, dialect.name, dialect.usage_in, needs_usage=self._limits.has_budget
-        )
+        answer = PassedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
         if call.route is not None and call.route.operation in ("generate", "embeddings"):
             call.answering = answer
         return answer.pieces()
 
-    def _listed(self, call: BridgeCall, route: Route) -> Pieces:
-        raise NotImplementedError
+    def _listed(self, route: Route) -> Pieces:
+        names = [name for name in self._models.names if self._limits.allows_model(name)]
+        if route.operation == "models":
+            return _whole(render_models(names, route.dialect))
+        self._models.choose(route.model)
+        return _whole(render_model(route.model, route.dialect))
 
     def _ended(self, call: BridgeCall) -> None:
         record = call.record(self.calls.total + 1, time.time(), self._limits, self._redaction)
@@ -138,13 +144,24 @@ class ModelService:
         if self._on_call is not None:
             try:
                 self._on_call(record)
-            except Exception as error:  # noqa: BLE001 - whatever it does, the next call is answered
+            except Exception as error:
                 log.error("on_call failed", exc_info=error)
 
 
 async def _whole(body: bytes) -> Pieces:
     yield HttpHead(200, JSON)
     yield body
+
+
+async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
+    """By the `embed` that a function may have beside it: from a request to one vector for each input."""
+    embed = getattr(model, "embed", None)
+    if embed is None:
+        raise ModelError(f"model {request.model!r}: has no embeddings", 404)
+    vectors = await embed(request)
+    tokens = sum(len(each) // 4 if isinstance(each, str) else len(each) for each in request.input)
+    yield HttpHead(200, JSON)
+    yield embeddings.render(vectors, request, Usage(input=tokens))
 
 
 async def _in_time(pieces: Pieces, limits: Limits) -> Pieces:

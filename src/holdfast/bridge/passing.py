@@ -12,9 +12,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.bridge.counting import LeftOutUsage, UsageCount, UsageIn
+from holdfast.bridge.dialects import Dialect
 from holdfast.bridge.normal import Usage
+from holdfast.bridge.token_counts import BYTES_A_TOKEN, UsageMeter
 from holdfast.bridge.upstream import ProviderFailed, UpstreamSession
+from holdfast.bridge.usage_event import LeftOutUsage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
 
@@ -23,26 +25,31 @@ _ASKED_FOR_USAGE: Final = ("openai_chat", "openai_completions")
 
 
 class PassedAnswer:
-    """One call of a provider. `usage` and `count` are known when `pieces` has ended, and where it was left."""
+    """One call of a provider. What it took is known when `pieces` has ended, and where it was left."""
 
     def __init__(
-        self, session: UpstreamSession, request: HttpRequest, dialect: str, usage_in: UsageIn, *, needs_usage: bool
+        self, session: UpstreamSession, request: HttpRequest, dialect: Dialect, *, needs_usage: bool
     ) -> None:
         self._session = session
         self._dialect = dialect
-        self._usage_in = usage_in
-        asks = needs_usage and dialect in _ASKED_FOR_USAGE and _leaves_usage_out(request)
+        asks = needs_usage and dialect.name in _ASKED_FOR_USAGE and _leaves_usage_out(request)
         self._left_out = LeftOutUsage() if asks else None
         self._request = rewritten(request, model=session.upstream.model, asks_for_usage=asks)
-        self.count: UsageCount | None = None
+        self._meter: UsageMeter | None = None
+        self._bytes = 0
+        self._events = 0
 
     @property
     def usage(self) -> Usage | None:
-        return None if self.count is None else self.count.usage()
+        return None if self._meter is None else self._meter.end()
+
+    def estimate(self) -> Usage:
+        """Where the answer did not tell. In a stream an event holds about a token."""
+        return Usage(len(self._request.body) // BYTES_A_TOKEN, self._events or self._bytes // BYTES_A_TOKEN)
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
         """The head, when the body begins, and the body as it comes."""
-        async with self._session.ask(self._request, self._dialect) as answer:
+        async with self._session.ask(self._request, self._dialect.name) as answer:
             if answer.status == 401:
                 # Whatever the provider says of the key is not for the sandbox: some show a part of it.
                 said = (await answer.whole()).decode(errors="replace")
@@ -51,10 +58,12 @@ class PassedAnswer:
                 yield HttpHead(answer.status, answer.headers)
                 yield await answer.whole()
                 return
-            self.count = UsageCount(self._usage_in, is_stream=answer.is_stream)
+            self._meter = UsageMeter(self._dialect.usage_in, answer.content_type)
             head: HttpHead | None = HttpHead(answer.status, answer.headers)
             async for piece in answer.pieces():
-                self.count.feed(piece)
+                self._meter.feed(piece)
+                self._bytes += len(piece)
+                self._events += piece.count(b"data:") if answer.is_stream else 0
                 passed = piece if self._left_out is None else self._left_out.feed(piece)
                 if passed:
                     if head is not None:

@@ -15,8 +15,8 @@ import msgspec
 
 from holdfast.bridge.normal import Usage
 
-#: Calls that are kept in memory, and bytes of their texts: a long session of one agent, and no more memory than that
-#: of a few large answers.
+#: Calls that are kept in memory, and bytes of their texts: a long session of one agent, and no more memory than a
+#: few large answers take.
 KEPT_CALLS: Final = 1_000
 KEPT_BYTES: Final = 64 * 1024 * 1024
 #: Of one request or reply: a whole conversation without its images. What is over is left out from the middle.

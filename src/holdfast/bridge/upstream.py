@@ -62,10 +62,11 @@ class ProviderFailed(HoldfastError):
 class Upstream:
     """Where requests are passed on to. The key stays on the host.
 
-    `base_url` may end with the version (`https://api.openai.com/v1`) or not. `model` is put in the place of whatever
-    model the agent asks for. `headers` are added to every request, and their values kept from the sandbox as the key
-    is. `forward` names further headers of the agent's that are passed on (`*` stands for any text). `timeout` is how
-    many seconds the provider may be silent. `ca_file` holds certificates to trust instead of the machine's.
+    `base_url` may end with the version (`https://api.openai.com/v1`) or not. `model` is put in the place of
+    whatever model the agent asks for. `headers` are added to every request, and their values kept from the sandbox
+    as the key is. `forward` names further headers of the agent's that are passed on (`*` stands for any text).
+    `timeout` is how many seconds the provider may be silent. `ca_file` holds certificates to trust instead of the
+    machine's.
     """
 
     def __init__(
@@ -83,9 +84,13 @@ class Upstream:
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidParams(f"base_url {parts.scheme}://{parts.hostname or ''}: must be http:// or https:// and a host")
+            raise InvalidParams(
+                f"base_url {parts.scheme}://{parts.hostname or ''}: must be http:// or https:// and a host"
+            )
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise InvalidParams("base_url: a user, a password or a query does not belong there; give api_key or headers")
+            raise InvalidParams(
+                "base_url: a user, a password or a query does not belong there; give api_key or headers"
+            )
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key):
             raise InvalidParams("api_key: has a character that no header can carry; is there a line end in it?")
         self.base_url = base_url.rstrip("/")
@@ -126,16 +131,15 @@ class Upstream:
 
 
 class ProviderAnswer:
-    """How the provider answers: the status, the headers for the caller, and the body as it comes, without the key."""
+    """How the provider answers: status, headers for the caller, and the body as it comes, without the key."""
 
     def __init__(self, response: httpx.Response, redaction: Redaction) -> None:
         self.status = response.status_code
         self.headers: Headers = tuple(
-            (name, redaction.text(value))
-            for name, value in response.headers.items()
-            if _is_among(name, _TO_CALLER)
+            (name, redaction.text(value)) for name, value in response.headers.items() if _is_among(name, _TO_CALLER)
         )
-        self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        self.content_type: str = response.headers.get("content-type", "")
+        self.is_stream = self.content_type.startswith("text/event-stream")
         self._response = response
         self._redaction = redaction
 
@@ -190,7 +194,9 @@ class UpstreamSession:
         try:
             if response.is_redirect:
                 # Not followed: the key would go wherever it says.
-                raise ProviderFailed(502, "the provider redirects, and the bridge does not follow", "set another base_url")
+                raise ProviderFailed(
+                    502, "the provider redirects, and the bridge does not follow", "set another base_url"
+                )
             yield ProviderAnswer(response, upstream.redaction)
         finally:
             await response.aclose()

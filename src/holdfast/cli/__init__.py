@@ -20,6 +20,7 @@ VERBS = {
     "connect": "Bridge stdin and stdout to the server's socket.",
     "call": "Call a service that the host offers, from inside a sandbox.",
     "model_proxy": "Serve models of the host to programs inside, over HTTP.",
+    "bridge": "Run an agent in a sandbox with a bridge to a model around it.",
     "bundle": "Make the tree that is put into sandboxes without Python.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
