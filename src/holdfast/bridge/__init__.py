@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from holdfast.bridge.agent_bridge import Bridge as Bridge, sandbox_agent_bridge as sandbox_agent_bridge
-    from holdfast.bridge.function_model import ModelError as ModelError
+    from holdfast.bridge.function_model import ModelError as ModelError, ModelFunction as ModelFunction
     from holdfast.bridge.limits import Limits as Limits, Price as Price, Spent as Spent
+    from holdfast.bridge.model_choice import Model as Model, OneModel as OneModel
     from holdfast.bridge.normal import (
         Delta as Delta,
         FilePart as FilePart,
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 _HOMES: Final = {
     "agent_bridge": ("Bridge", "sandbox_agent_bridge"),
-    "function_model": ("ModelError",),
+    "function_model": ("ModelError", "ModelFunction"),
     "limits": ("Limits", "Price", "Spent"),
+    "model_choice": ("Model", "OneModel"),
     "normal": (
         *("Delta", "FilePart", "ImagePart", "Message", "ModelReply", "ModelRequest", "StopDelta", "TextDelta"),
         *("TextPart", "ThinkingDelta", "ThinkingPart", "Tool", "ToolCallDelta", "ToolCallPart"),
