@@ -94,7 +94,7 @@ class ServiceMethods:
             raise UnknownService(f"call {params.call_id}: is not one of yours")
         error = None if params.error is None else error_from_wire(params.error.code, params.error.message)
         last = params.end or error is not None
-        self._answer_bytes += call.add(params.seq, params.data, end=last, error=error)
+        self._answer_bytes += call.add(params.seq, (params.data, *params.more), end=last, error=error)
         call.wake()
         if not self._is_full(call):
             return m.ServiceAnswerResult(True)
