@@ -159,7 +159,9 @@ class Service:
         #: The last that was put into a reply; whether that reply arrived is known when the host asks again.
         self.told_seq = 0
         self.changed = asyncio.Event()
+        #: Polls that wait, and the connection of the last one; None once that is gone.
         self.polls = 0
+        self.host: ServerConnection | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
     def tell(self, make: Callable[[int], m.ServiceEvent]) -> int:
