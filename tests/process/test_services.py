@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
 import holdfast
+import holdfast.sync
 from holdfast.client.connection import Connection
 from holdfast.client.dial import open_connection
 from holdfast.client.service import Handler, HostService
@@ -161,12 +164,20 @@ async def test_a_caller_that_goes_cancels_the_handler(server: RunningServer, way
 
 async def test_a_call_that_is_called_off_at_once_never_reaches_the_handler(server: RunningServer) -> None:
     host = Host()
-    async with offering(server, host) as service, caller_at(server) as caller:
-        params = m.ServiceCallParams("model", service.instance, "wait", wait_ms=60_000, call_id="c" * 16)
-        begun = caller.begin(methods.SERVICE_CALL, params)
-        caller.give_up(begun)
+    async with (
+        offering(server, host) as service,
+        caller_at(server) as caller,
+        conversation(server.address("unix")) as talk,
+    ):
+        await talk.initialize(clientName="test")
+        params = {"service": "model", "instance": service.instance, "method": "wait", "waitMs": 60_000}
+        call = json.dumps({"id": 7, "method": "service/call", "params": params})
+        cancel = json.dumps({"method": "request/cancel", "params": {"id": 7}})
+        # In one write, so that the server has both before it tells the host of either.
+        await talk.line.write(f"{call}\n{cancel}".encode())
+        assert await talk.result("ping") == {}
         assert await ask(caller, service, "echo") == [b"echo:"]
-    assert ("wait", b"") not in host.calls
+    assert host.calls == [("echo", b"")]
 
 
 async def test_a_slow_caller_stops_the_host_and_others_go_on() -> None:
@@ -322,11 +333,13 @@ async def test_pieces_are_taken_once_and_in_order(server: RunningServer) -> None
         for _ in range(2):
             got = await caller.result("service/receive", callId=id)
             assert (got["seq"], got["pieces"]) == (2, ["MQ==", "Mg=="])
-        await host.result("service/answer", **answer, seq=3, error={"code": StdinClosed.code, "message": "so"})
+        for _ in range(2):
+            await host.result("service/answer", **answer, seq=3, data="Mw==", more=["NA==", "NQ=="])
+        await host.result("service/answer", **answer, seq=6, error={"code": StdinClosed.code, "message": "so"})
         got = await caller.result("service/receive", callId=id, afterSeq=1)
-        assert got["pieces"] == ["Mg=="]
-        assert await caller.error("service/receive", callId=id, afterSeq=2) == (StdinClosed.code, "so")
-        await raises(caller, UnknownService.code, "service/receive", callId=id, afterSeq=2)
+        assert (got["seq"], got["pieces"]) == (5, ["Mg==", "Mw==", "NA==", "NQ=="])
+        assert await caller.error("service/receive", callId=id, afterSeq=5) == (StdinClosed.code, "so")
+        await raises(caller, UnknownService.code, "service/receive", callId=id, afterSeq=5)
 
 
 async def test_a_host_that_is_gone_fails_its_calls() -> None:
@@ -363,6 +376,19 @@ async def test_a_server_that_is_restarted_is_offered_the_service_anew() -> None:
             server.pid = (await box.status()).pid
             async with caller_at(server) as caller:
                 assert await ask(caller, service, "echo", b"again") == [b"echo:again"]
+
+
+def test_blocking_code_offers_services_too(server: RunningServer) -> None:
+    def handler(method: str, body: bytes) -> bytes | Iterator[bytes]:
+        return iter([b"1\n", b"2\n"]) if method == "stream" else method.encode() + b":" + body
+
+    with (
+        holdfast.sync.connect(server.address("unix")) as box,
+        box.offer("tool", handler) as service,
+    ):
+        call = [sys.executable, "-m", "holdfast", "call", "--instance", service.instance, service.name]
+        assert box.exec([*call, "echo", "x"]).stdout == "echo:x"
+        assert box.exec([*call, "stream"]).stdout == "1\n2\n"
 
 
 async def test_a_handler_that_never_ends_does_not_keep_the_block_from_ending(server: RunningServer) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given, strategies as st
 
 pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
 
@@ -379,6 +381,42 @@ async def test_a_head_that_http_does_not_allow_is_a_bad_gateway(
         told = await exchange(port, b"GET / HTTP/1.1\r\nHost: x\r\n" + CLOSE)
         assert told.startswith(b"HTTP/1.1 502 ")
         assert error_in(told)
+
+
+PARTS = st.sampled_from(
+    [
+        *(b"GET / HTTP/1.1\r\n", b"POST /x HTTP/1.1\r\n", b"HEAD / HTTP/1.0\r\n", b"CONNECT a:1 HTTP/1.1\r\n"),
+        *(
+            b"Host: x\r\n",
+            b"Content-Length: 5\r\n",
+            b"Content-Length: 99999\r\n",
+            b"Transfer-Encoding: chunked\r\n",
+        ),
+        *(b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"Expect: 100-continue\r\n"),
+        *(b"\r\n", b"\r\n\r\n", b"hello", b"5\r\nhello\r\n", b"0\r\n\r\n", b"\x00\xff", b" ", b":"),
+    ]
+)
+
+
+@given(st.lists(st.lists(PARTS | st.binary(max_size=20), max_size=8), max_size=6))
+def test_whatever_is_sent_the_proxy_goes_on(sent: list[list[bytes]]) -> None:
+    async def run() -> None:
+        seen = Seen()
+        async with listening(seen.echo) as (shared, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for parts in sent:
+                writer.write(b"".join(parts))
+                await asyncio.sleep(0)
+            writer.write_eof()
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+                assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+            writer.close()
+            assert (await exchange(port, b"GET /on HTTP/1.1\r\nHost: x\r\n" + CLOSE)).endswith(b"/on")
+            await until(lambda: not shared.connections)
+            assert (shared.held_bytes, shared.lingering) == (0, 0)
+
+    asyncio.run(run())
 
 
 async def test_a_bug_fails_one_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,9 +26,11 @@ log = logging.getLogger(__name__)
 POLL_MS: Final = 30_000
 #: The largest piece that is sent at once. A larger one is cut: no message grows with an answer.
 PIECE_BYTES: Final = 1024 * 1024
-#: Pieces of one answer, and their bytes, that may be on their way: a stream of tokens does not wait for a round
+#: Pieces in one message at most.
+BATCH_PIECES: Final = 64
+#: Messages of one answer, and their bytes, that may be on their way: a stream of tokens does not wait for a round
 #: trip a token, and what is on its way when the caller turns slow still fits into memory.
-WINDOW_PIECES: Final = 64
+WINDOW_MESSAGES: Final = 64
 WINDOW_BYTES: Final = 1024 * 1024
 #: How long to say goodbye to a server that may be out of reach.
 WITHDRAW_SECONDS: Final = 5.0
@@ -141,31 +143,62 @@ class HostService:
 
 
 class _Sending:
-    """The pieces of one answer, in their order; some are on their way while the next is made."""
+    """The pieces of one answer, in their order; some are on their way while the next is made.
+
+    Pieces that are made in one turn of the loop leave in one message, in that turn.
+    """
 
     def __init__(self, connection: Connection, call_id: str, key: str) -> None:
         self._connection = connection
         self._call_id = call_id
         self._key = key
-        self._seq = 0
+        self._seq = 1
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._flushing: asyncio.Handle | None = None
         self._under_way: deque[Call[m.ServiceAnswerResult]] = deque()
         self._bytes = 0
+        #: Why a message could not be sent, for whoever sends next.
+        self._error: HoldfastError | None = None
 
     async def send(self, data: bytes, *, end: bool = False) -> bool:
         """Returns, once there is room for more, whether anybody wants it; after the end, once all has arrived."""
-        while len(data) > PIECE_BYTES:
-            if not await self._send(data[:PIECE_BYTES], False):
-                return False
-            data = data[PIECE_BYTES:]
-        return await self._send(data, end)
+        for at in range(0, len(data) or 1, PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            if len(self._batch) >= BATCH_PIECES or self._batch_bytes + len(piece) > PIECE_BYTES:
+                self._flush()
+                if not await self._settle():
+                    return False
+            self._batch.append(piece)
+            self._batch_bytes += len(piece)
+        if end:
+            self._flush(end=True)
+        elif self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+        return await self._settle(all=end)
 
-    async def _send(self, data: bytes, end: bool) -> bool:
-        self._seq += 1
-        params = m.ServiceAnswerParams(self._call_id, self._key, self._seq, data, end)
-        call = self._connection.begin(methods.SERVICE_ANSWER, params)
+    def _flush(self, *, end: bool = False, failure: m.ServiceFailure | None = None) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        first, *more = self._batch or [b""]
+        params = m.ServiceAnswerParams(self._call_id, self._key, self._seq, first, tuple(more), end, failure)
+        self._seq += 1 + len(more)
+        self._batch.clear()
+        self._batch_bytes = 0
+        try:
+            call = self._connection.begin(methods.SERVICE_ANSWER, params)
+        except HoldfastError as error:
+            self._error = error
+            return
         self._under_way.append(call)
         self._bytes += call.size
-        while self._under_way and (end or self._is_full or self._under_way[0].future.done()):
+
+    async def _settle(self, *, all: bool = False) -> bool:
+        """Take the replies that are there, and wait for those that must be."""
+        if self._error is not None:
+            raise self._error
+        while self._under_way and (all or self._is_full or self._under_way[0].future.done()):
             first = self._under_way.popleft()
             self._bytes -= first.size
             if not (await self._connection.reply(first)).wanted:
@@ -174,28 +207,31 @@ class _Sending:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._under_way) >= WINDOW_PIECES or self._bytes >= WINDOW_BYTES
+        return len(self._under_way) >= WINDOW_MESSAGES or self._bytes >= WINDOW_BYTES
 
     async def stream(self, pieces: AsyncIterator[bytes]) -> None:
         try:
             async for piece in pieces:
                 if not await self.send(piece):
                     return
-            await self._send(b"", True)
+            await self.send(b"", end=True)
         finally:
             close = getattr(pieces, "aclose", None)
             if close is not None:
                 await close()
 
     async def fail(self, error: HoldfastError) -> None:
-        self._seq += 1
-        failure = m.ServiceFailure(error.code, error.message)
-        params = m.ServiceAnswerParams(self._call_id, self._key, self._seq, error=failure)
+        """Whatever was made before it goes first."""
+        if self._batch:
+            self._flush()
+        self._flush(failure=m.ServiceFailure(error.code, error.message))
         with contextlib.suppress(HoldfastError):  # the connection is gone, and so is the caller
-            await self._connection.call(methods.SERVICE_ANSWER, params)
+            await self._settle(all=True)
 
     def abandon(self) -> None:
         """Nobody waits for the replies that are missing."""
+        if self._flushing is not None:
+            self._flushing.cancel()
         for call in self._under_way:
             if call.future.done():
                 call.future.exception()  # looked at, so that the loop does not complain

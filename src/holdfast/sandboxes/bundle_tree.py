@@ -1,8 +1,8 @@
 """What goes into a bundle: the running Python with the part of its library that our in-sandbox part imports.
 
-Reads this machine's Python, msgspec, h11 if it is installed, and our own sources, and writes nothing. What is needed
-is found by asking: our sources are searched for imports, also those inside functions, and a fresh interpreter imports
-them and tells what it has loaded.
+Reads this machine's Python, msgspec, h11 if it is installed, and our own sources, and writes nothing. What is
+needed is found by asking: our sources are searched for imports, also those inside functions, and a fresh
+interpreter imports them and tells what it has loaded.
 """
 
 from __future__ import annotations

@@ -45,18 +45,20 @@ class Call:
         #: Who is to look again when something changed.
         self.watchers: dict[Reply, None] = {}
 
-    def add(self, seq: int, data: bytes, *, end: bool, error: HoldfastError | None) -> int:
-        """The next piece, and whether it is the last; returns the bytes that are held more. Then `wake`."""
+    def add(self, seq: int, pieces: tuple[bytes, ...], *, end: bool, error: HoldfastError | None) -> int:
+        """The next pieces, and whether they are the last; returns the bytes that are held more. Then `wake`."""
         if seq <= self.last_seq or self.ended:
             return 0  # sent again, since the reply to it was lost
         if seq != self.last_seq + 1:
             raise InvalidRequest(f"call {self.id}: piece {seq} after piece {self.last_seq}")
-        self.last_seq = seq
+        self.last_seq = seq + len(pieces) - 1
         self.ended, self.error = end, error
-        if data or not end:
-            self.pieces.append(data)
-            self.held_bytes += len(data)
-        return len(data)
+        if end and not pieces[-1]:
+            pieces = pieces[:-1]  # it says only that this is the end
+        added = sum(map(len, pieces))
+        self.pieces.extend(pieces)
+        self.held_bytes += added
+        return added
 
     def end(self, error: HoldfastError | None = None) -> None:
         if not self.ended:
@@ -157,7 +159,9 @@ class Service:
         #: The last that was put into a reply; whether that reply arrived is known when the host asks again.
         self.told_seq = 0
         self.changed = asyncio.Event()
+        #: Polls that wait, and the connection of the last one; None once that is gone.
         self.polls = 0
+        self.host: ServerConnection | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
     def tell(self, make: Callable[[int], m.ServiceEvent]) -> int:

@@ -63,6 +63,7 @@ class ServiceMethods:
         if params.epoch == service.epoch:
             self._taken(service, params.after_seq)
         service.polls += 1
+        service.host = connection
         if service.expiry is not None:
             service.expiry.cancel()
             service.expiry = None
@@ -73,11 +74,17 @@ class ServiceMethods:
         finally:
             service.polls -= 1
             if not service.polls and self._services.get(instance) is service:
-                # Its host asks again at once; one that does not is gone.
-                service.expiry = asyncio.get_running_loop().call_later(
-                    self._config.detached_session_seconds, self._forget, service
-                )
+                self._expire(service)
         return service.take()
+
+    def _expire(self, service: Service) -> None:
+        """Its host asks again at once; one that does not is gone, sooner if its connection is."""
+        seconds = self._config.detached_session_seconds
+        if service.host is not None:
+            seconds = max(seconds, MAX_WAIT_MS / 1000)
+        if service.expiry is not None:
+            service.expiry.cancel()
+        service.expiry = asyncio.get_running_loop().call_later(seconds, self._forget, service)
 
     def _taken(self, service: Service, seq: int) -> None:
         while service.events and (first := next(iter(service.events))) <= seq:
@@ -94,7 +101,7 @@ class ServiceMethods:
             raise UnknownService(f"call {params.call_id}: is not one of yours")
         error = None if params.error is None else error_from_wire(params.error.code, params.error.message)
         last = params.end or error is not None
-        self._answer_bytes += call.add(params.seq, params.data, end=last, error=error)
+        self._answer_bytes += call.add(params.seq, (params.data, *params.more), end=last, error=error)
         call.wake()
         if not self._is_full(call):
             return m.ServiceAnswerResult(True)
@@ -189,9 +196,14 @@ class ServiceMethods:
         return m.Empty()
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """What it had called is called off: a caller inside is not cut off, it ends."""
+        """What it had called is called off: a caller inside is not cut off, it ends. A host may come back."""
         for call in list(self._by_caller.get(connection, {}).values()):
             self._cancel(call)
+        for service in self._services.values():
+            if service.host is connection:
+                service.host = None
+                if not service.polls:
+                    self._expire(service)
 
     def _own(self, connection: ServerConnection, call_id: str) -> Call:
         call = self._calls.get(call_id)

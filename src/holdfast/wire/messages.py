@@ -406,12 +406,15 @@ class ServiceOfferResult(Struct, frozen=True):
 
 
 class ServiceAnswerParams(Struct, frozen=True, omit_defaults=True):
-    """The next piece of an answer. Counted from 1, so that one that is sent twice arrives once."""
+    """The next pieces of an answer. Counted from 1, so that one that is sent twice arrives once."""
 
     call_id: str
     key: str
+    #: The number of the first piece.
     seq: int
     data: bytes = b""
+    #: Further pieces, made at the same time.
+    more: tuple[bytes, ...] = ()
     end: bool = False
     #: The end, and the error that the caller gets.
     error: ServiceFailure | None = None
