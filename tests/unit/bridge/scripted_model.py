@@ -1,6 +1,6 @@
 """A scripted model behind the pure functions of the dialects, reached by real clients without a socket.
 
-What a client sends is routed and parsed, what the script says is rendered, whole or in pieces, as the bridge does it.
+What a client sends is routed and parsed, what the script says is rendered, whole or in pieces, as the bridge does.
 """
 
 from __future__ import annotations
@@ -107,4 +107,6 @@ def streamed(dialect: Dialect, request: ModelRequest, says: Script) -> Iterator[
 
 def client_http() -> Any:
     """The HTTP library of the installed clients: httpx2 with the newer ones."""
-    return pytest.importorskip("httpx2", reason="the clients' HTTP library httpx2 is not installed: extra `clients`")
+    return pytest.importorskip(
+        "httpx2", reason="the clients' HTTP library httpx2 is not installed: extra `clients`"
+    )

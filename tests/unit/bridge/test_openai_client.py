@@ -1,4 +1,4 @@
-"""The `openai` package, unmodified, understands what is rendered and is understood: chat, Responses and the rest."""
+"""The `openai` package, unmodified, understands what is rendered and is understood: chat, Responses, the rest."""
 
 from __future__ import annotations
 
@@ -82,7 +82,13 @@ def test_chat_whole() -> None:
     assert asked.system == "Be brief.\n\nBe kind."
     assert asked.messages == (Message("user", (TextPart("Hello"),), "ada"),)
     params = asked.params
-    assert (params.max_tokens, params.temperature, params.top_p, params.stop, params.seed) == (50, 0.5, 0.9, ("END",), 7)
+    assert (params.max_tokens, params.temperature, params.top_p, params.stop, params.seed) == (
+        50,
+        0.5,
+        0.9,
+        ("END",),
+        7,
+    )
     assert params.format == Format("json_schema", SCHEMA, "place")
     assert params.thinking == Thinking(effort="high")
     assert asked.raw["logprobs"] is True
@@ -106,7 +112,10 @@ def test_chat_history_with_images_files_and_parallel_calls() -> None:
                     {"type": "text", "text": "What is this?"},
                     {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
                     {"type": "image_url", "image_url": {"url": "https://host/cat.png"}},
-                    {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERg==", "filename": "a.pdf"}},
+                    {
+                        "type": "file",
+                        "file": {"file_data": "data:application/pdf;base64,JVBERg==", "filename": "a.pdf"},
+                    },
                     {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}},
                 ],
             },
@@ -202,7 +211,10 @@ def test_chat_finish_reasons(reply: ModelReply, reason: str) -> None:
 
 
 def test_chat_extra_fields_reach_the_client() -> None:
-    logprobs = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}], "refusal": None}
+    logprobs: dict[str, Any] = {
+        "content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}],
+        "refusal": None,
+    }
     extra = {"openai_chat": {"system_fingerprint": "fp_1", "choice": {"logprobs": logprobs}}}
     answer = client_of(ScriptedModel(ModelReply((TextPart("a"),), extra=extra))).chat.completions.create(
         model="m", messages=[]
@@ -225,23 +237,23 @@ def test_chat_extra_fields_reach_the_client() -> None:
 )
 def test_errors(status: int, error: str) -> None:
     client = client_of(ScriptedModel(Failure(status, "the budget is spent")))
-    for ask in (
-        lambda: client.chat.completions.create(model="m", messages=[]),
-        lambda: client.responses.create(model="m", input="?"),
-        lambda: client.completions.create(model="m", prompt="?"),
+    for endpoint, asked in (
+        (client.chat.completions, {"messages": []}),
+        (client.responses, {"input": "?"}),
+        (client.completions, {"prompt": "?"}),
     ):
         with pytest.raises(getattr(openai, error), match="the budget is spent") as caught:
-            ask()
+            endpoint.create(model="m", **asked)
         assert caught.value.body["type"]
         assert caught.value.status_code == status
 
 
 def test_an_error_in_the_middle_of_a_chat_stream() -> None:
     client = client_of(ScriptedModel(Failure(500, "the model broke", [TextDelta("Hal")])))
-    said = []
+    said: list[str] = []
+    chunks = client.chat.completions.create(model="m", messages=[], stream=True)
     with pytest.raises(openai.APIError, match="the model broke"):
-        for chunk in client.chat.completions.create(model="m", messages=[], stream=True):
-            said.append(chunk.choices[0].delta.content)
+        said.extend(chunk.choices[0].delta.content for chunk in chunks)
     assert said == ["", "Hal"]
 
 
