@@ -279,9 +279,9 @@ def test_errors(status: int, error: str, kind: str) -> None:
 def test_an_error_in_the_middle_of_a_stream() -> None:
     client = client_of(ScriptedModel(Failure(529, "too many at once", [TextDelta("Hal")])))
     said_so_far: list[str] = []
-    with client.messages.stream(**ASK) as stream:
-        with pytest.raises(anthropic.APIStatusError, match="too many at once"):
-            said_so_far.extend(stream.text_stream)
+    events = client.messages.create(**ASK, stream=True)
+    with pytest.raises(anthropic.APIStatusError, match="too many at once"):
+        said_so_far.extend(event.delta.text for event in events if event.type == "content_block_delta")
     assert said_so_far == ["Hal"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.bridge.normal import (
+    Delta,
     FilePart,
     Format,
     ImagePart,
@@ -28,7 +29,7 @@ from holdfast.bridge.normal import (
     Usage,
 )
 
-from .scripted_model import Failure, Script, ScriptedModel, client_http
+from .scripted_model import Failure, ScriptedModel, client_http
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed: extra `clients`")
 
@@ -37,7 +38,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 COUNTS = Usage(input=30, output=12, cached=10, cache_write=2, thinking=5)
 WEATHER = ToolCallPart("call_1", "weather", '{"city":"Graz"}')
 TIME = ToolCallPart("call_2", "time", '{"zone": "CET"}')
-TOOL_RUN: Script = [
+TOOL_RUN: list[Delta] = [
     ThinkingDelta("Where "),
     ThinkingDelta("is it?", encrypted="gAAA", id="rs_1"),
     TextDelta("Let me "),
@@ -390,7 +391,7 @@ def test_responses_history_is_read_item_by_item() -> None:
 
 
 def test_responses_stream_is_gathered_by_the_client() -> None:
-    says: Script = [*TOOL_RUN[:-1], ToolCallDelta(2, "call_3", "patch", "*** ", "custom"), TOOL_RUN[-1]]  # type: ignore[index]
+    says = [*TOOL_RUN[:-1], ToolCallDelta(2, "call_3", "patch", "*** ", "custom"), TOOL_RUN[-1]]
     model = ScriptedModel(says)
     with client_of(model).responses.stream(model="small", input="?") as stream:
         events = list(stream)
