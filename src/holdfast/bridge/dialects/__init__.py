@@ -37,7 +37,7 @@ Operation = Literal["generate", "count_tokens", "embeddings", "models", "model"]
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """One dialect: five pure functions."""
+    """One dialect: six pure functions."""
 
     name: DialectName
     #: A request, read. InvalidParams names the field that is wrong; nothing else is raised.
@@ -50,6 +50,8 @@ class Dialect(msgspec.Struct, frozen=True):
     error: Callable[[int, str, str], bytes]
     #: The token counts in an answer's JSON, or in that of one event of a stream; None where there are none.
     usage_in: Callable[[JsonObject], Usage | None]
+    #: The answer to a request to count tokens.
+    render_count: Callable[[int], bytes]
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -68,6 +70,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_chat.stream,
         openai_wire.error,
         openai_wire.usage_in,
+        openai_wire.render_count,
     ),
     "openai_responses": Dialect(
         "openai_responses",
@@ -76,6 +79,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_responses_stream.stream,
         openai_wire.error,
         openai_responses.usage_in,
+        openai_wire.render_count,
     ),
     "openai_completions": Dialect(
         "openai_completions",
@@ -84,16 +88,26 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_completions.stream,
         openai_wire.error,
         openai_wire.usage_in,
+        openai_wire.render_count,
     ),
     "anthropic": Dialect(
-        "anthropic", anthropic.parse, anthropic.render, anthropic.stream, anthropic.error, anthropic.usage_in
+        "anthropic",
+        anthropic.parse,
+        anthropic.render,
+        anthropic.stream,
+        anthropic.error,
+        anthropic.usage_in,
+        anthropic.render_count,
     ),
-    "google": Dialect("google", google.parse, google.render, google.stream, google.error, google.usage_in),
+    "google": Dialect(
+        "google", google.parse, google.render, google.stream, google.error, google.usage_in, google.render_count
+    ),
 }
 
 _POSTS: Final[Mapping[str, Route]] = {
     "/v1/chat/completions": Route("openai_chat", "generate"),
     "/v1/responses": Route("openai_responses", "generate"),
+    "/v1/responses/input_tokens": Route("openai_responses", "count_tokens"),
     "/v1/completions": Route("openai_completions", "generate"),
     "/v1/embeddings": Route("openai_chat", "embeddings"),
     "/v1/messages": Route("anthropic", "generate"),
@@ -138,7 +152,7 @@ def dialect_of(request: HttpRequest) -> Dialect:
 
 
 def asked_of(request: HttpRequest, route: Route) -> tuple[str, bool]:
-    """The model's name and whether the answer streams, with no other look at the request: for what passes through."""
+    """The model's name and whether the answer streams. Looks at nothing else: for requests that pass through."""
     if route.model:
         found = google.path_of(request.path)
         return route.model, found is not None and found[1] == "streamGenerateContent"

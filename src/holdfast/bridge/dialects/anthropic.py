@@ -216,11 +216,13 @@ def _error(status: int, kind: str, message: str) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
+    thought = {"output_tokens_details": {"thinking_tokens": usage.thinking}} if usage.thinking else {}
     return {
         "input_tokens": max(usage.input - usage.cached - usage.cache_write, 0),
         "cache_creation_input_tokens": usage.cache_write,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.output,
+        **thought,
     }
 
 

@@ -153,7 +153,11 @@ def count(counts: object, name: str) -> int:
 
 
 def json_text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    """Foreign JSON as text again. What could be decoded may be too deep to encode from further down the stack."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as error:
+        raise InvalidParams("the body is nested too deeply") from error
 
 
 def body_fields(request: HttpRequest) -> Fields:

@@ -275,7 +275,7 @@ def _rendered(part: Part) -> dict[str, Any] | None:
 
 
 def _signed(signature: str) -> dict[str, str]:
-    """A signature is bytes there, and clients decode it: one that is no base64 came from elsewhere and is not sent."""
+    """A signature is bytes there, and clients decode it: one that is no base64 is not Google's, and not sent."""
     return {"thoughtSignature": signature} if signature and from_base64(signature) is not None else {}
 
 

@@ -10,9 +10,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
-from holdfast.bridge.dialects.fields import Fields, body_fields, count
+from holdfast.bridge.dialects.fields import Fields, body_fields, count, json_text
 from holdfast.bridge.dialects.openai_wire import (
     call_id,
     error,
@@ -328,4 +326,4 @@ def finished(reply: ModelReply, request: ModelRequest, items: list[dict[str, Any
 
 def render(reply: ModelReply, request: ModelRequest) -> bytes:
     items = [item(part, request, index) for index, part in enumerate(reply.content)]
-    return msgspec.json.encode(finished(reply, request, [each for each in items if each is not None]))
+    return json_text(finished(reply, request, [each for each in items if each is not None])).encode()

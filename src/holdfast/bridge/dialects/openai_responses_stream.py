@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.bridge.deltas import Closed, Grew, Opened, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
+from holdfast.bridge.dialects.fields import json_text
 from holdfast.bridge.dialects.openai_responses import finished, item, response, text_content
 from holdfast.bridge.normal import ModelReply, ModelRequest, Part, TextPart, ThinkingPart, ToolCallPart
 from holdfast.bridge.sse import sse
@@ -142,4 +143,5 @@ class ResponseStream(AnswerStream):
 
     def _event(self, event: str, /, **fields: Any) -> bytes:
         self._number += 1
-        return sse({"type": event, "sequence_number": self._number, **fields}, event)
+        # The settings of the request go along, and those may be anything.
+        return sse(json_text({"type": event, "sequence_number": self._number, **fields}).encode(), event)

@@ -78,6 +78,11 @@ def error(status: int, kind: str, message: str) -> bytes:
     return msgspec.json.encode({"error": error_object(status, kind, message)})
 
 
+def render_count(tokens: int) -> bytes:
+    """Of `/v1/responses/input_tokens`, the one endpoint here that counts."""
+    return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
+
+
 def usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.input,
