@@ -13,7 +13,7 @@ from typing import Protocol
 from holdfast.bridge.deltas import Gathering, deltas_of
 from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.normal import Delta, ModelReply, ModelRequest, TextDelta, TextPart, Usage
-from holdfast.bridge.token_counts import BYTES_A_TOKEN, estimate_tokens
+from holdfast.bridge.token_estimate import BYTES_A_TOKEN, estimate_tokens
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.wire.http_messages import Headers, HttpHead
 

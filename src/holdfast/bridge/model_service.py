@@ -15,7 +15,7 @@ from contextlib import aclosing
 import msgspec
 
 from holdfast.bridge.bridge_call import JSON, BridgeCall, refused
-from holdfast.bridge.dialects import Route, anthropic, asked_of, embeddings, google, only_a_provider_can
+from holdfast.bridge.dialects import Route, asked_of, embeddings, only_a_provider_can
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
 from holdfast.bridge.dialects.model_lists import render_model, render_models
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
@@ -24,7 +24,7 @@ from holdfast.bridge.model_choice import Model, ModelChoice
 from holdfast.bridge.normal import Usage
 from holdfast.bridge.passing import PassedAnswer
 from holdfast.bridge.record import CallRecord, CallRecords
-from holdfast.bridge.token_counts import estimate_tokens
+from holdfast.bridge.token_estimate import estimate_tokens
 from holdfast.bridge.upstream import UpstreamSession
 from holdfast.errors import InvalidParams, MethodNotFound
 from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_head, unpack_request
@@ -116,8 +116,7 @@ class ModelService:
             return _embedded(chosen, embeddings.parse(request))
         parsed = call.dialect.parse(request)
         if route.operation == "count_tokens":
-            render = google.render_count if route.dialect == "google" else anthropic.render_count
-            return _whole(render(estimate_tokens(parsed)))
+            return _whole(call.dialect.render_count(estimate_tokens(parsed)))
         if (reason := only_a_provider_can(parsed)) is not None:
             raise ModelError(reason, 400)
         call.answering = FunctionAnswer(chosen, parsed, call.dialect)

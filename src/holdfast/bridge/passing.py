@@ -14,9 +14,10 @@ import msgspec
 
 from holdfast.bridge.dialects import Dialect
 from holdfast.bridge.normal import Usage
-from holdfast.bridge.token_counts import BYTES_A_TOKEN, UsageMeter
+from holdfast.bridge.token_estimate import BYTES_A_TOKEN
 from holdfast.bridge.upstream import ProviderFailed, UpstreamSession
 from holdfast.bridge.usage_event import LeftOutUsage
+from holdfast.bridge.usage_meter import UsageMeter
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
 
@@ -36,16 +37,17 @@ class PassedAnswer:
         self._left_out = LeftOutUsage() if asks else None
         self._request = rewritten(request, model=session.upstream.model, asks_for_usage=asks)
         self._meter: UsageMeter | None = None
-        self._bytes = 0
-        self._events = 0
 
     @property
     def usage(self) -> Usage | None:
-        return None if self._meter is None else self._meter.end()
+        return None if self._meter is None else self._meter.usage()
 
     def estimate(self) -> Usage:
         """Where the answer did not tell. In a stream an event holds about a token."""
-        return Usage(len(self._request.body) // BYTES_A_TOKEN, self._events or self._bytes // BYTES_A_TOKEN)
+        asked = len(self._request.body) // BYTES_A_TOKEN
+        if self._meter is None:
+            return Usage(asked)
+        return Usage(asked, self._meter.events or self._meter.bytes // BYTES_A_TOKEN)
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
         """The head, when the body begins, and the body as it comes."""
@@ -58,12 +60,10 @@ class PassedAnswer:
                 yield HttpHead(answer.status, answer.headers)
                 yield await answer.whole()
                 return
-            self._meter = UsageMeter(self._dialect.usage_in, answer.content_type)
+            self._meter = UsageMeter(self._dialect.usage_in, is_stream=answer.is_stream)
             head: HttpHead | None = HttpHead(answer.status, answer.headers)
             async for piece in answer.pieces():
                 self._meter.feed(piece)
-                self._bytes += len(piece)
-                self._events += piece.count(b"data:") if answer.is_stream else 0
                 passed = piece if self._left_out is None else self._left_out.feed(piece)
                 if passed:
                     if head is not None:

@@ -138,8 +138,7 @@ class ProviderAnswer:
         self.headers: Headers = tuple(
             (name, redaction.text(value)) for name, value in response.headers.items() if _is_among(name, _TO_CALLER)
         )
-        self.content_type: str = response.headers.get("content-type", "")
-        self.is_stream = self.content_type.startswith("text/event-stream")
+        self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
         self._response = response
         self._redaction = redaction
 

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from holdfast.bridge import Upstream
+from holdfast.bridge import Upstream, Usage
+from holdfast.bridge.dialects import DIALECTS
 from holdfast.bridge.passing import rewritten
 from holdfast.bridge.usage_event import LeftOutUsage
+from holdfast.bridge.usage_meter import UsageMeter
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -107,3 +109,19 @@ def test_the_event_of_the_usage_alone_is_left_out(end: bytes) -> None:
         left_out = LeftOutUsage()
         passed = left_out.feed(whole[:cut]) + left_out.feed(whole[cut:]) + left_out.end()
         assert passed == said + done
+
+
+@pytest.mark.parametrize(("is_stream", "events"), [(True, 2), (False, 0)])
+def test_tokens_are_read_off_what_passes(is_stream: bool, events: int) -> None:
+    usage = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
+    whole = b'data: {"a": 1}\n\ndata: ' + usage + b"\n\n" if is_stream else usage
+    meter = UsageMeter(DIALECTS["openai_chat"].usage_in, is_stream=is_stream)
+    for byte in whole:
+        meter.feed(bytes([byte]))
+    assert (meter.usage(), meter.bytes, meter.events) == (Usage(3, 2), len(whole), events)
+
+
+def test_what_is_no_json_has_no_tokens() -> None:
+    meter = UsageMeter(DIALECTS["openai_chat"].usage_in, is_stream=False)
+    meter.feed(b'"usage')
+    assert meter.usage() is None
