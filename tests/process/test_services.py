@@ -222,7 +222,8 @@ async def test_a_slow_host_is_waited_for(server: RunningServer) -> None:
 
 async def test_limits_refuse_and_let_go() -> None:
     host = Host()
-    with running_server(settings={"max_service_calls": 2, "max_service_bytes": 1000}) as server:
+    limits = {"max_service_calls": 2, "max_service_bytes": 1000, "max_pending_requests": 8}
+    with running_server(settings=limits) as server:
         await reach_each_limit(server, host)
 
 
@@ -240,6 +241,11 @@ async def reach_each_limit(server: RunningServer, host: Host) -> None:
         assert await asyncio.gather(*waiting) == [[b"wait:"]] * 2
         for _ in range(5):
             assert await ask(caller, service, "echo", b"x" * 900) == [b"echo:" + b"x" * 900]
+        # Requests that were called off are not pending, nor are their calls.
+        for _ in range(10):
+            params = m.ServiceCallParams("model", service.instance, "wait", wait_ms=60_000)
+            caller.give_up(caller.begin(methods.SERVICE_CALL, params))
+        assert await ask(caller, service, "echo") == [b"echo:"]
 
 
 async def test_calls_wait_for_a_host_that_is_away_and_those_who_leave_are_forgotten() -> None:

@@ -159,7 +159,11 @@ def _sweep(directory: str) -> None:
 
 
 def _remove_below(parent: str) -> None:
-    for name in os.listdir(parent):
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        return  # a server in another pid namespace, which does not see ours, has swept it
+    for name in names:
         if os.path.isdir(f"{parent}/{name}"):
             Cgroup(f"{parent}/{name}").remove()
     Cgroup(parent).remove()
