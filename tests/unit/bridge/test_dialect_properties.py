@@ -19,6 +19,7 @@ from holdfast.bridge.normal import (
     OtherPart,
     Part,
     StopDelta,
+    StopReason,
     TextDelta,
     TextPart,
     ThinkingDelta,
@@ -145,7 +146,7 @@ def whole_of(name: DialectName, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("name", DIALECT_NAMES)
 @given(reply=replies(), size=st.integers(1, 7))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_stream_adds_up_to_the_whole_answer(name: DialectName, reply: ModelReply, size: int) -> None:
     raw = {"stream_options": {"include_usage": True}}
     whole = json.loads(DIALECTS[name].render(reply, request_for(name, stream=True, raw=raw)))
@@ -193,7 +194,7 @@ def as_chat(content: tuple[Part, ...]) -> tuple[Part, ...]:
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 @given(reply=replies(), signature=signatures)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_an_answer_comes_back_in_the_history_as_it_was(
     name: DialectName, reply: ModelReply, signature: str
 ) -> None:
@@ -212,6 +213,42 @@ def test_an_answer_comes_back_in_the_history_as_it_was(
     came_back = [message for message in parsed.messages[1:] if message.content]
     assert [message.role for message in came_back] == (["assistant"] if expected else [])
     assert (came_back[0].content if came_back else ()) == expected
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+@given(reply=replies(), reason=st.sampled_from([None, "length", "refusal"]))
+@settings(max_examples=40)
+def test_a_whole_answer_is_read_as_it_was_written(
+    name: DialectName, reply: ModelReply, reason: StopReason | None
+) -> None:
+    if name == "openai_chat":
+        reply = msgspec.structs.replace(reply, content=as_chat(reply.content))
+    if name == "google":
+        # It has no count of what was written to a cache.
+        reply = msgspec.structs.replace(reply, usage=msgspec.structs.replace(reply.usage, cache_write=0))
+    reply = msgspec.structs.replace(reply, stop_reason=reason, model="m-1", id="id-1")
+    body = json.loads(DIALECTS[name].render(reply, request_for(name)))
+    if name == "openai_responses":
+        # Thoughts get an id, since this dialect has none without.
+        content = tuple(
+            msgspec.structs.replace(part, id=f"rs_1_{i}") if isinstance(part, ThinkingPart) else part
+            for i, part in enumerate(reply.content)
+        )
+        reply = msgspec.structs.replace(reply, content=content)
+    read = DIALECTS[name].read(body)
+    assert read.reason == reply.reason
+    assert msgspec.structs.replace(read, stop_reason=reason) == reply
+
+
+@pytest.mark.parametrize("name", DIALECT_NAMES)
+@given(value=st.dictionaries(st.sampled_from(["content", "choices", "output", "candidates", "usage"]), json_values))
+@settings(max_examples=40)
+def test_any_answer_is_read_or_refused(name: DialectName, value: dict[str, Any]) -> None:
+    try:
+        read = DIALECTS[name].read(value)
+    except InvalidParams:
+        return
+    assert read.usage.total >= 0
 
 
 @pytest.mark.parametrize("name", ["anthropic", "google", "openai_responses"])

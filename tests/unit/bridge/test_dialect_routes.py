@@ -168,3 +168,27 @@ def test_the_estimate_counts_everything_that_is_sent() -> None:
     inside = (TextPart("r" * 400),)
     for part in (FilePart(b"x" * 400), ToolResultPart("c", inside), ToolCallPart("c", "f", "a" * 400)):
         assert of(messages=(Message("user", (part,)),)) >= 100
+
+
+def test_google_takes_snake_case_and_single_objects() -> None:
+    body = {
+        "system_instruction": {"parts": {"text": "Be brief."}},
+        "contents": {"parts": [{"inline_data": {"mime_type": "image/png", "data": "_-8"}}]},
+        "generation_config": {"max_output_tokens": 5},
+    }
+    request = DIALECTS["google"].parse(asking("POST", "/v1beta/models/g:generateContent", body=body))
+    assert request.system == "Be brief."
+    assert request.messages == (Message("user", (ImagePart(b"\xff\xef", "image/png"),)),)
+    assert request.params.max_tokens == 5
+    assert request.raw == body
+
+
+def test_namespaces_of_tools_are_kept() -> None:
+    tools = [{"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "f", "parameters": None}]}]
+    body = {"model": "m", "input": "?", "tools": tools}
+    request = DIALECTS["openai_responses"].parse(asking("POST", "/v1/responses", body=body))
+    assert [(tool.name, tool.namespace, tool.schema) for tool in request.tools] == [("f", "mcp", {})]
+    answer = DIALECTS["openai_responses"].render(
+        ModelReply((ToolCallPart("c", "f", "{}", namespace="mcp"),)), request
+    )
+    assert json.loads(answer)["output"][0]["namespace"] == "mcp"

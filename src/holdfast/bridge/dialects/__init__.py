@@ -37,7 +37,7 @@ Operation = Literal["generate", "count_tokens", "embeddings", "models", "model"]
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """One dialect: six pure functions."""
+    """One dialect: seven pure functions."""
 
     name: DialectName
     #: A request, read. InvalidParams names the field that is wrong; nothing else is raised.
@@ -52,6 +52,8 @@ class Dialect(msgspec.Struct, frozen=True):
     usage_in: Callable[[JsonObject], Usage | None]
     #: The answer to a request to count tokens.
     render_count: Callable[[int], bytes]
+    #: A provider's whole answer in our words, for records. InvalidParams if it is not one.
+    read: Callable[[JsonObject], ModelReply]
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -71,6 +73,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_wire.error,
         openai_wire.usage_in,
         openai_wire.render_count,
+        openai_chat.read,
     ),
     "openai_responses": Dialect(
         "openai_responses",
@@ -80,6 +83,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_wire.error,
         openai_responses.usage_in,
         openai_wire.render_count,
+        openai_responses.read,
     ),
     "openai_completions": Dialect(
         "openai_completions",
@@ -89,6 +93,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_wire.error,
         openai_wire.usage_in,
         openai_wire.render_count,
+        openai_completions.read,
     ),
     "anthropic": Dialect(
         "anthropic",
@@ -98,9 +103,17 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         anthropic.error,
         anthropic.usage_in,
         anthropic.render_count,
+        anthropic.read,
     ),
     "google": Dialect(
-        "google", google.parse, google.render, google.stream, google.error, google.usage_in, google.render_count
+        "google",
+        google.parse,
+        google.render,
+        google.stream,
+        google.error,
+        google.usage_in,
+        google.render_count,
+        google.read,
     ),
 }
 
@@ -172,7 +185,7 @@ def only_a_provider_can(request: ModelRequest) -> str | None:
         return f"{request.params.n} answers are asked for; this model gives one"
     if request.dialect == "openai_completions" and len(request.messages) > 1:
         return f"prompt: {len(request.messages)} prompts are given; this model takes one"
-    for name in ("previous_response_id", "conversation", "cachedContent"):
+    for name in ("previous_response_id", "conversation", "cachedContent", "cached_content"):
         if request.raw.get(name) is not None:
             return f"{name}: this model keeps no state between requests; send the whole input"
     if request.dialect == "openai_responses":

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.bridge.deltas import Closed, Grew, Opened, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.dialects.fields import Fields, body_fields, count, json_text
+from holdfast.bridge.dialects.fields import Fields, body_fields, count, json_text, native
 from holdfast.bridge.normal import (
     DialectName,
     FilePart,
@@ -276,6 +276,19 @@ def _head(request: ModelRequest, model: str = "", id_: str = "") -> dict[str, An
         "role": "assistant",
         "model": model or request.model,
     }
+
+
+def read(body: JsonObject) -> ModelReply:
+    """A provider's whole answer, in our words."""
+    fields = Fields(dict(body))
+    return ModelReply(
+        tuple(_content(fields, "content")),
+        native(_STOP_REASONS, body.get("stop_reason")),
+        usage_in(body) or Usage(),
+        fields.text("model", ""),
+        fields.text("id", ""),
+        fields.text("stop_sequence", ""),
+    )
 
 
 def render_count(tokens: int) -> bytes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 import msgspec
 
+from holdfast.bridge.normal import StopReason
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -150,6 +151,11 @@ def count(counts: object, name: str) -> int:
     """A count in a provider's answer; whatever is no count is 0, since answers are only passed on."""
     value = counts.get(name) if isinstance(counts, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def native(table: Mapping[StopReason, str], word: object) -> StopReason | None:
+    """Our word for a provider's stop reason; None for one that follows from the content, or is not known."""
+    return next((ours for ours, theirs in table.items() if theirs == word), None)
 
 
 def json_text(value: Any) -> str:

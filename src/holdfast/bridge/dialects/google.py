@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
@@ -58,6 +58,10 @@ _FINISH_REASONS: Final[Mapping[StopReason, str]] = {
     "refusal": "SAFETY",
 }
 
+_BLOCKED: Final = frozenset(
+    ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT")
+)
+
 _STATUSES: Final[Mapping[int, str]] = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -84,13 +88,14 @@ def parse(request: HttpRequest) -> ModelRequest:
     if found is None:
         raise InvalidParams(f"{request.path}: names no model and action", path="path")
     model, action = found
-    body = _camel(body_fields(request))
+    sent = body_fields(request)
+    body = _camel(sent)
     if action == "countTokens" and body.has("generateContentRequest"):
         body = _camel(body.object("generateContentRequest"))
     if not body.has("contents"):
         body.refuse("contents", "is missing")
     messages: list[Message] = []
-    for item in body.items("contents"):
+    for item in _listed(body, "contents"):
         messages.extend(_messages(item))
     system = body.maybe("systemInstruction")
     config = _camel(body.maybe("generationConfig") or Fields({}, body.at("generationConfig")))
@@ -116,7 +121,7 @@ def parse(request: HttpRequest) -> ModelRequest:
             thinking=_thinking(config),
         ),
         stream=streams,
-        raw=body.value,
+        raw=sent.value,
         sse="sse" in parse_qs(request.query).get("alt", ()),
     )
 
@@ -140,7 +145,14 @@ def _messages(item: Fields) -> list[Message]:
 
 
 def _parts(item: Fields) -> list[Part]:
-    return [_part(_camel(part)) for part in item.items("parts")]
+    return [_part(_camel(part)) for part in _listed(item, "parts")]
+
+
+def _listed(fields: Fields, name: str) -> Iterable[Fields]:
+    """The objects of a list. One object alone is a list of one: the service takes it, and people write it so."""
+    if isinstance(fields.value.get(name), dict):
+        return [fields.object(name)]
+    return fields.items(name)
 
 
 def _part(part: Fields) -> Part:
@@ -295,6 +307,21 @@ def _body(request: ModelRequest, parts: list[dict[str, Any]], reply: ModelReply 
 def render(reply: ModelReply, request: ModelRequest) -> bytes:
     parts = [_rendered(part) for part in reply.content]
     return msgspec.json.encode(_body(request, [part for part in parts if part is not None], reply))
+
+
+def read(body: JsonObject) -> ModelReply:
+    """A provider's whole answer, in our words: its first candidate. `STOP` may also end an answer with calls."""
+    fields = Fields(dict(body))
+    candidate = next(fields.items("candidates"), None)
+    content = None if candidate is None else candidate.maybe("content")
+    reason = "" if candidate is None else candidate.text("finishReason", "")
+    return ModelReply(
+        () if content is None else tuple(_parts(content)),
+        "refusal" if reason in _BLOCKED else "length" if reason == "MAX_TOKENS" else None,
+        usage_in(body) or Usage(),
+        fields.text("modelVersion", ""),
+        fields.text("responseId", ""),
+    )
 
 
 def render_count(tokens: int) -> bytes:

@@ -22,6 +22,7 @@ from holdfast.bridge.dialects.openai_wire import (
     image_part,
     join_turns,
     split_system,
+    stop_reason,
     usage_in,
     usage_object,
 )
@@ -29,6 +30,7 @@ from holdfast.bridge.normal import (
     DialectName,
     FilePart,
     Format,
+    ImagePart,
     JsonObject,
     Message,
     ModelReply,
@@ -45,11 +47,12 @@ from holdfast.bridge.normal import (
     ToolChoice,
     ToolKind,
     ToolResultPart,
+    Usage,
 )
 from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
-__all__ = ["NAME", "error", "parse", "render", "stream", "usage_in"]
+__all__ = ["NAME", "error", "parse", "read", "render", "stream", "usage_in"]
 
 NAME: Final[DialectName] = "openai_chat"
 
@@ -118,8 +121,7 @@ def _message(item: Fields) -> Message:
         item.refuse("role", f"{item.text('role')!r} is none of {', '.join(_ROLES)}")
     content = [*_reasoning(item), *_content(item)]
     if role == "tool":
-        # A result's content is what a result may hold: other kinds are not in this dialect.
-        inside = tuple(p for p in content if isinstance(p, TextPart | FilePart | OtherPart))
+        inside = tuple(p for p in content if isinstance(p, TextPart | ImagePart | FilePart | OtherPart))
         return Message(role, (ToolResultPart(item.text("tool_call_id", ""), inside, name=item.text("name", "")),))
     refusal = item.text("refusal", "")
     if refusal:
@@ -258,6 +260,17 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
         "usage": usage_object(reply.usage),
     }
     return msgspec.json.encode(body | extra)
+
+
+def read(body: JsonObject) -> ModelReply:
+    """A provider's whole answer, in our words: its first choice."""
+    fields = Fields(dict(body))
+    choice = next(fields.items("choices"), None)
+    message = None if choice is None else choice.maybe("message")
+    content = () if message is None else _message(message).content
+    reason = "" if choice is None else choice.text("finish_reason", "")
+    usage = usage_in(body) or Usage()
+    return ModelReply(content, stop_reason(reason, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 
 def stream(request: ModelRequest) -> ChatStream:

@@ -14,7 +14,14 @@ from holdfast.bridge.deltas import Grew, Step
 from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields
 from holdfast.bridge.dialects.openai_chat import params
-from holdfast.bridge.dialects.openai_wire import error, error_object, finish_reason, usage_in, usage_object
+from holdfast.bridge.dialects.openai_wire import (
+    error,
+    error_object,
+    finish_reason,
+    stop_reason,
+    usage_in,
+    usage_object,
+)
 from holdfast.bridge.normal import (
     DialectName,
     JsonObject,
@@ -23,11 +30,12 @@ from holdfast.bridge.normal import (
     ModelRequest,
     OtherPart,
     TextPart,
+    Usage,
 )
 from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
-__all__ = ["NAME", "error", "parse", "render", "stream", "usage_in"]
+__all__ = ["NAME", "error", "parse", "read", "render", "stream", "usage_in"]
 
 NAME: Final[DialectName] = "openai_completions"
 
@@ -77,6 +85,16 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
     choice.update(extra.pop("choice", {}))
     body = {**_head(request, reply.model, reply.id), "choices": [choice], "usage": usage_object(reply.usage)}
     return msgspec.json.encode(body | extra)
+
+
+def read(body: JsonObject) -> ModelReply:
+    """A provider's whole answer, in our words: its first choice."""
+    fields = Fields(dict(body))
+    choice = next(fields.items("choices"), None)
+    text, reason = ("", "") if choice is None else (choice.text("text", ""), choice.text("finish_reason", ""))
+    content = (TextPart(text),) if text else ()
+    usage = usage_in(body) or Usage()
+    return ModelReply(content, stop_reason(reason, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 
 def stream(request: ModelRequest) -> CompletionStream:

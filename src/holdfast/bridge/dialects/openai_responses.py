@@ -19,6 +19,7 @@ from holdfast.bridge.dialects.openai_wire import (
     image_part,
     join_turns,
     split_system,
+    stop_reason,
 )
 from holdfast.bridge.normal import (
     DialectName,
@@ -45,7 +46,7 @@ from holdfast.bridge.normal import (
 )
 from holdfast.wire.http_messages import HttpRequest
 
-__all__ = ["NAME", "error", "finished", "item", "parse", "render", "response", "text_content", "usage_in"]
+__all__ = ["NAME", "error", "finished", "item", "parse", "read", "render", "response", "text_content", "usage_in"]
 
 NAME: Final[DialectName] = "openai_responses"
 
@@ -322,6 +323,16 @@ def finished(reply: ModelReply, request: ModelRequest, items: list[dict[str, Any
     if reply.id:
         body["id"] = reply.id
     return body | dict(reply.extra.get(NAME, {}))
+
+
+def read(body: JsonObject) -> ModelReply:
+    """A provider's whole answer, in our words."""
+    fields = Fields(dict(body))
+    content = tuple(part for each in fields.items("output") for part in _turn(each).content)
+    cut = fields.maybe("incomplete_details")
+    why = {"max_output_tokens": "length"}.get(reason := "" if cut is None else cut.text("reason", ""), reason)
+    usage = usage_in(body) or Usage()
+    return ModelReply(content, stop_reason(why, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 
 def render(reply: ModelReply, request: ModelRequest) -> bytes:

@@ -14,6 +14,7 @@ from holdfast.bridge.normal import (
     JsonObject,
     Message,
     ModelReply,
+    Part,
     Role,
     StopReason,
     TextPart,
@@ -48,6 +49,13 @@ def finish_reason(reply: ModelReply) -> str:
     if reply.reason == "refusal" and any(isinstance(p, TextPart) and p.refusal for p in reply.content):
         return "stop"
     return _FINISH_REASONS[reply.reason]
+
+
+def stop_reason(word: str, content: tuple[Part, ...]) -> StopReason | None:
+    """Our word for a choice's finish reason; None where it follows from the content."""
+    if any(isinstance(part, TextPart) and part.refusal for part in content):
+        return "refusal"
+    return "length" if word == "length" else "refusal" if word == "content_filter" else None
 
 
 def join_turns(messages: Iterable[Message], *roles: Role) -> list[Message]:
@@ -88,7 +96,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
         "total_tokens": usage.total,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_write},
         "completion_tokens_details": {"reasoning_tokens": usage.thinking},
     }
 
