@@ -75,7 +75,6 @@ async def sandbox_agent_bridge(
     *,
     limits: Limits | None = None,
     on_call: Callable[[CallRecord], None] | None = None,
-    user: str | None = None,
     start_timeout: float = START_SECONDS,
     grace: float = GRACE_SECONDS,
 ) -> AsyncIterator[Bridge]:
@@ -83,7 +82,7 @@ async def sandbox_agent_bridge(
 
     `model` is an `Upstream`, an async function from a `ModelRequest` to a `ModelReply` or to deltas, or a mapping
     from model names to those, with "*" for all others. `port` 0 chooses a free one. `on_call` is called with the
-    record of each call when it has ended. `user` is who the proxy runs as. If the proxy ends by itself, or the
+    record of each call when it has ended. If the proxy ends by itself, or the
     sandbox is lost, the block is cancelled and that error raised in its place. On leaving, calls are called off and
     the proxy ends: TERM, up to `grace` seconds, KILL.
     """
@@ -94,7 +93,7 @@ async def sandbox_agent_bridge(
         models = ModelService(model, limits, on_call=on_call)
         stack.push_async_callback(models.aclose)
         service = await stack.enter_async_context(box.offer(MODEL_SERVICE, models.handle))
-        proxy = _Proxy(await _start_proxy(box, service, port, limits, user))
+        proxy = _Proxy(await _start_proxy(box, service, port, limits))
         stack.push_async_callback(lambda: _to_its_end(proxy.aclose(box, grace)))
         bound = await proxy.ready(start_timeout)
         serving = asyncio.create_task(service.wait())
@@ -103,9 +102,7 @@ async def sandbox_agent_bridge(
             yield Bridge(bound, models)
 
 
-async def _start_proxy(
-    box: Sandbox, service: HostService, port: int, limits: Limits, user: str | None
-) -> ExecRemoteProcess:
+async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: Limits) -> ExecRemoteProcess:
     info, status = await asyncio.gather(box.info(), box.status())
     if not info.holdfast:
         raise InvalidParams(f"the server in the sandbox is of version {info.version}, too old for a bridge")
@@ -119,7 +116,7 @@ async def _start_proxy(
         "HOLDFAST_SOCKET": sockets[0],
     }
     # Should this program die, the proxy is of no use to anybody.
-    options = ExecRemoteOptions(env=env, user=user, lifetime="connection")
+    options = ExecRemoteOptions(env=env, lifetime="connection")
     return box.exec_remote([*info.holdfast, "model_proxy"], options)
 
 
@@ -190,6 +187,7 @@ async def _failing_with(*watched: asyncio.Task[None]) -> AsyncIterator[None]:
         if not failed:
             owner.cancel()
         failed.append(task)
+        _error_of(task)  # looked at, so that the loop does not complain of the second
 
     for task in watched:
         task.add_done_callback(fail)

@@ -43,7 +43,7 @@ class ModelChoice:
 
     def choose(self, name: str) -> Chosen:
         """Whoever answers for this name; ModelError (404) if nobody does."""
-        found = self._by_name.get(name) or self._by_name.get(ANY)
+        found = self._by_name.get(name, self._by_name.get(ANY))
         if found is None:
             raise ModelError(f"model {name!r}: there is none; there are {', '.join(sorted(self._by_name))}", 404)
         return found

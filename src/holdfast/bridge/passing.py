@@ -7,6 +7,7 @@ needs one. Touches only the provider.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -62,14 +63,15 @@ class PassedAnswer:
                 return
             self._meter = UsageMeter(self._dialect.usage_in, is_stream=answer.is_stream)
             head: HttpHead | None = HttpHead(answer.status, answer.headers)
-            async for piece in answer.pieces():
-                self._meter.feed(piece)
-                passed = piece if self._left_out is None else self._left_out.feed(piece)
-                if passed:
-                    if head is not None:
-                        yield head
-                        head = None
-                    yield passed
+            async with aclosing(answer.pieces()) as pieces:
+                async for piece in pieces:
+                    self._meter.feed(piece)
+                    passed = piece if self._left_out is None else self._left_out.feed(piece)
+                    if passed:
+                        if head is not None:
+                            yield head
+                            head = None
+                        yield passed
             if head is not None:
                 yield head
             if self._left_out is not None and (rest := self._left_out.end()):

@@ -6,11 +6,11 @@ looked for in everything that comes back; a caller in the sandbox can neither se
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from holdfast.bridge.redaction import RedactedStream, Redaction
 from holdfast.errors import HoldfastError, InvalidParams
@@ -110,6 +110,12 @@ class Upstream:
     def url(self, request: HttpRequest) -> str:
         """Where a request goes. A version at the end of `base_url` is not said twice."""
         path = request.path
+        # A client library takes dots out of a path, and would so ask for what no limit has looked at.
+        if (
+            any(unquote(part) in (".", "..") for part in path.replace("\\", "/").split("/"))
+            or "%2f" in path.lower()
+        ):
+            raise InvalidParams(f"path {path!r}: has a part that leads elsewhere")
         version = self.base_url.rpartition("/")[2]
         if path.startswith(f"/{version}/"):
             path = path[len(version) + 1 :]
@@ -142,26 +148,28 @@ class ProviderAnswer:
         self._response = response
         self._redaction = redaction
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Each piece as it comes from the network, no two of them joined."""
         stream = RedactedStream(self._redaction)
         # A provider that compresses though it was asked not to is decoded, and the header is not passed on.
         encoded = self._response.headers.get("content-encoding", "identity") != "identity"
         source = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
-        with _translated():
-            async for piece in source:
-                if clean := stream.feed(piece):
-                    yield clean
+        async with aclosing(source):
+            with _translated():
+                async for piece in source:
+                    if clean := stream.feed(piece):
+                        yield clean
         if rest := stream.end():
             yield rest
 
     async def whole(self, limit: int = ERROR_BYTES) -> bytes:
         """The body of an error, as much of it as `limit`."""
         body = bytearray()
-        async for piece in self.pieces():
-            body += piece
-            if len(body) >= limit:
-                break
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) >= limit:
+                    break
         return bytes(body[:limit])
 
 

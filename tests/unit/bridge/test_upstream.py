@@ -37,6 +37,14 @@ def test_the_version_is_said_once_and_keys_are_left_out(base: str, path: str, qu
 
 
 @pytest.mark.parametrize(
+    "path", ["/v1/models/../files", "/v1/models/%2E%2e/files", "/v1/x%2F..", "/v1/models/a\\..\\b"]
+)
+def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+    with pytest.raises(InvalidParams, match="leads elsewhere"):
+        Upstream("https://a.example").url(request(path))
+
+
+@pytest.mark.parametrize(
     ("dialect", "name", "value"),
     [
         ("openai_chat", "authorization", f"Bearer {KEY}"),
