@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from holdfast.bridge.redaction import RedactedStream, Redaction
@@ -111,10 +111,7 @@ class Upstream:
         """Where a request goes. A version at the end of `base_url` is not said twice."""
         path = request.path
         # A client library takes dots out of a path, and would so ask for what no limit has looked at.
-        if (
-            any(unquote(part) in (".", "..") for part in path.replace("\\", "/").split("/"))
-            or "%2f" in path.lower()
-        ):
+        if {".", ".."} & set(unquote(path).replace("\\", "/").split("/")):
             raise InvalidParams(f"path {path!r}: has a part that leads elsewhere")
         version = self.base_url.rpartition("/")[2]
         if path.startswith(f"/{version}/"):
@@ -153,7 +150,9 @@ class ProviderAnswer:
         stream = RedactedStream(self._redaction)
         # A provider that compresses though it was asked not to is decoded, and the header is not passed on.
         encoded = self._response.headers.get("content-encoding", "identity") != "identity"
-        source = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
+        # Both are generators; that they can be closed is not in their types.
+        taken = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
+        source = cast("AsyncGenerator[bytes, None]", taken)
         async with aclosing(source):
             with _translated():
                 async for piece in source:
