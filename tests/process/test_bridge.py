@@ -37,7 +37,7 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ProcessError
 from holdfast.model import EnvironmentInfo
-from holdfast.testing.servers import RunningServer, is_alive, running_server
+from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
 
 pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
@@ -478,3 +478,54 @@ async def test_answers_arrive_whole_though_the_hosts_connection_breaks(
         cutting.peaceful = True
     assert cutting.cuts > 0
     assert all(json.loads(answer["body"])["choices"][0]["message"]["content"] == text for answer in answers)
+
+
+async def test_the_bridge_goes_on_when_the_sandboxs_server_was_killed() -> None:
+    with running_server() as server:
+        async with (
+            holdfast.connect(server.address("unix")) as box,
+            sandbox_agent_bridge(box, greet, port=0) as bridge,
+        ):
+            proxy = await proxy_of(box)
+            os.kill(server.pid, signal.SIGKILL)
+            # Until the host has offered its service again clients are told to try again.
+            while (answer := await ask(box, bridge, chat("m")))["status"] == 503:
+                assert answer["headers"]["retry-after"] == "1"
+            assert answer["status"] == 200
+            assert (await proxy_of(box)).pid == proxy.pid
+        assert not is_alive(proxy.pid)
+
+
+#: A host with a bridge, until it is killed.
+HOST = """
+import asyncio, sys
+import holdfast
+from holdfast.bridge import sandbox_agent_bridge
+
+async def model(request):
+    return ""
+
+async def main():
+    async with holdfast.connect(sys.argv[1]) as box, sandbox_agent_bridge(box, model, port=0) as bridge:
+        print(bridge.url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_host_that_is_killed_leaves_no_proxy_behind() -> None:
+    with running_server(settings={"detached_session_seconds": 0.1}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            host = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", HOST, server.address("unix")),
+                stdout=asyncio.subprocess.PIPE,
+                env=server_environment(),
+            )
+            assert host.stdout is not None
+            assert (await host.stdout.readline()).startswith(b"http://127.0.0.1:")
+            proxy = await proxy_of(box)
+            host.kill()
+            await host.wait()
+            await proxy.wait(timeout=30)
+        assert not is_alive(proxy.pid)
