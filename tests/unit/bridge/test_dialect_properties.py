@@ -32,7 +32,7 @@ from holdfast.bridge.sse import SseReader
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
-from .replies import SAMPLES, json_values, malformed, replies, request_for, signatures, words
+from .replies import SAMPLES, json_values, malformed, places, replies, request_for, signatures, with_changed
 
 DIALECT_NAMES: list[DialectName] = sorted(DIALECTS)
 WITH_TOOLS: list[DialectName] = ["anthropic", "google", "openai_chat", "openai_responses"]
@@ -57,6 +57,7 @@ def in_pieces(reply: ModelReply, size: int) -> list[Delta]:
 
 
 @given(replies(), st.integers(1, 7))
+@settings(max_examples=60)
 def test_deltas_add_up_to_the_reply(reply: ModelReply, size: int) -> None:
     gathering = Gathering()
     for delta in in_pieces(reply, size):
@@ -268,6 +269,7 @@ def test_what_has_no_word_here_goes_back_as_it_came(name: DialectName) -> None:
 
 
 @given(st.binary(max_size=60))
+@settings(max_examples=60)
 @example(b"[" * 100_000)
 @example(b'{"a":' * 100_000)
 @example(b'{"model": "\xff"}')
@@ -277,31 +279,50 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 @given(json_values)
+@settings(max_examples=60)
 def test_any_json_is_read_or_refused(value: Any) -> None:
     assert 0 <= fuzz_requests(json.dumps(value).encode()) <= len(PATHS)
 
 
-@given(malformed())
-@settings(max_examples=300)
-def test_a_malformed_request_names_its_field(given_: tuple[str, Any]) -> None:
-    path, body = given_
+def refusal_of(path: str, body: Any) -> InvalidParams | None:
+    """What a request is refused with; None if it was read, whole."""
     request = HttpRequest("POST", path, "", (), json.dumps(body).encode())
-    fuzz_requests(request.body)
     route = route_of(request)
     assert route is not None
     try:
         if route.operation == "embeddings":
-            embeddings.parse(request)
+            assert embeddings.parse(request).raw == body
         else:
             asked_of(request, route)
             assert DIALECTS[route.dialect].parse(request).raw == body
     except InvalidParams as refusal:
-        error = refusal
-    else:
-        return
-    path_of_field = error.details.get("path")
-    assert path_of_field is not None
-    assert error.message.startswith(path_of_field or "the body")
+        return refusal
+    return None
+
+
+def names_its_field(refusal: InvalidParams) -> bool:
+    path = refusal.details.get("path")
+    return path is not None and refusal.message.startswith(path or "the body")
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES))
+def test_a_wrong_value_in_any_place_is_read_or_refused_by_its_field(path: str) -> None:
+    refused = 0
+    for place in places(SAMPLES[path]):
+        for wrong in (None, True, 7, -1.5, "x", [], {}, ["x"], [7], {"type": "x"}, {"type": 7}):
+            refusal = refusal_of(path, with_changed(SAMPLES[path], place, wrong))
+            assert refusal is None or names_its_field(refusal), (place, wrong)
+            refused += refusal is not None
+    assert refused > len(places(SAMPLES[path]))
+
+
+@given(malformed())
+@settings(max_examples=40)
+def test_a_malformed_request_is_read_or_refused_by_its_field(given_: tuple[str, Any]) -> None:
+    path, body = given_
+    refusal = refusal_of(path, body)
+    assert refusal is None or names_its_field(refusal)
+    assert 0 <= fuzz_requests(json.dumps(body).encode()) <= len(PATHS)
 
 
 def test_nesting_at_the_edge_of_the_stack_is_refused_like_any_mistake() -> None:
@@ -331,13 +352,14 @@ def test_the_samples_are_read(path: str) -> None:
         assert DIALECTS[route.dialect].parse(request).raw == SAMPLES[path]
 
 
-@given(words, words)
-def test_late_pieces_of_a_call_are_refused(first: str, second: str) -> None:
+def test_late_pieces_of_a_call_are_refused() -> None:
     gathering = Gathering()
-    gathering.feed(ToolCallDelta(0, "a", "f", first))
-    gathering.feed(ToolCallDelta(1, "b", "g", second))
+    gathering.feed(ToolCallDelta(0, "a", "f", "{"))
+    gathering.feed(ToolCallDelta(1, "b", "g", "{"))
     with pytest.raises(InvalidParams, match="tool call 0: a piece came after"):
-        gathering.feed(ToolCallDelta(0, arguments=first))
+        gathering.feed(ToolCallDelta(0, arguments="}"))
+    with pytest.raises(InvalidParams, match="tool call 2: its first piece has no name"):
+        gathering.feed(ToolCallDelta(2, arguments="{}"))
 
 
 def test_a_stop_reason_left_out_follows_from_the_content() -> None:
