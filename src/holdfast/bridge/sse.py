@@ -43,10 +43,11 @@ class SseReader:
         self._too_long = False
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        if self._after_cr and chunk:
-            # The CR ended the line already; an LF at the start of this chunk belongs to it.
-            chunk = chunk[1:] if chunk[:1] == b"\n" else chunk
-            self._after_cr = False
+        if not chunk:
+            return []
+        if self._after_cr and chunk[:1] == b"\n":
+            # The CR ended the line already; this LF belongs to it.
+            chunk = chunk[1:]
         self._after_cr = chunk[-1:] == b"\r"
         text = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         events: list[ServerSentEvent] = []
