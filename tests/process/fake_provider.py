@@ -62,9 +62,7 @@ class FakeProvider:
         finally:
             writer.close()
 
-    async def _answer(
-        self, request: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, request: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = request.json if request.body else {}
         model = body.get("model", "")
         if model == "echo":
