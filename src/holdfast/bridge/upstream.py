@@ -17,6 +17,8 @@ from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.wire.http_messages import Headers, HttpRequest
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 #: How a key is shown to a provider; `auto` goes by who is asked for (see `_KEY_HEADERS`).
@@ -45,6 +47,8 @@ ERROR_BYTES: Final = 1024 * 1024
 #: Seconds until a provider accepts a connection, and that it may be silent in the middle of an answer.
 CONNECT_SECONDS: Final = 30.0
 SILENCE_SECONDS: Final = 600.0
+#: Calls at a time over one pool of connections.
+LANE_CALLS: Final = 4
 
 
 class ProviderFailed(HoldfastError):
@@ -172,45 +176,63 @@ class ProviderAnswer:
         return bytes(body[:limit])
 
 
+class _Lane:
+    """A few connections, and how many calls use them."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.calls = 0
+
+
 class UpstreamSession:
-    """Connections to a provider, kept open between calls, from the first call until `aclose`."""
+    """Connections to a provider, kept open between calls, from the first call until `aclose`.
+
+    They are spread over several pools, because at each request a pool looks at all of its connections for each of
+    them: with a hundred that takes longer than the request.
+    """
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        self._client: httpx.AsyncClient | None = None
+        self._lanes: list[_Lane] = []
+        self._trusted: ssl.SSLContext | None = None
 
-    def _opened(self) -> httpx.AsyncClient:
-        if self._client is None:
-            self._client = _new_client(self.upstream)
-        return self._client
+    def _free_lane(self) -> _Lane:
+        found = next((lane for lane in self._lanes if lane.calls < LANE_CALLS), None)
+        if found is None:
+            # Reading the certificates takes longer than the rest of it, so that is done once.
+            self._trusted = self._trusted or _trusted(self.upstream)
+            found = _Lane(_new_client(self.upstream, self._trusted))
+            self._lanes.append(found)
+        return found
 
     @asynccontextmanager
     async def ask(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
         """The answer to a request, for the length of the block; leaving it breaks off what still comes."""
-        client = self._opened()
         upstream = self.upstream
-        with _translated():
-            asked = client.build_request(
-                request.method,
-                upstream.url(request),
-                headers=upstream.headers_for(request, dialect),
-                content=request.body,
-            )
-            response = await client.send(asked, stream=True)
+        lane = self._free_lane()
+        lane.calls += 1
         try:
-            if response.is_redirect:
-                # Not followed: the key would go wherever it says.
-                raise ProviderFailed(
-                    502, "the provider redirects, and the bridge does not follow", "set another base_url"
+            with _translated():
+                asked = lane.client.build_request(
+                    request.method,
+                    upstream.url(request),
+                    headers=upstream.headers_for(request, dialect),
+                    content=request.body,
                 )
-            yield ProviderAnswer(response, upstream.redaction)
+                response = await lane.client.send(asked, stream=True)
+            async with aclosing(response):
+                if response.is_redirect:
+                    # Not followed: the key would go wherever it says.
+                    message = "the provider redirects, and the bridge does not follow"
+                    raise ProviderFailed(502, message, f"{message}: set another base_url")
+                yield ProviderAnswer(response, upstream.redaction)
         finally:
-            await response.aclose()
+            lane.calls -= 1
 
     async def aclose(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            await lane.client.aclose()
 
 
 def require_httpx() -> None:
@@ -221,22 +243,27 @@ def require_httpx() -> None:
         raise InvalidParams("Upstream needs httpx: install holdfast[bridge]") from None
 
 
-def _new_client(upstream: Upstream) -> httpx.AsyncClient:
+def _trusted(upstream: Upstream) -> ssl.SSLContext:
     import ssl
 
     import httpx
 
-    verify: ssl.SSLContext | bool = True
-    if upstream.ca_file:
-        try:
-            verify = ssl.create_default_context(cafile=upstream.ca_file)
-        except OSError as error:
-            raise ProviderFailed(502, "the bridge cannot reach its provider", f"ca_file: {error}") from None
+    if not upstream.ca_file:
+        return httpx.create_ssl_context()
+    try:
+        return ssl.create_default_context(cafile=upstream.ca_file)
+    except OSError as error:
+        raise ProviderFailed(502, "the bridge cannot reach its provider", f"ca_file: {error}") from None
+
+
+def _new_client(upstream: Upstream, trusted: ssl.SSLContext) -> httpx.AsyncClient:
+    import httpx
+
     return httpx.AsyncClient(
-        verify=verify,
+        verify=trusted,
         timeout=httpx.Timeout(upstream.timeout, connect=upstream.connect_timeout),
         # The bridge's own `concurrency` bounds them.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=LANE_CALLS),
         follow_redirects=False,
     )
 
