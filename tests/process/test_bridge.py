@@ -204,6 +204,39 @@ async def test_a_proxy_that_ends_by_itself_fails_the_block(box: Sandbox) -> None
     assert task.cancelling() == 0
 
 
+async def test_what_the_block_raises_over_a_dead_proxy_is_only_the_cause(box: Sandbox) -> None:
+    async def work() -> None:
+        async with sandbox_agent_bridge(box, greet, port=0):
+            os.kill((await proxy_of(box)).pid, signal.SIGKILL)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise OSError("the agent lost its model") from None
+
+    with pytest.raises(ProcessError, match="model proxy ended by itself") as told:
+        await work()
+    assert isinstance(told.value.__cause__, OSError)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_cancellation_while_the_proxy_is_ended_does_not_leave_it(box: Sandbox) -> None:
+    leaving = asyncio.Event()
+
+    async def work() -> None:
+        async with sandbox_agent_bridge(StubbornSandbox(box.api), greet, port=0, grace=0.5):
+            leaving.set()
+
+    task = asyncio.create_task(work())
+    await leaving.wait()
+    proxy = await proxy_of(box)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_alive(proxy.pid)
+
+
 async def test_a_port_that_is_taken_is_told_with_the_proxys_words(box: Sandbox) -> None:
     async with sandbox_agent_bridge(box, greet, port=0) as first:
         with pytest.raises(ProcessError, match=f"127.0.0.1:{first.port}: .*in use"):

@@ -82,9 +82,9 @@ async def sandbox_agent_bridge(
 
     `model` is an `Upstream`, an async function from a `ModelRequest` to a `ModelReply` or to deltas, or a mapping
     from model names to those, with "*" for all others. `port` 0 chooses a free one. `on_call` is called with the
-    record of each call when it has ended. If the proxy ends by itself, or the
-    sandbox is lost, the block is cancelled and that error raised in its place. On leaving, calls are called off and
-    the proxy ends: TERM, up to `grace` seconds, KILL.
+    record of each call when it has ended. If the proxy ends by itself, or the sandbox is lost, the block is
+    cancelled and that error raised in its place. On leaving, calls are called off and the proxy ends: TERM, up to
+    `grace` seconds, KILL.
     """
     if not 0 <= port < 65536:
         raise InvalidParams(f"port {port}: must be 0 to 65535; 0 chooses a free one")
