@@ -97,11 +97,11 @@ class Gathering:
         return [*steps, Closed(len(self._parts) - 1, whole)]
 
     def reply(self, model: str = "", id: str = "") -> ModelReply:
-        """Everything so far, as a whole answer."""
-        self.close()
+        """Everything so far, as a whole answer. Changes nothing: an open part goes on."""
         stop = self._stop
+        unfinished = () if self._open is None else (_with_text(self._open, "".join(self._pieces)),)
         return ModelReply(
-            tuple(self._parts),
+            (*self._parts, *unfinished),
             stop.stop_reason,
             stop.usage,
             stop.model or model,

@@ -369,3 +369,12 @@ def test_a_stop_reason_left_out_follows_from_the_content() -> None:
     reply = gathering.reply()
     assert reply.content == (ToolCallPart("call_7_0", "f", "{}"),)
     assert reply.reason == "tool_use"
+
+
+def test_a_look_at_the_reply_changes_nothing() -> None:
+    gathering = Gathering()
+    for text in ("one", " two"):
+        gathering.feed(TextDelta(text))
+        gathering.reply()
+    assert gathering.reply().content == (TextPart("one two"),)
+    assert len(gathering.close()) == 1
