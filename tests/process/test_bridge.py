@@ -416,6 +416,8 @@ async def test_errors_of_a_provider_pass_without_the_key(box: Sandbox, provider:
     assert "Bearer [redacted]" in echoed["body"]
     assert echoed["headers"]["x-request-id"] == "r-1"
     assert echoed["headers"].keys().isdisjoint({"set-cookie", "x-echo"})
+    # Nor does the host keep a cookie for the next call.
+    assert all("cookie" not in asked.headers for asked in provider.asked)
     assert (unauthorized["status"], moved["status"]) == (401, 502)
     # Not even the part of a key that the provider shows: that is in the record, on the host.
     assert "sk-ab" not in unauthorized["body"]

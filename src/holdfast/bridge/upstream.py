@@ -257,15 +257,20 @@ def _trusted(upstream: Upstream) -> ssl.SSLContext:
 
 
 def _new_client(upstream: Upstream, trusted: ssl.SSLContext) -> httpx.AsyncClient:
+    from http.cookiejar import DefaultCookiePolicy
+
     import httpx
 
-    return httpx.AsyncClient(
+    client = httpx.AsyncClient(
         verify=trusted,
         timeout=httpx.Timeout(upstream.timeout, connect=upstream.connect_timeout),
         # The bridge's own `concurrency` bounds them.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=LANE_CALLS),
         follow_redirects=False,
     )
+    # One call leaves nothing for the next: a provider's cookies are not kept.
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+    return client
 
 
 @contextmanager
