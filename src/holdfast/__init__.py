@@ -130,7 +130,7 @@ _HOMES = {
     ),
     "holdfast.sandboxes.command": ("CommandSandbox",),
 }
-_SUBMODULES = ("sandboxes", "sync", "testing")
+_SUBMODULES = ("bridge", "sandboxes", "sync", "testing")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 

@@ -1,7 +1,7 @@
 """The `holdfast` command: finds the verb and loads its module alone.
 
-`exec`, `connect` and `serve` run inside sandboxes and start with the standard library; typer and rich are loaded
-only for the verbs that people type.
+`exec`, `connect`, `serve`, `call` and `model_proxy` run inside sandboxes and start with the standard library; typer
+and rich are loaded only for the verbs that people type.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from holdfast.cli import serve as serve_verb
 
         return serve_verb.main(argv[1:])
+    if verb == "call":
+        from holdfast.cli import call as call_verb
+
+        return call_verb.main(argv[1:])
+    if verb == "model_proxy":
+        from holdfast.cli import model_proxy as model_proxy_verb
+
+        return model_proxy_verb.main(argv[1:])
     return _for_people(verb, argv[1:])
 
 
@@ -75,7 +83,7 @@ def _for_people(verb: str, rest: list[str]) -> int:
 
 
 def _help(verbs: dict[str, str]) -> str:
-    lines = [f"  {name:<8} {line}\n" for name, line in verbs.items()]
+    lines = [f"  {name:<11} {line}\n" for name, line in verbs.items()]
     return (
         "usage: holdfast VERB [ARGUMENTS]\n\n"
         "Commands for sandboxes, and none of them is ever lost.\n\n"

@@ -88,6 +88,13 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Connections at a time.
     max_connections: int = 1_024
 
+    #: Calls of one service of the host that may be unanswered at a time; a further one is refused.
+    max_service_calls: int = 1_024
+    #: Bytes of calls that the host has not taken yet, over all services. A 50 MiB body fits several times.
+    max_service_bytes: int = 256 * MIB
+    #: Bytes of one answer that its caller has not taken yet, before the host has to wait.
+    service_answer_bytes: int = 4 * MIB
+
     # --- what is allowed -------------------------------------------------------------------------------------
     #: Whether specs of kind `direct` (a raw command, trusted callers) are started.
     allow_direct_exec: bool = True

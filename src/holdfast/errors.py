@@ -17,7 +17,8 @@
     │   ├── UnknownShell           -32009
     │   ├── ShellClosed            -32010  the shell has ended; the message says why
     │   ├── UnknownTerminal        -32011
-    │   └── TerminalClosed         -32012  what ran in it has ended; the message says how
+    │   ├── TerminalClosed         -32012  what ran in it has ended; the message says how
+    │   └── UnknownService         -32014  the host offers none with this name and instance, or no longer
     ├── SandboxError               the place where commands run could not do it
     │   ├── InternalError          -32603  a bug of ours
     │   ├── CwdNotFound            -32020
@@ -167,6 +168,12 @@ class TerminalClosed(CallerError):
     """What runs in the terminal has ended: it takes nothing any more."""
 
     code = -32012
+
+
+class UnknownService(CallerError):
+    """The host offers no service with this name and instance, or does so no longer."""
+
+    code = -32014
 
 
 class SandboxError(HoldfastError):

@@ -208,6 +208,8 @@ class EnvironmentInfo(Struct, frozen=True):
     arch: str
     version: str
     features: tuple[str, ...] = ()
+    #: The command that runs holdfast there; a verb follows.
+    holdfast: tuple[str, ...] = ()
 
 
 class ServerStatus(Struct, frozen=True):

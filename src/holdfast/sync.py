@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from holdfast.client import exec_remote, process, sandbox, shell, terminal
+from holdfast.client import exec_remote, process, sandbox, service, shell, terminal
 from holdfast.client.collect import StreamTails
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InternalError, InvalidRequest
@@ -432,6 +432,31 @@ class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_re
     kill = _Blocking(exec_remote.ExecRemoteProcess.kill)
 
 
+#: A handler that blocks: it runs in a thread, and its iterator, if it returns one, is read there too.
+BlockingHandler = Callable[[str, bytes], bytes | Iterable[bytes]]
+
+
+class HostService(_Facade[service.HostService]):
+    """`holdfast.client.service.HostService`, blocking."""
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def instance(self) -> str:
+        """What programs inside must know in order to call it."""
+        return self._inner.instance
+
+    wait = _Blocking(service.HostService.wait)
+
+
+async def _read_in_threads(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    iterator = iter(pieces)
+    while (piece := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield piece
+
+
 class Sandbox(_Facade[sandbox.Sandbox]):
     """`holdfast.Sandbox`, blocking. It may be used from several threads."""
 
@@ -470,6 +495,28 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     def terminals(self) -> list[Terminal]:
         """Handles on all terminals: those that are open, and those that closed and are still kept."""
         return [Terminal(self._loop, one) for one in self._loop.run(self._inner.terminals())]
+
+    @contextmanager
+    def offer(self, name: str, handler: BlockingHandler) -> Iterator[HostService]:
+        """Offer a service to programs in the sandbox, for the length of a `with` block.
+
+        `handler` runs in a thread for each call. One that is called off is not interrupted: it goes on to its end.
+        """
+
+        async def answer(method: str, body: bytes) -> service.Answer:
+            answered = await asyncio.to_thread(handler, method, body)
+            return answered if isinstance(answered, bytes) else _read_in_threads(answered)
+
+        async def begin() -> service.HostService:
+            offered = self._inner.offer(name, answer)
+            await offered.start()
+            return offered
+
+        offered = self._loop.run(begin())
+        try:
+            yield HostService(self._loop, offered)
+        finally:
+            self._loop.run(offered.aclose())
 
     @overload
     def exec_remote(

@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,29 @@ def test_a_request_starts_the_server_and_a_process_runs(place: Place) -> None:
 def test_the_script_does_the_same_for_people(place: Place) -> None:
     place.command = (f"{place.install}/bin/holdfast",)
     assert place.run(["/bin/cat", "/proc/self/comm"]) == (0, "cat\n")
+
+
+def test_the_model_proxy_and_calls_of_the_host_work_inside(place: Place) -> None:
+    pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
+    instance = "0" * 32
+    code, printed = place.run([*place.command, "call", "--instance", instance, "model", "http"])
+    assert (code, "no host offers service 'model'" in printed) == (1, True)
+    place.call(
+        "process/start",
+        processId="proxy",
+        argv=[*place.command, "model_proxy"],
+        env={"BRIDGE_MODEL_SERVICE_PORT": "0", "BRIDGE_MODEL_SERVICE_INSTANCE": instance},
+        cwd="/",
+        tty=False,
+        pipeStdin=False,
+    )
+    chunks = place.call("process/read", processId="proxy", waitMs=30_000)["chunks"]
+    url = base64.b64decode(chunks[0]["chunk"]).decode().strip()
+    # The place has a root of its own and the network of this machine.
+    with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
+        assert json.load(answer) == {"status": "ok", "host": "does not answer"}
+    place.call("process/terminate", processId="proxy", graceMs=30_000)
+    assert place.call("process/wait", processId="proxy")["exitCode"] == 0
 
 
 def test_connect_bridges_to_the_server(place: Place) -> None:

@@ -17,9 +17,9 @@ import pytest
 from holdfast import own_python
 from holdfast.cli import PLAIN_VERBS
 from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
-from holdfast.sandboxes import bundle as bundle_module, elf
+from holdfast.sandboxes import bundle as bundle_module, bundle_tree, elf
 from holdfast.sandboxes.bundle import Bundle, make_package, pack, package, read_bundle
-from holdfast.sandboxes.bundle_tree import File, our_modules
+from holdfast.sandboxes.bundle_tree import File, loaded_modules, our_modules, package_files
 
 SOURCE = Path(bundle_module.__file__).parents[2]
 
@@ -53,11 +53,31 @@ def test_a_bundle_is_what_it_says(bundle: Bundle) -> None:
     assert (bundle.path.name, bundle.path.stat().st_size) == (f"{bundle.sha256}.tar.gz", bundle.size)
     assert bundle.size < 15_000_000
     assert read_bundle(bundle.path) == bundle
-    # Nothing of it is for people, for clients or for tests; nothing of it is a source.
+    # Nothing of it is for people, for hosts or for tests; nothing of it is a source.
     with tarfile.open(bundle.path) as tar:
         found = tar.getnames()
-    others = ("holdfast/client", "holdfast/sandboxes", "holdfast/testing", "typer", "rich", "libssl", "libcrypto")
+    others = (
+        "client/sandbox",
+        "client/process",
+        "client/service.",
+        "client/dial",
+        "holdfast/sandboxes",
+        "holdfast/testing",
+        "typer",
+        "rich",
+        "libssl",
+        "libcrypto",
+    )
     assert [name for name in found if name.endswith(".py") or any(other in name for other in others)] == []
+
+
+def test_h11_is_in_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
+    assert {"h11", "h11._connection"} <= set(loaded_modules())
+    assert "h11/_connection.py" in package_files(msgspec=False)
+    monkeypatch.setattr(bundle_tree, "inputs_of_h11", list)
+    assert [name for name in loaded_modules() if name.partition(".")[0] == "h11"] == []
+    assert [name for name in package_files(msgspec=False) if name.startswith("h11")] == []
 
 
 def test_the_tar_is_root_s_and_without_times() -> None:
@@ -74,9 +94,14 @@ def test_what_is_packed_is_the_in_sandbox_part() -> None:
     ours = set(our_modules())
     assert {f"holdfast.cli.{verb}" for verb in PLAIN_VERBS} <= ours
     assert {"holdfast.runtime.keeper", "holdfast.runtime.launcher", "holdfast.transport.websocket"} <= ours
-    assert [
-        name for name in ours if name.startswith(("holdfast.client", "holdfast.sandboxes", "holdfast.testing"))
-    ] == []
+    assert [name for name in ours if name.startswith(("holdfast.sandboxes", "holdfast.testing"))] == []
+    # What a program inside needs in order to call the host.
+    assert {name.removeprefix("holdfast.client.") for name in ours if name.startswith("holdfast.client.")} == {
+        "backoff",
+        "connection",
+        "service_call",
+        "subscription",
+    }
     assert "holdfast.cli.typed_verb" not in ours
 
 

@@ -20,9 +20,13 @@ VERBS = {
     "upgrade": "Put this version's server in the place of the one that runs.",
     "exec": "Send one JSON-RPC request to the server and print the reply.",
     "connect": "Bridge stdin and stdout to the server's socket.",
+    "call": "Call a service that the host offers, from inside a sandbox.",
+    "model_proxy": "Serve models of the host to programs inside, over HTTP.",
+    "bridge": "Run an agent in a sandbox with a bridge to a model around it.",
     "bundle": "Make the tree that is put into sandboxes without Python.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
 
-#: Verbs that need the standard library and msgspec alone: they run inside sandboxes, where typer and rich are not.
-PLAIN_VERBS = ("exec", "connect", "serve")
+#: Verbs that need the standard library and msgspec alone, `model_proxy` also h11: they run inside sandboxes, where
+#: typer and rich are not.
+PLAIN_VERBS = ("exec", "connect", "serve", "call", "model_proxy")

@@ -18,7 +18,7 @@ from holdfast.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OURS, USAG
 from holdfast.errors import HoldfastError
 
 #: Verbs whose exit code is the command's: what goes wrong on our side must not look like the command's own 1 or 2.
-_EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach", "shell", "shell run")
+_EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach", "bridge", "shell", "shell run")
 
 #: typer carries its own copy of click from 0.20 on and imports click before, so the class is found by inheritance.
 _UsageError: Final = typer.BadParameter.__mro__[1]
@@ -40,7 +40,7 @@ def run(verb: str, arguments: list[str]) -> int:
     ours = OURS if verb in _EXIT_AS_THE_COMMAND else FAILED
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # What follows the command's name belongs to the command: `holdfast run ls -l`.
-    settings = {"allow_interspersed_args": verb != "run", "help_option_names": ["-h", "--help"]}
+    settings = {"allow_interspersed_args": verb not in ("run", "bridge"), "help_option_names": ["-h", "--help"]}
     text = "\n\n".join(_lines(command))
     app.command(help=text, epilog=epilog, context_settings=settings)(_quiet_when_unread(command))
     try:

@@ -27,7 +27,7 @@ from holdfast.client.command import (
 from holdfast.client.process import write_pieces
 from holdfast.errors import HoldfastError, InvalidRequest, StdinClosed, UnknownProcess
 from holdfast.exec_api import EventStream, ExecApi, PolledStream
-from holdfast.model import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
+from holdfast.model import Exited, Lifetime, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
 
 T = TypeVar("T")
 
@@ -81,6 +81,8 @@ class ExecRemoteOptions(Struct, frozen=True):
     poll_interval: float | None = None
     #: Keep stdin open, after `input`, for `write_stdin`.
     stdin_open: bool = False
+    #: `connection`: the server ends the command when this client is gone for good.
+    lifetime: Lifetime = "server"
 
 
 class Spawn(Protocol):

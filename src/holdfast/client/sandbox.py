@@ -24,7 +24,9 @@ from holdfast.client.command import (
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.files import FileMethods, Path, Progress, path_text
 from holdfast.client.process import Process
+from holdfast.client.remote import RemoteExec
 from holdfast.client.screen import preload
+from holdfast.client.service import Handler, HostService
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.client.trees import Transferred, download, upload
@@ -235,6 +237,18 @@ class Sandbox(FileMethods):
         # Nobody could write to it later, so `stdin_open` would only make the command wait.
         spec = _command_spec(argv, options, pipe_stdin=options.input is not None)
         return await run_command(self._api, spec, input=options.input, timeout=timeout)
+
+    # --- services of this program --------------------------------------------------------------------------------
+
+    def offer(self, name: str, handler: Handler) -> HostService:
+        """Offer a service to programs in the sandbox, for the length of an `async with` block.
+
+        `handler` is an async function of a method's name and a body of bytes; it returns the answer, whole or as an
+        async iterator of pieces. Inside, `holdfast call NAME METHOD` reaches it by the service's `instance`.
+        """
+        if not isinstance(self._api, RemoteExec):
+            raise InvalidParams("services need a server that programs can call; 'inprocess' has none")
+        return HostService(self._api.connection, name, handler)
 
     # --- shells --------------------------------------------------------------------------------------------------
 
@@ -489,5 +503,6 @@ def _command_spec(argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_std
         env_policy=_policy(options.env, None),
         pipe_stdin=pipe_stdin,
         user=options.user,
+        lifetime=options.lifetime,
         start_id=_new_id(),
     )

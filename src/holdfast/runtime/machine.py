@@ -10,7 +10,7 @@ import pwd
 import socket
 from typing import Final
 
-from holdfast import __version__
+from holdfast import __version__, own_python
 from holdfast.errors import InvalidParams, TimeoutError
 from holdfast.model import EnvironmentInfo, ShellInfo
 from holdfast.runtime.environment import resolve_user
@@ -57,6 +57,7 @@ def environment_info() -> EnvironmentInfo:
         arch=platform.machine(),
         version=__version__,
         features=FEATURES,
+        holdfast=tuple(own_python.holdfast()),
     )
 
 

@@ -29,7 +29,7 @@ import msgspec
 import holdfast
 from holdfast import own_python
 from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
-from holdfast.sandboxes.bundle_tree import File, bundle_files, inputs_of_msgspec, package_files
+from holdfast.sandboxes.bundle_tree import File, bundle_files, inputs_of_h11, inputs_of_msgspec, package_files
 
 #: In the tar, before all else: what it is.
 MANIFEST: Final = "MANIFEST.json"
@@ -248,7 +248,7 @@ def _fingerprint(kind: Kind) -> str:
     library = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "")
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     ours = os.path.dirname(os.path.abspath(holdfast.__file__))
-    inputs = [program, library, "/etc/ld.so.cache", *inputs_of_msgspec(), *_sources(ours)]
+    inputs = [program, library, "/etc/ld.so.cache", *inputs_of_msgspec(), *inputs_of_h11(), *_sources(ours)]
     told = [_FORMAT, kind, holdfast.__version__, sys.version, platform.machine(), *map(_stamp, inputs)]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 

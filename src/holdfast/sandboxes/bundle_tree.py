@@ -1,8 +1,8 @@
 """What goes into a bundle: the running Python with the part of its library that our in-sandbox part imports.
 
-Reads this machine's Python, msgspec and our own sources, and writes nothing. What is needed is found by asking: our
-sources are searched for imports, also those inside functions, and a fresh interpreter imports them and tells what
-it has loaded.
+Reads this machine's Python, msgspec, h11 if it is installed, and our own sources, and writes nothing. What is
+needed is found by asking: our sources are searched for imports, also those inside functions, and a fresh
+interpreter imports them and tells what it has loaded.
 """
 
 from __future__ import annotations
@@ -132,6 +132,9 @@ def package_files(*, msgspec: bool) -> dict[str, File]:
     if msgspec:
         for path in inputs_of_msgspec():
             files[f"msgspec/{os.path.basename(path)}"] = File(_read(path))
+    # Pure Python, and for the model proxy alone: it goes along wherever we have it.
+    for path in inputs_of_h11():
+        files[f"h11/{os.path.basename(path)}"] = File(_read(path))
     return files
 
 
@@ -151,6 +154,18 @@ def inputs_of_msgspec() -> list[str]:
     )
 
 
+def inputs_of_h11() -> list[str]:
+    """Every file of h11; none if it is not installed here: then `model_proxy` says inside that it lacks it."""
+    found = importlib.util.find_spec("h11")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return sorted(
+        entry.path
+        for place in places
+        for entry in os.scandir(place)
+        if entry.is_file() and entry.name.endswith(".py")
+    )
+
+
 def loaded_modules() -> dict[str, str]:
     """Every module that the in-sandbox part may load, each with its file."""
     names: dict[str, None] = dict.fromkeys(_MORE_MODULES)
@@ -159,7 +174,8 @@ def loaded_modules() -> dict[str, str]:
         found[name] = path
         names[name] = None
         names.update(dict.fromkeys(imports))
-    orders = {"path": sys.path, "names": list(names), "without": _LEFT_OUT}
+    without = _LEFT_OUT if inputs_of_h11() else (*_LEFT_OUT, "h11")
+    orders = {"path": sys.path, "names": list(names), "without": without}
     done = subprocess.run(
         # Modules that are frozen into the interpreter have no files, and some files it looks for at its start.
         [sys.executable, "-I", "-S", "-X", "frozen_modules=off", "-c", _TRACE],
@@ -201,7 +217,7 @@ def _search() -> Iterator[tuple[str, str, list[str]]]:
 
 def _is_allowed(name: str) -> bool:
     top = name.partition(".")[0]
-    return (top == "msgspec" or top in sys.stdlib_module_names) and name not in _LEFT_OUT
+    return (top in ("msgspec", "h11") or top in sys.stdlib_module_names) and name not in _LEFT_OUT
 
 
 def _imports(body: Iterable[ast.AST]) -> Iterator[str]:

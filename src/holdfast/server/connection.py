@@ -98,6 +98,7 @@ class ServerConnection:
             self._sessions.detach(self.session, self._close, self.outbox.positions())
             self.session = None
         self.outbox.close()
+        self._dispatcher.services.connection_lost(self)
         self.on_close()
 
     def _hand_over(self) -> dict[str, int]:
@@ -195,6 +196,8 @@ class ServerConnection:
                 cancelled = codec.decode_body(notice.params, REQUEST_CANCEL.params, notice.method)
                 task = self._tasks.get(cancelled.id)
                 if task is not None:  # else its reply is on its way
+                    if isinstance(task, Later):
+                        del self._tasks[cancelled.id]  # a task takes itself out when it has ended
                     task.cancel(CANCELLED_BY_CALLER)
             elif notice.method != INITIALIZED.name:
                 log.info("%s: ignored notification %s", self.channel.description, notice.method)

@@ -24,6 +24,7 @@ from holdfast.runtime.starting import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
 from holdfast.server.files import FileMethods
 from holdfast.server.fs import FsMethods
+from holdfast.server.services import ServiceMethods
 from holdfast.server.shells import ShellMethods
 from holdfast.server.terminals import TerminalMethods
 from holdfast.wire import messages as m, methods as w
@@ -100,6 +101,14 @@ class Dispatcher:
         self._add(w.TERMINAL_DESCRIBE, terminals.describe)
         self._add(w.TERMINAL_LIST, terminals.list)
         self._add_files(FileMethods(exec_), FsMethods(exec_))
+        services = ServiceMethods(exec_.config)
+        self.services = services
+        self._add(w.SERVICE_OFFER, services.offer)
+        self._add(w.SERVICE_ANSWER, services.answer)
+        self._add(w.SERVICE_WITHDRAW, services.withdraw)
+        self._add(w.SERVICE_CALL, services.call)
+        self._add(w.SERVICE_RECEIVE, services.receive)
+        self._add(w.SERVICE_CANCEL, services.cancel)
         self._add(w.EXEC_REMOTE_START, lambda _, params: remote.start(params))
         self._add(w.EXEC_REMOTE_POLL, lambda _, params: remote.poll(params))
         self._add(w.EXEC_REMOTE_KILL, lambda _, params: remote.kill(params))

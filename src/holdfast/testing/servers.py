@@ -224,13 +224,13 @@ class Conversation:
         self.session_id = result["sessionId"]
         return result
 
-    async def ask(self, method: str, **params: Any) -> int:
+    async def ask(self, method: str, /, **params: Any) -> int:
         """Send a request without waiting; returns its id."""
         self._last_id += 1
         await self.say({"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": params})
         return self._last_id
 
-    async def tell(self, method: str, **params: Any) -> None:
+    async def tell(self, method: str, /, **params: Any) -> None:
         await self.say({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def say(self, message: object) -> None:
@@ -251,14 +251,14 @@ class Conversation:
             await self._take()
         return self.replies.pop(id)
 
-    async def result(self, method: str, **params: Any) -> dict[str, Any]:
+    async def result(self, method: str, /, **params: Any) -> dict[str, Any]:
         reply = await self.reply(await self.ask(method, **params))
         if "error" in reply:
             raise error_from_wire(reply["error"]["code"], reply["error"]["message"], reply["error"].get("data"))
         result: dict[str, Any] = reply["result"]
         return result
 
-    async def error(self, method: str, **params: Any) -> tuple[int, str]:
+    async def error(self, method: str, /, **params: Any) -> tuple[int, str]:
         """The code and the message with which a request is refused."""
         reply = await self.reply(await self.ask(method, **params))
         return reply["error"]["code"], reply["error"]["message"]

@@ -366,6 +366,111 @@ class TerminalListResult(Struct, frozen=True):
     terminals: tuple[TerminalStatus, ...]
 
 
+# --- services of the host --------------------------------------------------------------------------------------
+
+
+class ServiceCalled(Struct, frozen=True, tag="called", tag_field="kind"):
+    """Somebody inside calls: the host is to answer under `call_id`."""
+
+    seq: int
+    call_id: str
+    method: str
+    body: bytes
+
+
+class ServiceCancelled(Struct, frozen=True, tag="cancelled", tag_field="kind"):
+    """The caller is gone, or wants no more."""
+
+    seq: int
+    call_id: str
+
+
+ServiceEvent = ServiceCalled | ServiceCancelled
+
+
+class ServiceOfferParams(Struct, frozen=True, omit_defaults=True):
+    """The host answers calls of `service`; who calls must know the instance, which is a hash of `key`.
+
+    A long poll: the reply has what happened after `after_seq`, and what came before need not be kept any more.
+    """
+
+    service: str
+    key: str
+    #: Of the last reply; a server that was restarted counts anew.
+    epoch: str = ""
+    after_seq: int = 0
+    wait_ms: int = 0
+
+
+class ServiceOfferResult(Struct, frozen=True):
+    epoch: str
+    events: tuple[ServiceEvent, ...]
+
+
+class ServiceAnswerParams(Struct, frozen=True, omit_defaults=True):
+    """The next pieces of an answer. Counted from 1, so that one that is sent twice arrives once."""
+
+    call_id: str
+    key: str
+    #: The number of the first piece.
+    seq: int
+    data: bytes = b""
+    #: Further pieces, made at the same time.
+    more: tuple[bytes, ...] = ()
+    end: bool = False
+    #: The end, and the error that the caller gets.
+    error: ServiceFailure | None = None
+
+
+class ServiceFailure(Struct, frozen=True):
+    code: int
+    message: str
+
+
+class ServiceAnswerResult(Struct, frozen=True):
+    """The reply comes once there is room for the next piece. `wanted` is false if nobody reads on."""
+
+    wanted: bool
+
+
+class ServiceWithdrawParams(Struct, frozen=True):
+    service: str
+    key: str
+
+
+class ServiceCallParams(Struct, frozen=True, omit_defaults=True):
+    """Call a service of the host. The reply waits so long for the first pieces of the answer."""
+
+    service: str
+    instance: str
+    method: str
+    body: bytes = b""
+    wait_ms: int = 0
+    #: Chosen by the caller, who can then call it off before the first reply. None: the server chooses.
+    call_id: str | None = None
+
+
+class ServiceReceiveParams(Struct, frozen=True, omit_defaults=True):
+    """What was answered after piece `after_seq`, which is acknowledged with it."""
+
+    call_id: str
+    after_seq: int = 0
+    wait_ms: int = 0
+
+
+class ServicePieces(Struct, frozen=True, omit_defaults=True):
+    """Pieces of an answer; `seq` is that of the last. An answer that failed is an error instead."""
+
+    call_id: str
+    seq: int
+    pieces: tuple[bytes, ...] = ()
+    ended: bool = False
+
+
+class ServiceCancelParams(Struct, frozen=True):
+    call_id: str
+
+
 # --- notifications ---------------------------------------------------------------------------------------------
 
 

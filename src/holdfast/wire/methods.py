@@ -119,6 +119,13 @@ FS_OPEN = Method("fs/open", f.FsOpenParams, f.FsHandle)
 FS_READ_BLOCK = Method("fs/readBlock", f.FsReadBlockParams, f.FsBlock)
 FS_CLOSE = Method("fs/close", f.FsHandle, m.Empty)
 
+SERVICE_OFFER = Method("service/offer", m.ServiceOfferParams, m.ServiceOfferResult)
+SERVICE_ANSWER = Method("service/answer", m.ServiceAnswerParams, m.ServiceAnswerResult)
+SERVICE_WITHDRAW = Method("service/withdraw", m.ServiceWithdrawParams, m.Empty)
+SERVICE_CALL = Method("service/call", m.ServiceCallParams, m.ServicePieces)
+SERVICE_RECEIVE = Method("service/receive", m.ServiceReceiveParams, m.ServicePieces)
+SERVICE_CANCEL = Method("service/cancel", m.ServiceCancelParams, m.Empty)
+
 EXEC_REMOTE_START = Method("exec_remote_start", m.ExecRemoteStartParams, m.ExecRemoteStartResult)
 EXEC_REMOTE_POLL = Method("exec_remote_poll", m.ExecRemotePollParams, m.ExecRemotePollResult)
 EXEC_REMOTE_KILL = Method("exec_remote_kill", m.ExecRemotePidParams, m.ExecRemoteDone)

@@ -1,0 +1,189 @@
+"""From deltas to parts and back: which part a delta opens, grows or closes, and the whole reply at the end.
+
+Pure, and the one place that knows the rules, so that every dialect streams the same parts. A part is open until a
+delta comes that does not belong to it; a closed part stays closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.bridge.normal import (
+    Delta,
+    FilePart,
+    ImagePart,
+    ModelReply,
+    OtherPart,
+    Part,
+    PartDelta,
+    StopDelta,
+    TextDelta,
+    TextPart,
+    ThinkingDelta,
+    ThinkingPart,
+    ToolCallDelta,
+    ToolCallPart,
+    ToolResultPart,
+)
+from holdfast.errors import InvalidParams
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """Part `index` begins; `part` has what never changes (kind, id, name) and nothing of what grows."""
+
+    index: int
+    part: Part
+
+
+class Grew(msgspec.Struct, frozen=True):
+    """Words, thought or arguments were added to the open part."""
+
+    index: int
+    part: Part
+    text: str
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """Part `index` is whole."""
+
+    index: int
+    part: Part
+
+
+Step = Opened | Grew | Closed
+
+
+class Gathering:
+    """Deltas in, steps out; holds the parts so far. `prefix` names calls that come without an id."""
+
+    def __init__(self, prefix: str = "call") -> None:
+        self._prefix = prefix
+        self._parts: list[Part] = []
+        # Of the open part: pieces are joined once, when it closes, so a long answer is not copied at each token.
+        self._open: Part | None = None
+        self._pieces: list[str] = []
+        self._call = -1
+        self._stop = StopDelta()
+
+    def feed(self, delta: Delta) -> list[Step]:
+        match delta:
+            case TextDelta():
+                return self._text(delta)
+            case ThinkingDelta():
+                return self._thinking(delta)
+            case ToolCallDelta():
+                return self._tool_call(delta)
+            case PartDelta():
+                steps = [*self.close(), *self._begin(delta.part)]
+                return [*steps, *self.close()]
+            case StopDelta():
+                self._stop = delta
+                return self.close()
+
+    def close(self) -> list[Step]:
+        """Close the open part, if one is."""
+        if self._open is None:
+            return []
+        steps: list[Step] = []
+        if isinstance(self._open, ToolCallPart) and self._open.kind == "function" and not self._pieces:
+            # A call without arguments: clients decode what they were sent, and nothing is not JSON.
+            steps = self._grow("{}")
+        whole = _with_text(self._open, "".join(self._pieces))
+        self._parts.append(whole)
+        self._open = None
+        self._pieces = []
+        return [*steps, Closed(len(self._parts) - 1, whole)]
+
+    def reply(self, model: str = "", id: str = "") -> ModelReply:
+        """Everything so far, as a whole answer. Changes nothing: an open part goes on."""
+        stop = self._stop
+        unfinished = () if self._open is None else (_with_text(self._open, "".join(self._pieces)),)
+        return ModelReply(
+            (*self._parts, *unfinished),
+            stop.stop_reason,
+            stop.usage,
+            stop.model or model,
+            id,
+            stop.stop_sequence,
+            stop.extra,
+        )
+
+    def _begin(self, part: Part) -> list[Step]:
+        self._open = part
+        return [Opened(len(self._parts), part)]
+
+    def _grow(self, text: str) -> list[Step]:
+        if not text or self._open is None:
+            return []
+        self._pieces.append(text)
+        return [Grew(len(self._parts), self._open, text)]
+
+    def _text(self, delta: TextDelta) -> list[Step]:
+        steps: list[Step] = []
+        current = self._open
+        if delta.begins or not isinstance(current, TextPart) or current.refusal != delta.refusal:
+            steps = [*self.close(), *self._begin(TextPart("", delta.refusal))]
+        if delta.signature:
+            self._open = TextPart("", delta.refusal, delta.signature)
+        return [*steps, *self._grow(delta.text)]
+
+    def _thinking(self, delta: ThinkingDelta) -> list[Step]:
+        steps: list[Step] = []
+        current = self._open
+        if delta.begins or not isinstance(current, ThinkingPart):
+            current = ThinkingPart("", delta.signature, delta.encrypted, delta.id)
+            steps = [*self.close(), *self._begin(current)]
+        self._open = ThinkingPart(
+            "", delta.signature or current.signature, delta.encrypted or current.encrypted, current.id or delta.id
+        )
+        return [*steps, *self._grow(delta.text)]
+
+    def _tool_call(self, delta: ToolCallDelta) -> list[Step]:
+        current = self._open
+        if isinstance(current, ToolCallPart) and delta.index == self._call:
+            if delta.signature:
+                self._open = msgspec.structs.replace(current, signature=delta.signature)
+            return self._grow(delta.arguments)
+        if delta.index <= self._call:
+            raise InvalidParams(
+                f"tool call {delta.index}: a piece came after the call had ended; send its pieces together"
+            )
+        if not delta.name:
+            raise InvalidParams(f"tool call {delta.index}: its first piece has no name")
+        self._call = delta.index
+        id_ = delta.id or f"{self._prefix}_{delta.index}"
+        part = ToolCallPart(id_, delta.name, "", delta.kind, delta.namespace, delta.signature)
+        return [*self.close(), *self._begin(part), *self._grow(delta.arguments)]
+
+
+def _with_text(part: Part, text: str) -> Part:
+    match part:
+        case TextPart() | ThinkingPart():
+            return msgspec.structs.replace(part, text=text)
+        case ToolCallPart():
+            return msgspec.structs.replace(part, arguments=text)
+        case _:
+            return part
+
+
+def deltas_of(reply: ModelReply) -> Iterator[Delta]:
+    """A whole reply as deltas: for a caller that asked for a stream of a function that answers whole."""
+    calls = 0
+    for part in reply.content:
+        match part:
+            case TextPart():
+                yield TextDelta(part.text, part.refusal, part.signature, begins=True)
+            case ThinkingPart():
+                yield ThinkingDelta(part.text, part.signature, part.encrypted, part.id, begins=True)
+            case ToolCallPart():
+                yield ToolCallDelta(
+                    calls, part.id, part.name, part.arguments, part.kind, part.namespace, part.signature
+                )
+                calls += 1
+            case ImagePart() | FilePart() | OtherPart():
+                yield PartDelta(part)
+            case ToolResultPart():
+                raise InvalidParams("a reply holds a tool result: only callers send those")
+    yield StopDelta(reply.stop_reason, reply.usage, reply.stop_sequence, reply.model, reply.extra)

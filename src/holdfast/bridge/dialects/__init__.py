@@ -1,0 +1,196 @@
+"""The dialects that the bridge speaks, and which of them a path belongs to; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.bridge.dialects import (
+    anthropic,
+    google,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    openai_responses_stream,
+    openai_wire,
+)
+from holdfast.bridge.dialects.answer_stream import AnswerStream
+from holdfast.bridge.dialects.fields import body_fields
+from holdfast.bridge.normal import DialectName, JsonObject, ModelReply, ModelRequest, Usage
+from holdfast.wire.http_messages import HttpRequest
+
+__all__ = [
+    "DIALECTS",
+    "AnswerStream",
+    "Dialect",
+    "Route",
+    "asked_of",
+    "dialect_of",
+    "only_a_provider_can",
+    "route_of",
+]
+
+Operation = Literal["generate", "count_tokens", "embeddings", "models", "model"]
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """One dialect: seven pure functions."""
+
+    name: DialectName
+    #: A request, read. InvalidParams names the field that is wrong; nothing else is raised.
+    parse: Callable[[HttpRequest], ModelRequest]
+    #: The body of a whole answer.
+    render: Callable[[ModelReply, ModelRequest], bytes]
+    #: An answer in pieces.
+    stream: Callable[[ModelRequest], AnswerStream]
+    #: The body of an error: status, kind (empty: by the status), message.
+    error: Callable[[int, str, str], bytes]
+    #: The token counts in an answer's JSON, or in that of one event of a stream; None where there are none.
+    usage_in: Callable[[JsonObject], Usage | None]
+    #: The answer to a request to count tokens.
+    render_count: Callable[[int], bytes]
+    #: A provider's whole answer in our words, for records. InvalidParams if it is not one.
+    read: Callable[[JsonObject], ModelReply]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """What a path asks for. `model` is named by Google's paths, and by those that ask about one model."""
+
+    dialect: DialectName
+    operation: Operation
+    model: str = ""
+
+
+DIALECTS: Final[Mapping[DialectName, Dialect]] = {
+    "openai_chat": Dialect(
+        "openai_chat",
+        openai_chat.parse,
+        openai_chat.render,
+        openai_chat.stream,
+        openai_wire.error,
+        openai_wire.usage_in,
+        openai_wire.render_count,
+        openai_chat.read,
+    ),
+    "openai_responses": Dialect(
+        "openai_responses",
+        openai_responses.parse,
+        openai_responses.render,
+        openai_responses_stream.stream,
+        openai_wire.error,
+        openai_responses.usage_in,
+        openai_wire.render_count,
+        openai_responses.read,
+    ),
+    "openai_completions": Dialect(
+        "openai_completions",
+        openai_completions.parse,
+        openai_completions.render,
+        openai_completions.stream,
+        openai_wire.error,
+        openai_wire.usage_in,
+        openai_wire.render_count,
+        openai_completions.read,
+    ),
+    "anthropic": Dialect(
+        "anthropic",
+        anthropic.parse,
+        anthropic.render,
+        anthropic.stream,
+        anthropic.error,
+        anthropic.usage_in,
+        anthropic.render_count,
+        anthropic.read,
+    ),
+    "google": Dialect(
+        "google",
+        google.parse,
+        google.render,
+        google.stream,
+        google.error,
+        google.usage_in,
+        google.render_count,
+        google.read,
+    ),
+}
+
+_POSTS: Final[Mapping[str, Route]] = {
+    "/v1/chat/completions": Route("openai_chat", "generate"),
+    "/v1/responses": Route("openai_responses", "generate"),
+    "/v1/responses/input_tokens": Route("openai_responses", "count_tokens"),
+    "/v1/completions": Route("openai_completions", "generate"),
+    "/v1/embeddings": Route("openai_chat", "embeddings"),
+    "/v1/messages": Route("anthropic", "generate"),
+    "/v1/messages/count_tokens": Route("anthropic", "count_tokens"),
+}
+_GOOGLE_ACTIONS: Final[Mapping[str, Operation]] = {
+    "generateContent": "generate",
+    "streamGenerateContent": "generate",
+    "countTokens": "count_tokens",
+}
+_MODELS: Final = re.compile(r"/(v1[a-z0-9]*)/models(?:/(.+))?")
+
+
+def route_of(request: HttpRequest) -> Route | None:
+    """What a request asks for; None if no dialect has such a path."""
+    path = request.path.rstrip("/")
+    if request.method == "POST":
+        found = google.path_of(path)
+        if found is None:
+            return _POSTS.get(path)
+        operation = _GOOGLE_ACTIONS.get(found[1])
+        return None if operation is None else Route("google", operation, found[0])
+    listing = _MODELS.fullmatch(path) if request.method == "GET" else None
+    if listing is None:
+        return None
+    return Route(dialect_of(request).name, "model" if listing[2] else "models", listing[2] or "")
+
+
+def dialect_of(request: HttpRequest) -> Dialect:
+    """Whose errors the caller understands, for any path at all; OpenAI's where nothing tells."""
+    if (
+        request.path.startswith(("/v1/messages", "/v1/complete/"))
+        or request.header("anthropic-version") is not None
+    ):
+        return DIALECTS["anthropic"]
+    if request.header("x-goog-api-key") is not None or request.header("x-goog-api-client") is not None:
+        return DIALECTS["google"]
+    if request.path.startswith(("/v1beta", "/v1alpha")) or google.path_of(request.path) is not None:
+        return DIALECTS["google"]
+    known = _POSTS.get(request.path.rstrip("/"))
+    return DIALECTS["openai_chat" if known is None else known.dialect]
+
+
+def asked_of(request: HttpRequest, route: Route) -> tuple[str, bool]:
+    """The model's name and whether the answer streams. Looks at nothing else: for requests that pass through."""
+    if route.model:
+        found = google.path_of(request.path)
+        return route.model, found is not None and found[1] == "streamGenerateContent"
+    if route.operation == "models":
+        return "", False
+    body = body_fields(request)
+    return body.text("model"), body.flag("stream")
+
+
+def only_a_provider_can(request: ModelRequest) -> str | None:
+    """Why a function cannot answer this, in words for the caller; None if it can.
+
+    A function sees one request and gives one answer. What rests on state at the provider, or wants several answers,
+    must not be answered as if it had not been asked.
+    """
+    if request.params.n > 1:
+        return f"{request.params.n} answers are asked for; this model gives one"
+    if request.dialect == "openai_completions" and len(request.messages) > 1:
+        return f"prompt: {len(request.messages)} prompts are given; this model takes one"
+    for name in ("previous_response_id", "conversation", "cachedContent", "cached_content"):
+        if request.raw.get(name) is not None:
+            return f"{name}: this model keeps no state between requests; send the whole input"
+    if request.dialect == "openai_responses":
+        if request.raw.get("background") is True:
+            return "background: this model answers only while the caller waits"
+        if isinstance(request.raw.get("prompt"), dict):
+            return "prompt: this model has no stored prompts; send the input"
+    return None

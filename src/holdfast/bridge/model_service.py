@@ -1,0 +1,185 @@
+"""The service `model` of a bridge: takes requests that the proxy packed, has the chosen model answer, keeps count.
+
+Every decision about a call is taken here: its route and dialect, whether it is let in, who answers, how long that
+may take, what is written down. Touches only the models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from holdfast.bridge.bridge_call import JSON, BridgeCall, refused
+from holdfast.bridge.dialects import Route, asked_of, embeddings, only_a_provider_can
+from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
+from holdfast.bridge.dialects.model_lists import render_model, render_models
+from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
+from holdfast.bridge.limits import Limits, Spent, refuse_model, refuse_request, refuse_unpriced
+from holdfast.bridge.model_choice import Model, ModelChoice
+from holdfast.bridge.normal import Usage
+from holdfast.bridge.passing import PassedAnswer
+from holdfast.bridge.record import CallRecord, CallRecords
+from holdfast.bridge.token_estimate import estimate_tokens
+from holdfast.bridge.upstream import UpstreamSession
+from holdfast.errors import InvalidParams, MethodNotFound
+from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_head, unpack_request
+
+log = logging.getLogger(__name__)
+
+Pieces = AsyncGenerator[HttpHead | bytes, None]
+
+
+class ModelService:
+    """The models of one bridge, its limits and its records."""
+
+    def __init__(
+        self, model: Model, limits: Limits | None = None, *, on_call: Callable[[CallRecord], None] | None = None
+    ) -> None:
+        self._models = ModelChoice(model)
+        self._redaction = self._models.redaction
+        self._limits = limits or Limits()
+        self._on_call = on_call
+        self.calls = CallRecords()
+        self.spent = Spent()
+
+    async def handle(self, method: str, body: bytes) -> AsyncIterator[bytes]:
+        """The handler of the service. What cannot be answered is answered with an error of its dialect."""
+        if method != HTTP_METHOD:
+            raise MethodNotFound(f"the service takes calls of {HTTP_METHOD!r}, not of {method!r}")
+        try:
+            request = unpack_request(body)
+        except msgspec.DecodeError as error:
+            raise InvalidParams(f"the request cannot be read: {error}") from None
+        return self._answer(request)
+
+    async def aclose(self) -> None:
+        await self._models.aclose()
+
+    async def _answer(self, request: HttpRequest) -> AsyncGenerator[bytes, None]:
+        call = BridgeCall(request, time.monotonic)
+        try:
+            try:
+                self._let_in(call)
+                source = self._source(call)
+                async with aclosing(source), aclosing(_in_time(source, self._limits)) as pieces:
+                    async for piece in pieces:
+                        call.saw(piece)
+                        yield pack_head(piece) if isinstance(piece, HttpHead) else piece
+            except Exception as error:  # noqa: BLE001 - a function of the host's program may raise anything
+                head, body = call.failure(error)
+                call.saw(head)
+                yield pack_head(head)
+                call.saw(body)
+                yield body
+            call.complete = True
+        finally:
+            self._ended(call)
+
+    def _let_in(self, call: BridgeCall) -> None:
+        request = call.request
+        refusal = refuse_request(self._limits, self.spent, request.path, len(request.body))
+        if refusal is not None:
+            raise refused(refusal)
+        self.spent = self.spent.begun()
+        call.counted = True
+
+    def _source(self, call: BridgeCall) -> Pieces:
+        """Whoever answers, with the request in hand; nothing has been asked yet."""
+        request, route = call.request, call.route
+        if route is None:
+            provider = self._models.only_provider
+            if provider is None or self._limits.routes is None:
+                raise ModelError(f"{request.method} {request.path}: the bridge has no such route", 404)
+            # The limits allow it by name, so it is passed on, whatever it is.
+            return self._passed(call, provider)
+        call.model, call.stream = asked_of(request, route)
+        if call.model and (refusal := refuse_model(self._limits, call.model)) is not None:
+            raise refused(refusal)
+        if route.operation in ("models", "model"):
+            provider = self._models.only_provider
+            return self._listed(route) if provider is None else self._passed(call, provider)
+        chosen = self._models.choose(call.model)
+        call.paid_model = call.model
+        if isinstance(chosen, UpstreamSession):
+            call.paid_model = chosen.upstream.model or call.model
+            if (refusal := refuse_unpriced(self._limits, call.paid_model)) is not None:
+                raise refused(refusal)
+            return self._passed(call, chosen)
+        if (refusal := refuse_unpriced(self._limits, call.paid_model)) is not None:
+            raise refused(refusal)
+        if route.operation == "embeddings":
+            return _embedded(chosen, embeddings.parse(request))
+        parsed = call.dialect.parse(request)
+        if route.operation == "count_tokens":
+            return _whole(call.dialect.render_count(estimate_tokens(parsed)))
+        if (reason := only_a_provider_can(parsed)) is not None:
+            raise ModelError(reason, 400)
+        call.answering = FunctionAnswer(chosen, parsed, call.dialect)
+        return call.answering.pieces()
+
+    def _passed(self, call: BridgeCall, provider: UpstreamSession) -> Pieces:
+        answer = PassedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
+        if call.route is not None and call.route.operation in ("generate", "embeddings"):
+            call.answering = answer
+        return answer.pieces()
+
+    def _listed(self, route: Route) -> Pieces:
+        names = [name for name in self._models.names if self._limits.allows_model(name)]
+        if route.operation == "models":
+            return _whole(render_models(names, route.dialect))
+        self._models.choose(route.model)
+        return _whole(render_model(route.model, route.dialect))
+
+    def _ended(self, call: BridgeCall) -> None:
+        record = call.record(self.calls.total + 1, time.time(), self._limits, self._redaction)
+        if call.counted:
+            self.spent = self.spent.ended(0 if record.usage is None else record.usage.total, record.money)
+        self.calls.add(record)
+        if self._on_call is not None:
+            try:
+                self._on_call(record)
+            except Exception as error:
+                log.error("on_call failed", exc_info=error)
+
+
+async def _whole(body: bytes) -> Pieces:
+    yield HttpHead(200, JSON)
+    yield body
+
+
+async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
+    """By the `embed` that a function may have beside it: from a request to one vector for each input."""
+    embed = getattr(model, "embed", None)
+    if embed is None:
+        raise ModelError(f"model {request.model!r}: has no embeddings", 404)
+    vectors = await embed(request)
+    tokens = sum(len(each) // 4 if isinstance(each, str) else len(each) for each in request.input)
+    yield HttpHead(200, JSON)
+    yield embeddings.render(vectors, request, Usage(input=tokens))
+
+
+async def _in_time(pieces: Pieces, limits: Limits) -> Pieces:
+    """The same pieces; ModelError (504) if the first of the body, or the last, does not come in time."""
+    now = asyncio.get_running_loop().time()
+    last = None if limits.timeout is None else now + limits.timeout
+    first = None if limits.first_token_timeout is None else now + limits.first_token_timeout
+    has_begun = False
+    while True:
+        deadlines = [each for each in (last, None if has_begun else first) if each is not None]
+        try:
+            async with asyncio.timeout_at(min(deadlines, default=None)) as timer:
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            what = "ended" if has_begun else "begun"
+            raise ModelError(f"the answer has not {what} in time", 504) from None
+        if piece is None:
+            return
+        has_begun = has_begun or isinstance(piece, bytes)
+        yield piece

@@ -1,0 +1,296 @@
+"""A provider of models, real or local, to which requests are passed on as they are.
+
+The only module that holds a provider's key and that speaks to the network. The key is put into the request here and
+looked for in everything that comes back; a caller in the sandbox can neither see it nor send it elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, Literal, cast
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from holdfast.bridge.redaction import RedactedStream, Redaction
+from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.wire.http_messages import Headers, HttpRequest
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+#: How a key is shown to a provider; `auto` goes by who is asked for (see `_KEY_HEADERS`).
+Auth = Literal["auto", "bearer", "x-api-key", "x-goog-api-key"]
+
+#: Headers of a request that are passed on. A list of what is allowed, because a header can choose who pays
+#: (`openai-organization`, `x-goog-user-project`) or be a key of the agent's own.
+_TO_PROVIDER: Final = (
+    *("accept", "accept-language", "content-type", "user-agent", "idempotency-key", "x-stainless-*"),
+    *("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-app"),
+    *("openai-beta", "x-goog-api-client", "x-client-request-id", "originator", "version"),
+    *("session_id", "conversation_id", "x-codex-*"),
+)
+#: And of an answer: what it is, when to try again, and how to name it to the provider. No cookies, nothing of the
+#: connection, and not whose account it is.
+_TO_CALLER: Final = (
+    *("content-type", "cache-control", "retry-after", "retry-after-ms", "x-should-retry"),
+    *("request-id", "x-request-id", "openai-model", "openai-processing-ms", "openai-version", "x-codex-*"),
+    *("x-ratelimit-*", "anthropic-ratelimit-*"),
+)
+#: Parameters of the query that can be a key.
+_SECRET_QUERY: Final = ("key", "api_key", "apikey", "access_token", "token")
+_KEY_HEADERS: Final = {"anthropic": "x-api-key", "google": "x-goog-api-key"}
+#: The most that is read of an error: enough for every provider's words.
+ERROR_BYTES: Final = 1024 * 1024
+#: Seconds until a provider accepts a connection, and that it may be silent in the middle of an answer.
+CONNECT_SECONDS: Final = 30.0
+SILENCE_SECONDS: Final = 600.0
+#: Calls at a time over one pool of connections.
+LANE_CALLS: Final = 4
+
+
+class ProviderFailed(HoldfastError):
+    """The provider could not be asked, or gave no answer. `status` is what the caller is told."""
+
+    fault = "transport"
+
+    def __init__(self, status: int, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        #: For the host alone.
+        self.detail = detail or message
+
+
+class Upstream:
+    """Where requests are passed on to. The key stays on the host.
+
+    `base_url` may end with the version (`https://api.openai.com/v1`) or not. `model` is put in the place of
+    whatever model the agent asks for. `headers` are added to every request, and their values kept from the sandbox
+    as the key is. `forward` names further headers of the agent's that are passed on (`*` stands for any text).
+    `timeout` is how many seconds the provider may be silent. `ca_file` holds certificates to trust instead of the
+    machine's.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        model: str | None = None,
+        auth: Auth = "auto",
+        forward: tuple[str, ...] = (),
+        connect_timeout: float = CONNECT_SECONDS,
+        timeout: float = SILENCE_SECONDS,
+        ca_file: str | None = None,
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidParams(
+                f"base_url {parts.scheme}://{parts.hostname or ''}: must be http:// or https:// and a host"
+            )
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise InvalidParams(
+                "base_url: a user, a password or a query does not belong there; give api_key or headers"
+            )
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key):
+            raise InvalidParams("api_key: has a character that no header can carry; is there a line end in it?")
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self.auth = auth
+        self.connect_timeout = connect_timeout
+        self.timeout = timeout
+        self.ca_file = ca_file
+        self._forward = (*_TO_PROVIDER, *(name.lower() for name in forward))
+        self._headers = {name.lower(): value for name, value in (headers or {}).items()}
+        self._key = api_key
+        self.redaction = Redaction([*([api_key] if api_key else []), *self._headers.values()])
+
+    def __repr__(self) -> str:
+        return f"Upstream({self.base_url!r})"
+
+    def url(self, request: HttpRequest) -> str:
+        """Where a request goes. A version at the end of `base_url` is not said twice."""
+        path = request.path
+        # A client library takes dots out of a path, and would so ask for what no limit has looked at.
+        if {".", ".."} & set(unquote(path).replace("\\", "/").split("/")):
+            raise InvalidParams(f"path {path!r}: has a part that leads elsewhere")
+        version = self.base_url.rpartition("/")[2]
+        if path.startswith(f"/{version}/"):
+            path = path[len(version) + 1 :]
+        pairs = [pair for pair in parse_qsl(request.query, keep_blank_values=True) if pair[0] not in _SECRET_QUERY]
+        return f"{self.base_url}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
+
+    def headers_for(self, request: HttpRequest, dialect: str) -> dict[str, str]:
+        """What the provider is told: the agent's headers that are allowed, the key, and what `headers` adds."""
+        headers = {name: value for name, value in request.headers if _is_among(name, self._forward)}
+        if self._key is not None:
+            how = _KEY_HEADERS.get(dialect, "bearer") if self.auth == "auto" else self.auth
+            name, value = ("authorization", f"Bearer {self._key}") if how == "bearer" else (how, self._key)
+            headers[name] = value
+        headers.update(self._headers)
+        # Tokens are counted and the key is looked for as the answer passes; that needs plain bytes. Between the
+        # provider and the host they travel once, so there is little that compression would save.
+        headers["accept-encoding"] = "identity"
+        return headers
+
+
+class ProviderAnswer:
+    """How the provider answers: status, headers for the caller, and the body as it comes, without the key."""
+
+    def __init__(self, response: httpx.Response, redaction: Redaction) -> None:
+        self.status = response.status_code
+        self.headers: Headers = tuple(
+            (name, redaction.text(value)) for name, value in response.headers.items() if _is_among(name, _TO_CALLER)
+        )
+        self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        self._response = response
+        self._redaction = redaction
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Each piece as it comes from the network, no two of them joined."""
+        stream = RedactedStream(self._redaction)
+        # A provider that compresses though it was asked not to is decoded, and the header is not passed on.
+        encoded = self._response.headers.get("content-encoding", "identity") != "identity"
+        # Both are generators; that they can be closed is not in their types.
+        taken = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
+        source = cast("AsyncGenerator[bytes, None]", taken)
+        async with aclosing(source):
+            with _translated():
+                async for piece in source:
+                    if clean := stream.feed(piece):
+                        yield clean
+        if rest := stream.end():
+            yield rest
+
+    async def whole(self, limit: int = ERROR_BYTES) -> bytes:
+        """The body of an error, as much of it as `limit`."""
+        body = bytearray()
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) >= limit:
+                    break
+        return bytes(body[:limit])
+
+
+class _Lane:
+    """A few connections, and how many calls use them."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.calls = 0
+
+
+class UpstreamSession:
+    """Connections to a provider, kept open between calls, from the first call until `aclose`.
+
+    They are spread over several pools, because at each request a pool looks at all of its connections for each of
+    them: with a hundred that takes longer than the request.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self._lanes: list[_Lane] = []
+        self._trusted: ssl.SSLContext | None = None
+
+    def _free_lane(self) -> _Lane:
+        found = next((lane for lane in self._lanes if lane.calls < LANE_CALLS), None)
+        if found is None:
+            # Reading the certificates takes longer than the rest of it, so that is done once.
+            self._trusted = self._trusted or _trusted(self.upstream)
+            found = _Lane(_new_client(self.upstream, self._trusted))
+            self._lanes.append(found)
+        return found
+
+    @asynccontextmanager
+    async def ask(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
+        """The answer to a request, for the length of the block; leaving it breaks off what still comes."""
+        upstream = self.upstream
+        lane = self._free_lane()
+        lane.calls += 1
+        try:
+            with _translated():
+                asked = lane.client.build_request(
+                    request.method,
+                    upstream.url(request),
+                    headers=upstream.headers_for(request, dialect),
+                    content=request.body,
+                )
+                response = await lane.client.send(asked, stream=True)
+            async with aclosing(response):
+                if response.is_redirect:
+                    # Not followed: the key would go wherever it says.
+                    message = "the provider redirects, and the bridge does not follow"
+                    raise ProviderFailed(502, message, f"{message}: set another base_url")
+                yield ProviderAnswer(response, upstream.redaction)
+        finally:
+            lane.calls -= 1
+
+    async def aclose(self) -> None:
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            await lane.client.aclose()
+
+
+def require_httpx() -> None:
+    """Passing on to a provider needs httpx, which nothing else here does."""
+    try:
+        import httpx  # noqa: F401
+    except ModuleNotFoundError:
+        raise InvalidParams("Upstream needs httpx: install holdfast[bridge]") from None
+
+
+def _trusted(upstream: Upstream) -> ssl.SSLContext:
+    import ssl
+
+    import httpx
+
+    if not upstream.ca_file:
+        return httpx.create_ssl_context()
+    try:
+        return ssl.create_default_context(cafile=upstream.ca_file)
+    except OSError as error:
+        raise ProviderFailed(502, "the bridge cannot reach its provider", f"ca_file: {error}") from None
+
+
+def _new_client(upstream: Upstream, trusted: ssl.SSLContext) -> httpx.AsyncClient:
+    from http.cookiejar import DefaultCookiePolicy
+
+    import httpx
+
+    client = httpx.AsyncClient(
+        verify=trusted,
+        timeout=httpx.Timeout(upstream.timeout, connect=upstream.connect_timeout),
+        # The bridge's own `concurrency` bounds them.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=LANE_CALLS),
+        follow_redirects=False,
+    )
+    # One call leaves nothing for the next: a provider's cookies are not kept.
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+    return client
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of the network as ours. What the caller is told names no address: that is the host's business."""
+    import httpx
+
+    try:
+        yield
+    except httpx.ConnectTimeout as error:
+        raise ProviderFailed(504, "the provider does not accept connections in time", _detail(error)) from None
+    except httpx.TimeoutException as error:
+        raise ProviderFailed(504, "the provider did not answer in time", _detail(error)) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ProviderFailed(502, "the provider cannot be reached", _detail(error)) from None
+
+
+def _detail(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _is_among(name: str, allowed: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in allowed)

@@ -1,0 +1,356 @@
+"""One HTTP/1.1 connection of the model proxy: h11 knows the protocol, this moves the bytes and keeps the time.
+
+A request is read whole, within limits, and handed on; its answer goes out piece by piece, no faster than the client
+reads. While an answer is made the socket is watched, so that a client that goes away is noticed at once. Touches
+the client's socket and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import h11
+
+from holdfast.wire.http_messages import Headers, HttpRequest
+
+log = logging.getLogger(__name__)
+
+#: The line and the headers of one request. Agents send tokens and beta flags, a few hundred bytes each.
+MAX_HEAD_BYTES: Final = 64 * 1024
+#: Bodies of all connections that are held at a time. Two of the largest fit; three copies of each may exist.
+MAX_HELD_BYTES: Final = 128 * 1024 * 1024
+#: What a client may send ahead while its request is answered, before it is not read any more.
+AHEAD_BYTES: Final = 256 * 1024
+#: How long a connection may be silent between requests, a head may take to arrive, and a body.
+IDLE_SECONDS: Final = 300.0
+HEAD_SECONDS: Final = 20.0
+BODY_SECONDS: Final = 300.0
+#: How long a client that was refused in the middle of its request has to read why, before the socket is closed: a
+#: socket that is closed with unread bytes takes the answer back.
+LINGER_SECONDS: Final = 2.0
+#: Connections beyond the limit that are told so; further ones are dropped, so that descriptors do not run out.
+REFUSED_CONNECTIONS: Final = 32
+
+#: Headers that are about one connection and are not passed on; nor is the host, which names only the proxy.
+_OF_THE_CONNECTION: Final = frozenset(
+    (
+        *("connection", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"),
+        *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+    )
+)
+
+
+class BadAnswer(Exception):
+    """What the host answered cannot be said in HTTP."""
+
+
+class Shared:
+    """What the connections of one proxy have in common."""
+
+    def __init__(self, answer: Answer, *, max_connections: int, max_body_bytes: int) -> None:
+        self.answer = answer
+        self.max_connections = max_connections
+        self.max_body_bytes = max_body_bytes
+        self.connections: set[HttpConnection] = set()
+        #: How many of them have been refused and only wait to be read.
+        self.lingering = 0
+        self.held_bytes = 0
+
+
+class HttpConnection(asyncio.Protocol):
+    """Requests in, one at a time and in order; answers out by `begin`, `send` and `end`, or `fail`."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        self._request: h11.Request | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._answering: asyncio.Task[None] | None = None
+        self._ahead: list[bytes] = []
+        self._ahead_bytes = 0
+        self._lingering = False
+        self._has_no_body = False
+        self._out: list[bytes] = []
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # --- the socket ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # asyncio sets TCP_NODELAY on every TCP socket: a token does not wait for the acknowledgement of the last.
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._shared.connections.add(self)
+        shared = self._shared
+        if len(shared.connections) > shared.max_connections + REFUSED_CONNECTIONS:
+            transport.abort()
+            return
+        if len(shared.connections) - shared.lingering > shared.max_connections:
+            self._refuse(503, f"there are {self._shared.max_connections} connections already; close some")
+            return
+        self._expire_in(IDLE_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        if self._answering is not None:
+            self._ahead.append(data)
+            self._ahead_bytes += len(data)
+            if self._ahead_bytes > AHEAD_BYTES:
+                self._transport.pause_reading()
+            return
+        if self._request is None and self._http.their_state is h11.IDLE and not self._http.trailing_data[0]:
+            self._expire_in(HEAD_SECONDS)
+        self._http.receive_data(data)
+        self._advance()
+
+    def eof_received(self) -> bool:
+        if self._answering is not None:
+            # No client of a model ends its own direction alone: this one is gone, and its call with it.
+            self._transport.abort()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_timer()
+        self._shared.connections.discard(self)
+        self._shared.lingering -= self._lingering
+        self._release_body()
+        self._ahead.clear()
+        self._out.clear()
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def abort(self) -> None:
+        """Break the connection off: a client must not take what it has for a whole answer."""
+        self._flush()
+        self._transport.abort()
+
+    # --- requests --------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        while self._answering is None and not self._lingering and not self._transport.is_closing():
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as error:
+                self._refuse(error.error_status_hint, f"not an HTTP/1.1 request: {error}")
+                return
+            if event is h11.NEED_DATA:
+                if self._http.they_are_waiting_for_100_continue:
+                    self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+                return
+            if isinstance(event, h11.Request):
+                self._begin_request(event)
+            elif isinstance(event, h11.Data):
+                self._add_to_body(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                self._complete_request()
+            else:
+                self._close()
+
+    def _begin_request(self, request: h11.Request) -> None:
+        self._request = request
+        self._expire_in(BODY_SECONDS)
+        length = next((int(value) for name, value in request.headers if name == b"content-length"), 0)
+        if length > self._shared.max_body_bytes:
+            self._refuse(413, f"a body of {length} bytes: the limit is {self._shared.max_body_bytes}")
+
+    def _add_to_body(self, data: bytes) -> None:
+        self._body.append(data)
+        self._body_bytes += len(data)
+        self._shared.held_bytes += len(data)
+        if self._body_bytes > self._shared.max_body_bytes:
+            self._refuse(413, f"the body goes on after {self._shared.max_body_bytes} bytes, the limit")
+        elif self._shared.held_bytes > MAX_HELD_BYTES:
+            self._refuse(503, f"{MAX_HELD_BYTES} bytes of requests are under way; try again")
+
+    def _complete_request(self) -> None:
+        self._stop_timer()
+        assert self._request is not None
+        request = _unpacked(self._request, b"".join(self._body))
+        self._body.clear()
+        self._answering = self._loop.create_task(self._answer(request))
+
+    async def _answer(self, request: HttpRequest) -> None:
+        try:
+            await self._shared.answer(request, self)
+        except BadAnswer as error:
+            log.warning("%s %s: %s", request.method, request.path, error)
+            self.fail(502, str(error))
+        except Exception as error:
+            log.error("%s %s failed", request.method, request.path, exc_info=error)
+            self.fail(500, f"the proxy failed: {type(error).__name__}")
+        finally:
+            self._answering = None
+            self._release_body()
+        self._next_request()
+
+    def _next_request(self) -> None:
+        if self._transport.is_closing() or self._lingering:
+            return
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            self._close()
+            return
+        self._request = None
+        self._http.start_next_cycle()
+        if self._ahead_bytes > AHEAD_BYTES:
+            self._transport.resume_reading()
+        for data in self._ahead:
+            self._http.receive_data(data)
+        self._ahead.clear()
+        self._ahead_bytes = 0
+        self._expire_in(HEAD_SECONDS if self._http.trailing_data[0] else IDLE_SECONDS)
+        self._advance()
+
+    def _release_body(self) -> None:
+        self._shared.held_bytes -= self._body_bytes
+        self._body.clear()
+        self._body_bytes = 0
+
+    # --- answers ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has been told a status."""
+        return self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """The status and the headers; without a content-length the body goes in chunks."""
+        try:
+            passed = [
+                (name.encode("ascii"), value.encode("latin-1"))
+                for name, value in headers
+                if name.lower() not in _OF_THE_CONNECTION
+            ]
+            response = h11.Response(status_code=status, headers=passed)
+        except (h11.LocalProtocolError, UnicodeEncodeError) as error:
+            raise BadAnswer(f"the host's answer begins with a head that HTTP does not allow: {error}") from None
+        self._has_no_body = status in (204, 304) or (self._request is not None and self._request.method == b"HEAD")
+        self._write(self._http.send(response))
+
+    async def send(self, data: bytes) -> None:
+        """A piece of the body; returns when the client has read enough of it for more."""
+        if not self._has_no_body:
+            self._say(h11.Data(data=data))
+        await self._writable.wait()
+
+    def end(self) -> None:
+        self._say(h11.EndOfMessage())
+
+    def _say(self, event: h11.Data | h11.EndOfMessage) -> None:
+        try:
+            self._write(self._http.send(event))
+        except h11.LocalProtocolError as error:
+            self.abort()
+            raise BadAnswer(f"the host's answer is not as long as it said: {error}") from None
+
+    def fail(self, status: int, message: str) -> None:
+        """An answer of our own: an error. One that has begun is broken off instead."""
+        if self._transport.is_closing():
+            return
+        if self.has_begun:
+            self.abort()
+            return
+        retry = (("retry-after", "1"),) if status == 503 else ()
+        self.respond(status, error_body(status, message), headers=retry)
+
+    def respond(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
+        """A whole answer of our own, as JSON."""
+        self.begin(
+            status,
+            (("content-type", "application/json"), ("content-length", str(len(body))), *headers),
+        )
+        if not self._has_no_body:
+            self._say(h11.Data(data=body))
+        self.end()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer a request that is not read on, and close."""
+        self._release_body()
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self._close()
+            return
+        body = error_body(status, message)
+        length = ("content-length", str(len(body)))
+        head = [("content-type", "application/json"), length, ("connection", "close")]
+        self._write(self._http.send(h11.Response(status_code=status, headers=head)))
+        if self._request is None or self._request.method != b"HEAD":
+            self._write(self._http.send(h11.Data(data=body)))
+        self._flush()
+        self._lingering = True
+        self._shared.lingering += 1
+        self._transport.write_eof()
+        self._expire_in(LINGER_SECONDS)
+
+    # --- writing and time ------------------------------------------------------------------------------------
+
+    def _write(self, data: bytes | None) -> None:
+        """Pieces that came together leave together: in one write, before the loop waits again."""
+        if data:
+            if not self._out:
+                self._loop.call_soon(self._flush)
+            self._out.append(data)
+
+    def _flush(self) -> None:
+        if self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._transport.write(data)
+
+    def _close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _expire_in(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(seconds, self._expired)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expired(self) -> None:
+        if self._lingering:
+            self._transport.abort()
+        elif self._request is None and not self._http.trailing_data[0]:
+            self._close()
+        else:
+            self._refuse(408, "the request did not arrive in time")
+
+
+#: Answers one request on its connection. Is cancelled when the client goes.
+Answer = Callable[[HttpRequest, HttpConnection], Awaitable[None]]
+
+
+def error_body(status: int, message: str) -> bytes:
+    """An error that clients of OpenAI, Anthropic and Google all read: which of them asks is the host's to know."""
+    kind = "api_error" if status >= 500 else "invalid_request_error"
+    error = {"type": kind, "code": status, "status": kind.upper(), "message": message, "param": None}
+    return json.dumps({"type": "error", "error": error}).encode()
+
+
+def _unpacked(request: h11.Request, body: bytes) -> HttpRequest:
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
+    named = [value for name, value in headers if name == "connection"]
+    left_out = {word.strip().lower() for value in named for word in value.split(",")} | _OF_THE_CONNECTION
+    target = request.target.decode("latin-1")
+    if target.lower().startswith(("http://", "https://")):  # as clients say it that take us for their proxy
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    path, _, query = target.partition("?")
+    passed = tuple(pair for pair in headers if pair[0] not in left_out and pair[0] != "content-length")
+    return HttpRequest(request.method.decode("latin-1"), path, query, passed, body)

@@ -1,0 +1,52 @@
+"""An HTTP request on its way out of the sandbox, and the head of its answer; pure.
+
+The proxy inside packs a request into the body of one call; the first piece of the answer is a head, all further
+pieces are the body as it comes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+#: The service that the proxy calls, and its one method.
+MODEL_SERVICE = "model"
+HTTP_METHOD = "http"
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class HttpRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One request, whole. Header names are in small letters; those of the connection itself are left out."""
+
+    method: str
+    #: Without the query; percent-encoded as it came.
+    path: str
+    query: str
+    headers: Headers
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class HttpHead(msgspec.Struct, frozen=True, array_like=True):
+    """How an answer begins."""
+
+    status: int
+    headers: Headers
+
+
+def pack_request(request: HttpRequest) -> bytes:
+    return msgspec.msgpack.encode(request)
+
+
+def unpack_request(data: bytes) -> HttpRequest:
+    return msgspec.msgpack.decode(data, type=HttpRequest)
+
+
+def pack_head(head: HttpHead) -> bytes:
+    return msgspec.msgpack.encode(head)
+
+
+def unpack_head(data: bytes) -> HttpHead:
+    return msgspec.msgpack.decode(data, type=HttpHead)

@@ -1,0 +1,123 @@
+"""The provider's key stays on the host: it is looked for in all that the sandbox has, memory included.
+
+Each search also looks for something that is there, so that one which finds nothing has looked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_provider import fake_provider
+
+import holdfast
+from holdfast.bridge import Bridge, RecordFile, Upstream, sandbox_agent_bridge
+from holdfast.client.sandbox import Sandbox
+from holdfast.testing.servers import RunningServer, marked_processes, running_server
+
+pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
+pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
+
+#: Asks for everything that could bring the key in: an answer, a stream, and errors that echo what was sent.
+AGENT = """
+import json, os, urllib.error, urllib.request
+print(os.environ["SAID"])
+for body in ({"model": "m"}, {"model": "m", "stream": True}, {"model": "echo"}, {"model": "unauthorized"}):
+    body["messages"] = [{"role": "user", "content": os.environ["SAID"]}]
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode())
+    request.add_header("content-type", "application/json")
+    try:
+        print(urllib.request.urlopen(request, timeout=60).read().decode())
+    except urllib.error.HTTPError as error:
+        print(error.code, error.read().decode(), error.headers)
+"""
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    """Each region of a process that can be read, whole."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            span, access, *_ = line.split()
+            if access[0] != "r" or line.rstrip().endswith(("[vvar]", "[vsyscall]", "[vvar_vclock]")):
+                continue
+            start, end = (int(part, 16) for part in span.split("-"))
+            memory.seek(start)
+            yield memory.read(end - start)
+
+
+def files_under(*directories: str) -> Iterator[bytes]:
+    for directory in directories:
+        for path in Path(directory).rglob("*"):
+            if path.is_file():
+                yield path.read_bytes()
+
+
+def proc_files(name: str) -> Iterator[bytes]:
+    for pid in os.listdir("/proc"):
+        if pid.isdigit() and int(pid) != os.getpid():
+            try:
+                yield Path(f"/proc/{pid}/{name}").read_bytes()
+            except OSError:
+                continue  # it has ended, or is not ours to look into
+
+
+def finds(needle: bytes, haystack: Iterator[bytes]) -> bool:
+    return any(needle in each for each in haystack)
+
+
+async def ask_for_all(box: Sandbox, bridge: Bridge, said: str) -> str:
+    result = await box.exec([sys.executable, "-c", AGENT], env={**bridge.env, "SAID": said}, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[1])["choices"]
+    assert "\n401 " in result.stdout
+    return result.stdout
+
+
+def search(server: RunningServer, key: bytes, said: bytes) -> None:
+    inside = marked_processes(server.mark)
+    assert any(b"model_proxy" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in inside)
+    environments = list(proc_files("environ"))
+    assert finds(b"BRIDGE_MODEL_SERVICE_INSTANCE=", iter(environments))
+    assert not finds(key, iter(environments))
+    assert not finds(key, proc_files("cmdline"))
+    # What the agent printed is on the spool.
+    assert finds(said, files_under(server.directory, server.spool))
+    assert not finds(key, files_under(server.directory, server.spool))
+    if os.geteuid() == 0:
+        memories = {pid: list(memory_of(pid)) for pid in inside}
+        assert all(finds(b"holdfast", iter(memory)) for memory in memories.values())
+        assert finds(said, (region for memory in memories.values() for region in memory))
+        assert not finds(key, (region for memory in memories.values() for region in memory))
+
+
+async def test_the_key_is_nowhere_in_the_sandbox(tmp_path: Path) -> None:
+    key, said = f"sk-{secrets.token_hex(24)}", f"said-{secrets.token_hex(8)}"
+    record = RecordFile(str(tmp_path / "calls.jsonl"))
+    with running_server() as server:
+        async with (
+            fake_provider() as provider,
+            holdfast.connect(server.address("unix")) as box,
+            sandbox_agent_bridge(box, Upstream(provider.url, key), port=0, on_call=record.write) as bridge,
+        ):
+            provider.go_on.set()
+            printed = await ask_for_all(box, bridge, said)
+            assert all(asked.headers["authorization"] == f"Bearer {key}" for asked in provider.asked)
+            assert key not in printed
+            search(server, key.encode(), said.encode())
+            assert key not in server.log()
+    record.close()
+    lines = (tmp_path / "calls.jsonl").read_text()
+    assert len(lines.splitlines()) == 4
+    assert said in lines
+    assert key not in lines
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the memory of other processes is read as root alone")
+def test_the_search_finds_what_is_there() -> None:
+    with running_server() as server:
+        assert finds(server.mark.encode(), memory_of(server.pid))
