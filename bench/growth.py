@@ -17,8 +17,8 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-#: What is loaded, cached and kept on purpose is there after so many seconds of a life: a hundred ended processes and
-#: closed shells take two minutes of this load. The ledger has been compacted by then, too, and the allocator keeps
+#: What is loaded, cached and kept on purpose is there after so many seconds of a life: a hundred ended processes
+#: and closed shells take two minutes. The ledger has been compacted by then, too, and the allocator keeps
 #: what that took.
 WARM_UP_SECONDS: Final = 200.0
 
