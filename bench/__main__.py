@@ -53,6 +53,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "terminal-flood": terminals.flood_of_a_terminal,
     "terminal-screen": terminals.screen_after_a_flood,
     "terminal-rss": terminals.memory_of_a_terminal,
+    "files": files.there_and_back,
+    "read-file": files.small_file,
     "kept-start": recovery.start_under_a_keeper,
     "kept-1000": recovery.crowd_across_a_kill,
     "kept-stream": recovery.stream_across_a_kill,
@@ -60,8 +62,6 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "box-connect": sandboxes.connect_to_a_container,
     "box-stream": sandboxes.stream_from_a_container,
     "box-line": sandboxes.line_from_a_container,
-    "files": files.there_and_back,
-    "read-file": files.small_file,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

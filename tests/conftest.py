@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,16 @@ def pytest_configure() -> None:
     # Started in the background of a script we would ignore these, and so would programs that tests send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _passable_directories(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests start programs as other users, who must get through to what a test has opened to them."""
+    base = tmp_path_factory.getbasetemp()
+    for place in (base, *base.parents):
+        if place == Path(tempfile.gettempdir()):
+            break
+        place.chmod(0o755)
 
 
 @pytest.fixture

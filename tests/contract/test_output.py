@@ -235,11 +235,12 @@ async def test_a_block_reader_that_never_reads_stops_its_own_process_alone(box: 
 
 
 async def test_a_reader_begins_where_another_stopped(box: Sandbox) -> None:
-    process = await box.start(["sh", "-c", "seq 50000"], overflow="block")
+    process = await box.start(["sh", "-c", "seq 1000; read x; seq 1001 50000"], overflow="block", stdin="open")
     reader = process.events()
     first = await anext(reader)
     assert isinstance(first, OutputChunk)
     await reader.aclose()
+    await process.write("\n")
     rest = await printed(process, since=first.seq)
     assert rest
     assert first.data + rest == b"".join(b"%d\n" % i for i in range(1, 50_001))
@@ -288,7 +289,7 @@ async def test_ended_processes_are_kept_by_count(small_box: Sandbox) -> None:
     ended = []
     for number in range(12):
         process = await small_box.start(["echo", str(number)])
-        await process.wait()
+        assert await printed(process) == b"%d\n" % number  # up to its close, which is what counts
         ended.append(process)
     assert (await ended[-1].snapshot()).stdout == b"11\n"
     with pytest.raises(UnknownProcess, match=ended[0].id):
@@ -307,3 +308,15 @@ async def test_a_collected_window_goes_on_where_the_last_one_ended(starter: Star
     # A terminal echoes the newline between the two halves of the character.
     assert second.output.replace(echo, b"") == "é!".encode()
     assert second.exit_code == 0
+
+
+async def test_an_exit_is_told_though_a_lossless_reader_has_stopped(box: Sandbox) -> None:
+    process = await box.start(["sh", "-c", "yes & echo $!; wait"], overflow="block")
+    reader = process.events()
+    first = await anext(reader)
+    assert isinstance(first, OutputChunk)
+    # From here on it is not read, and the flood comes to the bound.
+    await process.signal("KILL")
+    assert (await process.wait()).signal == "SIGKILL"
+    await reader.aclose()
+    await process.terminate(force=True)

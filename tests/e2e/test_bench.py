@@ -49,6 +49,9 @@ ROWS = {
     "terminal-screen-full": None,
     "terminal-screen-tmux": None,
     "terminal-rss": ("at most", 80.0),
+    "upload": ("ratio at least", 0.3),
+    "download": ("ratio at least", 0.3),
+    "read-file": ("at most", 1.0),
     "kept-start": ("at most", None),
     "kept-start-exited": None,
     "kept-1000": ("at most", 2000.0),
@@ -59,9 +62,6 @@ ROWS = {
     "box-second": ("at most", 300.0),
     "box-stream": ("ratio at least", 0.5),
     "box-line": ("at most", 5.0),
-    "upload": ("ratio at least", 0.3),
-    "download": ("ratio at least", 0.3),
-    "read-file": ("at most", 1.0),
 }
 
 

@@ -78,7 +78,7 @@ def test_errors_name_the_path_and_the_side(command: list[str], tmp_path: Path) -
 def test_a_bar_where_somebody_looks(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(2_000_000))
     ours, theirs = pty.openpty()
-    environment = {**server_environment(), "TERM": "xterm", "COLUMNS": "200"}
+    environment = {**server_environment(), "TERM": "xterm", "COLUMNS": "400"}
     arguments = [*command, f"{tmp_path}/file", f":{tmp_path}/copy"]
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
         os.close(theirs)

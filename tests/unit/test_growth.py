@@ -36,28 +36,28 @@ def rss(found: list[Growth]) -> Growth:
 
 
 def test_steady_work_is_flat_though_each_life_warms_up() -> None:
-    found = measure(samples(lambda life, second: 30 + min(second, 80) / 8))
+    found = measure(samples(lambda life, second: 30 + min(second, 80) / 8), warm_up=90)
     assert [each.quantity.name for each in found] == ["RSS", "descriptors", "threads"], "no spool: nothing to say"
     assert not any(each.too_much for each in found)
     assert rss(found).first_quarter == pytest.approx(40, abs=0.2)
 
 
 def test_a_leak_shows_though_every_restart_hides_it() -> None:
-    found = rss(measure(samples(lambda life, second: 30 + second / 100)))
+    found = rss(measure(samples(lambda life, second: 30 + second / 100), warm_up=90))
     assert found.within == pytest.approx(11, rel=0.1), "3 MB in each of four lives"
     assert abs(found.between) < 1
     assert found.too_much
 
 
 def test_lives_that_begin_heavier_show() -> None:
-    found = rss(measure(samples(lambda life, second: 30 + 2 * life)))
+    found = rss(measure(samples(lambda life, second: 30 + 2 * life), warm_up=90))
     assert abs(found.within) < 1
     assert found.between == pytest.approx(7, rel=0.1)
     assert found.too_much
 
 
 def test_what_shrinks_is_not_too_much() -> None:
-    assert not rss(measure(samples(lambda life, second: 60 - second / 100))).too_much
+    assert not rss(measure(samples(lambda life, second: 60 - second / 100), warm_up=90)).too_much
 
 
 def test_lives_that_were_too_short_say_nothing() -> None:
