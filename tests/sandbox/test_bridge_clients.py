@@ -77,7 +77,9 @@ def outside_usr(*places: str) -> list[str]:
 
 async def run_inside(box: Sandbox, bridge: Bridge, source: str, *arguments: str) -> ExecResult:
     env = {**bridge.env, "LD_LIBRARY_PATH": LIBRARIES}
-    return await box.exec([sys.executable, "-c", source, *arguments], env=env, timeout=PATIENCE, timeout_retry=False)
+    return await box.exec(
+        [sys.executable, "-c", source, *arguments], env=env, timeout=PATIENCE, timeout_retry=False
+    )
 
 
 def need_packages(*names: str) -> None:
