@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ async def test_it_is_unpacked_by_a_python_whose_tar_has_no_filters(
     little: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extract = tarfile.TarFile.extractall
-    filtered = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    filtered: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     monkeypatch.setattr(tarfile.TarFile, "extractall", lambda tar, path: extract(tar, path, **filtered))
     tree = await unpacked(make_package(msgspec=False))
