@@ -42,7 +42,11 @@ test: lint parts ## run every check and all tests
 PARTS := dockerd:docker.io docker:docker.io podman:podman bwrap:bubblewrap sshd:openssh-server ssh:openssh-client \
 	busybox:busybox-static runc:runc conmon:conmon nsenter:util-linux
 
-parts: ## install the engines that tests of sandboxes use, if this is Debian and we are root; says what is missing
+# Real agents, for the tests of the bridge. Their install scripts are not run. Out of the tree, so that `clean` leaves them.
+AGENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast-agents
+AGENT_LIST := tests/sandbox/agents/package.json
+
+parts: ## install the engines and agents that tests of sandboxes use, where we can; says what is missing
 	@PATH="$$PATH:/usr/sbin:/sbin"; absent() { for part in $(PARTS); do \
 		command -v $${part%%:*} >/dev/null || echo $$part; done; }; \
 	if [ -n "$$(absent)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -54,6 +58,14 @@ parts: ## install the engines that tests of sandboxes use, if this is Debian and
 			>/dev/null 2>&1 || echo "apt-get could not install all of it"; \
 	fi; \
 	for part in $$(absent); do echo "no $${part%%:*}: the tests that need it are skipped"; done
+	@if cmp -s $(AGENT_LIST) '$(AGENTS)/package.json'; then exit 0; fi; \
+	if ! command -v npm >/dev/null; then echo "no npm: the tests that run real agents are skipped"; exit 0; fi; \
+	new='$(AGENTS)'.$$$$; trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
+	echo "installing agents for the tests of the bridge (240 MB to fetch, once): $(AGENTS)"; \
+	{ mkdir -p "$$new" && cp $(AGENT_LIST) "$$new" && \
+		timeout 120 npm install --prefix "$$new" --ignore-scripts --no-package-lock --no-audit --no-fund \
+		--fetch-retries 0 && rm -rf '$(AGENTS)' && mv "$$new" '$(AGENTS)'; } >/dev/null 2>&1 || \
+		echo "npm could not install them: the tests that run real agents are skipped"
 
 lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_provider import FakeProvider, fake_provider
 
 import holdfast
 from contract.cutting_proxy import cutting_unix
@@ -37,6 +36,7 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ProcessError
 from holdfast.model import EnvironmentInfo
+from holdfast.testing.fake_provider import FakeProvider, fake_provider
 from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
 
 pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")

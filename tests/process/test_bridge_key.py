@@ -9,15 +9,15 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_provider import fake_provider
 
 import holdfast
 from holdfast.bridge import Bridge, RecordFile, Upstream, sandbox_agent_bridge
 from holdfast.client.sandbox import Sandbox
+from holdfast.testing.fake_provider import fake_provider
+from holdfast.testing.searching import files_under, finds, memory_of, proc_files
 from holdfast.testing.servers import RunningServer, marked_processes, running_server
 
 pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
@@ -36,38 +36,6 @@ for body in ({"model": "m"}, {"model": "m", "stream": True}, {"model": "echo"}, 
     except urllib.error.HTTPError as error:
         print(error.code, error.read().decode(), error.headers)
 """
-
-
-def memory_of(pid: int) -> Iterator[bytes]:
-    """Each region of a process that can be read, whole."""
-    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
-        for line in maps:
-            span, access, *_ = line.split()
-            if access[0] != "r" or line.rstrip().endswith(("[vvar]", "[vsyscall]", "[vvar_vclock]")):
-                continue
-            start, end = (int(part, 16) for part in span.split("-"))
-            memory.seek(start)
-            yield memory.read(end - start)
-
-
-def files_under(*directories: str) -> Iterator[bytes]:
-    for directory in directories:
-        for path in Path(directory).rglob("*"):
-            if path.is_file():
-                yield path.read_bytes()
-
-
-def proc_files(name: str) -> Iterator[bytes]:
-    for pid in os.listdir("/proc"):
-        if pid.isdigit() and int(pid) != os.getpid():
-            try:
-                yield Path(f"/proc/{pid}/{name}").read_bytes()
-            except OSError:
-                continue  # it has ended, or is not ours to look into
-
-
-def finds(needle: bytes, haystack: Iterator[bytes]) -> bool:
-    return any(needle in each for each in haystack)
 
 
 async def ask_for_all(box: Sandbox, bridge: Bridge, said: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_provider import FakeProvider, fake_provider
 
 from holdfast.cli.bridge import agent_environment
+from holdfast.testing.fake_provider import FakeProvider, fake_provider
 from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
 
 pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")

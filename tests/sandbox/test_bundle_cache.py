@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
 from holdfast.sandboxes import bundle as bundle_module, bundle_tree, elf
 from holdfast.sandboxes.bundle import Bundle, make_package, pack, package, read_bundle
 from holdfast.sandboxes.bundle_tree import File, loaded_modules, our_modules, package_files
+from holdfast.sandboxes.unpacking import unpacked
 
 SOURCE = Path(bundle_module.__file__).parents[2]
 
@@ -69,6 +71,17 @@ def test_a_bundle_is_what_it_says(bundle: Bundle) -> None:
         "libcrypto",
     )
     assert [name for name in found if name.endswith(".py") or any(other in name for other in others)] == []
+
+
+async def test_it_is_unpacked_by_a_python_whose_tar_has_no_filters(
+    little: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract = tarfile.TarFile.extractall
+    filtered: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda tar, path: extract(tar, path, **filtered))
+    tree = await unpacked(make_package(msgspec=False))
+    assert (tree / "a/file").read_bytes() == b"content"
 
 
 def test_h11_is_in_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

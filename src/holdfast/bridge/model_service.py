@@ -91,6 +91,9 @@ class ModelService:
     def _source(self, call: BridgeCall) -> Pieces:
         """Whoever answers, with the request in hand; nothing has been asked yet."""
         request, route = call.request, call.route
+        if request.header("sec-websocket-key") is not None:
+            # Codex asks for a WebSocket first, and takes this status alone as a reason to use HTTP at once.
+            raise ModelError(f"{request.path}: the bridge has no WebSockets; use POST", 426)
         if route is None:
             provider = self._models.only_provider
             if provider is None or self._limits.routes is None:

@@ -29,7 +29,10 @@ def _unpack(bundle: Bundle) -> Path:
     aside = tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=trees)
     try:
         with tarfile.open(bundle.path, "r:gz") as tar:
-            tar.extractall(aside, filter="data")
+            # Python 3.11.2, which Debian 12 has, knows no filters.
+            if hasattr(tarfile, "data_filter"):
+                tar.extraction_filter = tarfile.data_filter
+            tar.extractall(aside)
         # A jail may run as another user.
         os.chmod(aside, 0o755)
         os.rename(aside, target)

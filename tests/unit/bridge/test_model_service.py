@@ -66,6 +66,11 @@ async def test_a_call_is_answered_counted_and_written_down() -> None:
     assert (service.spent.requests, service.spent.tokens, service.spent.running) == (1, 5, 0)
 
 
+async def test_a_websocket_is_refused_with_the_status_that_means_use_http() -> None:
+    head, body = await ask(ModelService(greet), "/v1/responses", headers=(("sec-websocket-key", "AAAA"),))
+    assert (head.status, "use POST" in json.loads(body)["error"]["message"]) == (426, True)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_words_and_deltas_are_an_answer_whole_or_streamed(stream: bool) -> None:
     async def speak(request: ModelRequest) -> AsyncIterator[str | TextDelta]:

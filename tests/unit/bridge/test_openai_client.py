@@ -390,6 +390,30 @@ def test_responses_history_is_read_item_by_item() -> None:
     )
 
 
+def test_tools_that_come_with_the_input_are_tools_and_no_turn() -> None:
+    model = ScriptedModel(ModelReply((TextPart("ok"),)))
+    shell = {"type": "custom", "name": "exec", "description": "Runs."}
+    sleep = {"type": "function", "name": "sleep", "parameters": {"type": "object"}, "strict": False}
+    client_of(model).responses.create(
+        model="small",
+        tools=[{"type": "web_search"}],
+        input=[
+            {
+                "type": "additional_tools",
+                "role": "developer",
+                "tools": [{"type": "namespace", "name": "functions", "description": "", "tools": [shell]}, sleep],
+            },
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": "?"},
+            {"type": "configuration_update", "reasoning": {"effort": "low"}},
+        ],
+    )
+    asked = model.asked[0]
+    tools = [(tool.name, tool.kind, tool.namespace) for tool in asked.tools]
+    assert tools == [("web_search", "builtin", ""), ("exec", "custom", "functions"), ("sleep", "function", "")]
+    assert (asked.system, asked.messages) == ("Be kind.", (Message("user", (TextPart("?"),)),))
+
+
 def test_responses_stream_is_gathered_by_the_client() -> None:
     says = [*TOOL_RUN[:-1], ToolCallDelta(2, "call_3", "patch", "*** ", "custom"), TOOL_RUN[-1]]
     model = ScriptedModel(says)

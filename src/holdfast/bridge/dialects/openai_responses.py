@@ -56,6 +56,9 @@ _ROLES: Final[Mapping[str, Role]] = {
     "user": "user",
     "assistant": "assistant",
 }
+#: Items that are no turns. Tools that come with the input are tools of the request like any others.
+_MORE_TOOLS: Final = "additional_tools"
+_NO_TURNS: Final = (_MORE_TOOLS, "configuration_update")
 #: What the answer repeats of the request, and what stands there when the request leaves it out.
 _ECHOED: Final[Mapping[str, Any]] = {
     "background": False,
@@ -90,7 +93,7 @@ def parse(request: HttpRequest) -> ModelRequest:
         dialect=NAME,
         messages=turns,
         system="\n\n".join(system),
-        tools=tuple(tool for each in body.items("tools") for tool in _tools(each)),
+        tools=tuple(tool for each in _tool_objects(body) for tool in _tools(each)),
         tool_choice=_tool_choice(body),
         params=Params(
             max_tokens=body.integer("max_output_tokens"),
@@ -113,7 +116,7 @@ def _turns(body: Fields) -> list[Message]:
         return [Message("user", (TextPart(value),))]
     if not isinstance(value, list):
         body.wrong("input", "a string or an array")
-    return [_turn(each) for each in body.items("input")]
+    return [_turn(each) for each in body.items("input") if each.value.get("type") not in _NO_TURNS]
 
 
 def _turn(each: Fields) -> Message:
@@ -175,6 +178,15 @@ def _part(part: Fields) -> Part:
     if kind == "input_file":
         return file_part(part)
     return OtherPart(NAME, kind, part.value)
+
+
+def _tool_objects(body: Fields) -> list[Fields]:
+    """All definitions of tools: the request's own, and those of items in its input."""
+    found = list(body.items("tools"))
+    if isinstance(body.value.get("input"), list):
+        for each in body.items("input"):
+            found += each.items("tools") if each.value.get("type") == _MORE_TOOLS else ()
+    return found
 
 
 def _tools(each: Fields, namespace: str = "") -> list[Tool]:

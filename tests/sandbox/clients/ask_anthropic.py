@@ -1,0 +1,65 @@
+"""Run inside a sandbox: the package `anthropic`, unmodified, asks the bridge and prints what it got.
+
+The models' names say what they do; `scripted_model.py` has them. Needs nothing of this repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import anthropic
+
+TOOL: dict[str, Any] = {
+    "name": "weather",
+    "description": "Asks.",
+    "input_schema": {"type": "object", "properties": {}},
+}
+#: Reads ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY.
+client: Any = anthropic.Anthropic()
+said: list[Any] = [{"role": "user", "content": "hello"}]
+got: dict[str, Any] = {"models": [model.id for model in client.models.list()]}
+
+
+def ask(model: str, messages: list[Any] = said, **more: Any) -> Any:
+    return client.messages.create(model=model, max_tokens=100, messages=messages, **more)
+
+
+whole = ask("say")
+got["whole"] = whole.content[0].text
+got["usage"] = [whole.usage.input_tokens, whole.usage.output_tokens]
+
+pieces = []
+with client.messages.stream(model="steps", max_tokens=100, messages=said) as stream:
+    for piece in stream.text_stream:
+        pieces.append(piece)
+        # The model goes on when it is told to: a piece that came late would hang here.
+        ask("step")
+got["pieces"] = pieces
+
+asked = ask("tools", tools=[TOOL])
+call = next(block for block in asked.content if block.type == "tool_use")
+result = {"type": "tool_result", "tool_use_id": call.id, "content": f"rain in {call.input['city']}"}
+turns = [*said, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+got["tools"] = ask("tools", turns, tools=[TOOL]).content[0].text
+with client.messages.stream(model="tools", max_tokens=100, messages=said, tools=[TOOL]) as stream:
+    blocks = stream.get_final_message().content
+got["streamed tool"] = [[block.name, json.dumps(block.input)] for block in blocks if block.type == "tool_use"]
+
+try:
+    ask("refused")
+except anthropic.NotFoundError as error:
+    got["error"] = [error.status_code, error.response.json()["error"]["message"]]
+
+with client.messages.stream(model="endless", max_tokens=100, messages=said) as stream:
+    next(stream.text_stream)
+got["left"] = ask("left").content[0].text
+got["counted"] = client.messages.count_tokens(model="say", messages=said).input_tokens > 0
+
+print(json.dumps(got), flush=True)
+# The last one is left by a client that dies.
+with client.messages.stream(model="endless", max_tokens=100, messages=said) as stream:
+    next(stream.text_stream)
+    os.kill(os.getpid(), signal.SIGKILL)
