@@ -62,6 +62,11 @@ ROWS = {
     "upload": ("ratio at least", 0.3),
     "download": ("ratio at least", 0.3),
     "read-file": ("at most", 1.0),
+    "bridge-call": ("at most", None),
+    "bridge-first": ("at most", None),
+    "bridge-streams": ("ratio at least", 0.5),
+    "bridge-streams-unpaced": None,
+    "bridge-rss": ("ratio at most", 1.05),
 }
 
 
