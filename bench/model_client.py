@@ -1,4 +1,4 @@
-"""`python -m bench.model_client`: asks a model over HTTP, straight or through a bridge, by the same code; a process of its own.
+"""`python -m bench.model_client`: asks a model over HTTP, straight or through a bridge, by the same code.
 
 Each line on stdin is an order as JSON: the port to ask, how many requests one after the other, and by how many
 connections at once. The line on stdout that answers it has the times. Touches nothing but its sockets.

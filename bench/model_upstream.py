@@ -1,7 +1,7 @@
-"""`python -m bench.model_upstream`: a provider of models that answers at once, or streams at a pace; a process of its own.
+"""`python -m bench.model_upstream`: a provider of models that answers at once, or streams at a pace.
 
-Prints the port on which it listens, on 127.0.0.1. The request's body says what it does: `stream`, how many `events`,
-and `every_ms` how often one comes. Touches nothing but its sockets.
+Prints the port on which it listens, on 127.0.0.1. The body of a request says what it does: `stream`, how many
+`events`, and `every_ms` how often one comes. Touches nothing but its sockets.
 """
 
 from __future__ import annotations
