@@ -1,7 +1,8 @@
 """A provider of models, real or local, to which requests are passed on as they are.
 
-The only module that holds a provider's key; `provider_transport` has the connections. The key is put into the request here and
-looked for in everything that comes back; a caller in the sandbox can neither see it nor send it elsewhere.
+The only module that holds a provider's key; `provider_transport` has the connections. The key is put into the
+request here and looked for in everything that comes back; a caller in the sandbox can neither see it nor send it
+elsewhere.
 """
 
 from __future__ import annotations

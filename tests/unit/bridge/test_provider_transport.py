@@ -62,6 +62,15 @@ async def head_of(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
+def make_certificate(directory: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate")
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1"]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run([openssl, *made, *names], cwd=directory, check=True, capture_output=True)
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
@@ -280,12 +289,7 @@ async def test_a_refusal_before_all_is_read_is_told() -> None:
 
 @pytest.mark.parametrize("trusts", [True, False], ids=["trusted", "not-trusted"])
 async def test_tls_is_spoken_with_whom_we_trust(tmp_path: Path, *, trusts: bool) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate")
-    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run([openssl, *made, *names], cwd=tmp_path, check=True, capture_output=True)
+    make_certificate(tmp_path)
     own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     own.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
 
