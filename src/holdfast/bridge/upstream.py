@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 from holdfast.bridge.redaction import RedactedStream, Redaction
 from holdfast.errors import HoldfastError, InvalidParams
@@ -49,6 +49,8 @@ ERROR_BYTES: Final = 1024 * 1024
 #: Seconds until a provider accepts a connection, and that it may be silent in the middle of an answer.
 CONNECT_SECONDS: Final = 30.0
 SILENCE_SECONDS: Final = 600.0
+#: Of an agent that tells none: gates before some providers refuse whoever has no name.
+USER_AGENT: Final = "holdfast"
 
 
 class ProviderFailed(HoldfastError):
@@ -181,21 +183,27 @@ class UpstreamSession:
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncBaseTransport | None = None
 
     @asynccontextmanager
     async def ask(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
         """The answer to a request, for the length of the block; leaving it breaks off what still comes."""
+        import httpx
+
         upstream = self.upstream
-        client = self._client = self._client or _new_client(upstream)
+        transport = self._transport = self._transport or _new_transport(upstream)
+        timeouts = {"connect": upstream.connect_timeout, "pool": None}
+        timeouts |= {"read": upstream.timeout, "write": upstream.timeout}
         with _translated():
-            asked = client.build_request(
+            asked = httpx.Request(
                 request.method,
                 upstream.url(request),
-                headers=upstream.headers_for(request, dialect),
+                headers={"user-agent": USER_AGENT, **upstream.headers_for(request, dialect)},
                 content=request.body,
+                extensions={"timeout": timeouts},
             )
-            response = await client.send(asked, stream=True)
+            # The transport, without a client around it: nothing is to be followed, retried or remembered.
+            response = await transport.handle_async_request(asked)
         async with aclosing(response):
             if response.is_redirect:
                 # Not followed: the key would go wherever it says.
@@ -204,9 +212,9 @@ class UpstreamSession:
             yield ProviderAnswer(response, upstream.redaction)
 
     async def aclose(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
 
 
 def require_httpx() -> None:
@@ -230,27 +238,27 @@ def _trusted(upstream: Upstream) -> ssl.SSLContext:
         raise ProviderFailed(502, "the bridge cannot reach its provider", f"ca_file: {error}") from None
 
 
-def _new_client(upstream: Upstream) -> httpx.AsyncClient:
-    from http.cookiejar import DefaultCookiePolicy
-
+def _new_transport(upstream: Upstream) -> httpx.AsyncBaseTransport:
     import httpx
 
     from holdfast.bridge.provider_transport import ProviderTransport
 
     trusted = _trusted(upstream)
-    # Through a proxy httpx knows the way.
-    is_direct = not {"http", "https", "all"} & getproxies().keys()
-    client = httpx.AsyncClient(
-        verify=trusted,
-        transport=ProviderTransport(trusted) if is_direct else None,
-        timeout=httpx.Timeout(upstream.timeout, connect=upstream.connect_timeout),
-        # The bridge's own `concurrency` bounds them.
-        limits=httpx.Limits(max_connections=None),
-        follow_redirects=False,
-    )
-    # One call leaves nothing for the next: a provider's cookies are not kept.
-    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
-    return client
+    proxy = _proxy_for(upstream.base_url)
+    if proxy is None:
+        return ProviderTransport(trusted)
+    # httpx knows the way through a proxy. The bridge's own `concurrency` bounds the connections.
+    return httpx.AsyncHTTPTransport(verify=trusted, proxy=proxy, limits=httpx.Limits(max_connections=None))
+
+
+def _proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for a URL."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or not parts.hostname or proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 @contextmanager

@@ -17,6 +17,8 @@ pytest.importorskip("h11", reason="connections to a provider need h11: install h
 
 from holdfast.bridge import provider_transport  # noqa: E402
 from holdfast.bridge.provider_transport import ProviderTransport  # noqa: E402
+from holdfast.bridge.upstream import Upstream, UpstreamSession  # noqa: E402
+from holdfast.wire.http_messages import HttpRequest  # noqa: E402
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -309,3 +311,45 @@ async def test_tls_is_spoken_with_whom_we_trust(tmp_path: Path, *, trusts: bool)
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.get(url)
     server.close()
+
+
+async def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append((await head_of(reader)).partition(b"\r\n")[0])
+        writer.write(WHOLE)
+
+    async with scripted(script) as (provider, _):
+        proxied(monkeypatch, provider.url, not_for="")
+        assert await answer_of("http://a.invalid") == b"hello"
+        assert lines == [b"GET http://a.invalid/v1/models HTTP/1.1"]
+
+
+async def test_who_is_named_as_without_a_proxy_is_asked_straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append((await head_of(reader)).partition(b"\r\n")[0])
+        writer.write(WHOLE)
+
+    async with scripted(script) as (provider, _):
+        proxied(monkeypatch, "http://a.invalid", not_for="127.0.0.1")
+        assert await answer_of(provider.url) == b"hello"
+        assert lines == [b"GET /v1/models HTTP/1.1"]
+
+
+def proxied(monkeypatch: pytest.MonkeyPatch, proxy: str, *, not_for: str) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "HTTP_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setenv("no_proxy", not_for)
+
+
+async def answer_of(base_url: str) -> bytes:
+    session = UpstreamSession(Upstream(base_url))
+    try:
+        async with session.ask(HttpRequest("GET", "/v1/models", "", (), b""), "openai_chat") as answer:
+            return await answer.whole()
+    finally:
+        await session.aclose()
