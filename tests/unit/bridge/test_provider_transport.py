@@ -9,6 +9,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,7 @@ class Scripted:
 
 
 @contextlib.asynccontextmanager
-async def scripted(
-    script: Script, timeout: float | None = None
-) -> AsyncIterator[tuple[Scripted, httpx.AsyncClient]]:
+async def scripted(script: Script, timeout: float | None = None) -> AsyncIterator[tuple[Scripted, Any]]:
     provider = Scripted(script)
     server = await asyncio.start_server(provider.connected, "127.0.0.1", 0)
     provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
