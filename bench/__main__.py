@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final
 
 from bench import (
+    bridge,
     command_line,
     files,
     flood,
@@ -62,6 +63,9 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "box-connect": sandboxes.connect_to_a_container,
     "box-stream": sandboxes.stream_from_a_container,
     "box-line": sandboxes.line_from_a_container,
+    "bridge-call": bridge.one_call,
+    "bridge-streams": bridge.streams_at_once,
+    "bridge-rss": bridge.memory_of_calls,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from types import TracebackType
 
 import msgspec
 
@@ -171,18 +172,69 @@ async def _in_time(pieces: Pieces, limits: Limits) -> Pieces:
     now = asyncio.get_running_loop().time()
     last = None if limits.timeout is None else now + limits.timeout
     first = None if limits.first_token_timeout is None else now + limits.first_token_timeout
+    deadline = _Deadline(min((each for each in (last, first) if each is not None), default=None))
     has_begun = False
-    while True:
-        deadlines = [each for each in (last, None if has_begun else first) if each is not None]
-        try:
-            async with asyncio.timeout_at(min(deadlines, default=None)) as timer:
-                piece = await anext(pieces, None)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            what = "ended" if has_begun else "begun"
-            raise ModelError(f"the answer has not {what} in time", 504) from None
-        if piece is None:
-            return
-        has_begun = has_begun or isinstance(piece, bytes)
-        yield piece
+    try:
+        while True:
+            try:
+                with deadline:
+                    piece = await anext(pieces, None)
+            except TimeoutError:
+                if not deadline.has_passed:
+                    raise
+                what = "ended" if has_begun else "begun"
+                raise ModelError(f"the answer has not {what} in time", 504) from None
+            if piece is None:
+                return
+            if not has_begun and isinstance(piece, bytes):
+                has_begun = True
+                deadline.move(last)
+            yield piece
+    finally:
+        deadline.move(None)
+
+
+class _Deadline:
+    """As `asyncio.timeout_at`, for a block that is entered again for every piece: one timer for all of them.
+
+    A deadline that passes outside of the block is noticed when it is entered next.
+    """
+
+    def __init__(self, when: float | None) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._cancelled = False
+        self.has_passed = False
+        self.move(when)
+
+    def move(self, when: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if when is not None:
+            self._timer = asyncio.get_running_loop().call_at(when, self._pass)
+
+    def _pass(self) -> None:
+        self._timer = None
+        self.has_passed = True
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()
+
+    def __enter__(self) -> None:
+        if self.has_passed:
+            raise TimeoutError
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if self._cancelled and task is not None:
+            self._cancelled = False
+            # Somebody else's cancellation goes first, as with asyncio's own.
+            if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+                raise TimeoutError from error

@@ -42,6 +42,11 @@ class SseReader:
         self._size = 0
         self._too_long = False
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not (self._line or self._data or self._event or self._too_long or self._after_cr)
+
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         if not chunk:
             return []

@@ -1,7 +1,8 @@
 """A provider of models, real or local, to which requests are passed on as they are.
 
-The only module that holds a provider's key and that speaks to the network. The key is put into the request here and
-looked for in everything that comes back; a caller in the sandbox can neither see it nor send it elsewhere.
+The only module that holds a provider's key; `provider_transport` has the connections. The key is put into the
+request here and looked for in everything that comes back; a caller in the sandbox can neither see it nor send it
+elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from holdfast.bridge.redaction import RedactedStream, Redaction
 from holdfast.errors import HoldfastError, InvalidParams
@@ -47,8 +49,8 @@ ERROR_BYTES: Final = 1024 * 1024
 #: Seconds until a provider accepts a connection, and that it may be silent in the middle of an answer.
 CONNECT_SECONDS: Final = 30.0
 SILENCE_SECONDS: Final = 600.0
-#: Calls at a time over one pool of connections.
-LANE_CALLS: Final = 4
+#: Of an agent that tells none: gates before some providers refuse whoever has no name.
+USER_AGENT: Final = "holdfast"
 
 
 class ProviderFailed(HoldfastError):
@@ -176,63 +178,43 @@ class ProviderAnswer:
         return bytes(body[:limit])
 
 
-class _Lane:
-    """A few connections, and how many calls use them."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
-        self.calls = 0
-
-
 class UpstreamSession:
-    """Connections to a provider, kept open between calls, from the first call until `aclose`.
-
-    They are spread over several pools, because at each request a pool looks at all of its connections for each of
-    them: with a hundred that takes longer than the request.
-    """
+    """Connections to a provider, kept open between calls, from the first call until `aclose`."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        self._lanes: list[_Lane] = []
-        self._trusted: ssl.SSLContext | None = None
-
-    def _free_lane(self) -> _Lane:
-        found = next((lane for lane in self._lanes if lane.calls < LANE_CALLS), None)
-        if found is None:
-            # Reading the certificates takes longer than the rest of it, so that is done once.
-            self._trusted = self._trusted or _trusted(self.upstream)
-            found = _Lane(_new_client(self.upstream, self._trusted))
-            self._lanes.append(found)
-        return found
+        self._transport: httpx.AsyncBaseTransport | None = None
 
     @asynccontextmanager
     async def ask(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
         """The answer to a request, for the length of the block; leaving it breaks off what still comes."""
+        import httpx
+
         upstream = self.upstream
-        lane = self._free_lane()
-        lane.calls += 1
-        try:
-            with _translated():
-                asked = lane.client.build_request(
-                    request.method,
-                    upstream.url(request),
-                    headers=upstream.headers_for(request, dialect),
-                    content=request.body,
-                )
-                response = await lane.client.send(asked, stream=True)
-            async with aclosing(response):
-                if response.is_redirect:
-                    # Not followed: the key would go wherever it says.
-                    message = "the provider redirects, and the bridge does not follow"
-                    raise ProviderFailed(502, message, f"{message}: set another base_url")
-                yield ProviderAnswer(response, upstream.redaction)
-        finally:
-            lane.calls -= 1
+        transport = self._transport = self._transport or _new_transport(upstream)
+        timeouts = {"connect": upstream.connect_timeout, "pool": None}
+        timeouts |= {"read": upstream.timeout, "write": upstream.timeout}
+        with _translated():
+            asked = httpx.Request(
+                request.method,
+                upstream.url(request),
+                headers={"user-agent": USER_AGENT, **upstream.headers_for(request, dialect)},
+                content=request.body,
+                extensions={"timeout": timeouts},
+            )
+            # The transport, without a client around it: nothing is to be followed, retried or remembered.
+            response = await transport.handle_async_request(asked)
+        async with aclosing(response):
+            if response.is_redirect:
+                # Not followed: the key would go wherever it says.
+                message = "the provider redirects, and the bridge does not follow"
+                raise ProviderFailed(502, message, f"{message}: set another base_url")
+            yield ProviderAnswer(response, upstream.redaction)
 
     async def aclose(self) -> None:
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            await lane.client.aclose()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
 
 
 def require_httpx() -> None:
@@ -256,21 +238,27 @@ def _trusted(upstream: Upstream) -> ssl.SSLContext:
         raise ProviderFailed(502, "the bridge cannot reach its provider", f"ca_file: {error}") from None
 
 
-def _new_client(upstream: Upstream, trusted: ssl.SSLContext) -> httpx.AsyncClient:
-    from http.cookiejar import DefaultCookiePolicy
-
+def _new_transport(upstream: Upstream) -> httpx.AsyncBaseTransport:
     import httpx
 
-    client = httpx.AsyncClient(
-        verify=trusted,
-        timeout=httpx.Timeout(upstream.timeout, connect=upstream.connect_timeout),
-        # The bridge's own `concurrency` bounds them.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=LANE_CALLS),
-        follow_redirects=False,
-    )
-    # One call leaves nothing for the next: a provider's cookies are not kept.
-    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
-    return client
+    from holdfast.bridge.provider_transport import ProviderTransport
+
+    trusted = _trusted(upstream)
+    proxy = _proxy_for(upstream.base_url)
+    if proxy is None:
+        return ProviderTransport(trusted)
+    # httpx knows the way through a proxy. The bridge's own `concurrency` bounds the connections.
+    return httpx.AsyncHTTPTransport(verify=trusted, proxy=proxy, limits=httpx.Limits(max_connections=None))
+
+
+def _proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for a URL."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or not parts.hostname or proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 @contextmanager

@@ -130,6 +130,22 @@ def test_tokens_are_read_off_what_passes(is_stream: bool, events: int) -> None:
     assert (meter.usage(), meter.bytes, meter.events) == (Usage(3, 2), len(whole), events)
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_tokens_are_the_same_wherever_a_stream_is_cut(end: bytes) -> None:
+    usage = b'data: {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
+    lines = [b'data: {"a": 1}', b"", b"event: b", b'data: {"b": 1}', b"", b": a remark", b"", usage, b"", b""]
+    whole = end.join(lines)
+    for first in range(len(whole) + 1):
+        for second in range(first, len(whole) + 1):
+            meter = UsageMeter(DIALECTS["openai_chat"].usage_in, is_stream=True)
+            for piece in (whole[:first], whole[first:second], whole[second:]):
+                meter.feed(piece)
+            told = (meter.usage(), meter.bytes)
+            assert told == (Usage(3, 2), len(whole)), (first, second)
+            # A remark may be counted as an event: they are for an estimate.
+            assert meter.events in (3, 4), (first, second)
+
+
 def test_what_is_no_json_has_no_tokens() -> None:
     meter = UsageMeter(DIALECTS["openai_chat"].usage_in, is_stream=False)
     meter.feed(b'"usage')

@@ -1,0 +1,354 @@
+"""Connections to a provider: against real sockets, with a provider that a test scripts by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+httpx = pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
+pytest.importorskip("h11", reason="connections to a provider need h11: install holdfast[bridge]")
+
+from holdfast.bridge import provider_transport  # noqa: E402
+from holdfast.bridge.provider_transport import ProviderTransport  # noqa: E402
+from holdfast.bridge.upstream import Upstream, UpstreamSession  # noqa: E402
+from holdfast.wire.http_messages import HttpRequest  # noqa: E402
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Scripted:
+    """A provider on 127.0.0.1. It counts its connections."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.connections = 0
+        self.url = ""
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await self._script(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def scripted(script: Script, timeout: float | None = None) -> AsyncIterator[tuple[Scripted, Any]]:
+    provider = Scripted(script)
+    server = await asyncio.start_server(provider.connected, "127.0.0.1", 0)
+    provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    transport = ProviderTransport(httpx.create_ssl_context())
+    async with httpx.AsyncClient(transport=transport, timeout=timeout) as client, asyncio.timeout(60):
+        yield provider, client
+    server.close()
+
+
+async def head_of(reader: asyncio.StreamReader) -> bytes:
+    """The head of a request, and its body, which it does not return."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0))
+    return head
+
+
+def make_certificate(directory: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate")
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1"]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run([openssl, *made, *names], cwd=directory, check=True, capture_output=True)
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def test_a_connection_is_used_again() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(WHOLE)
+
+    async with scripted(script) as (provider, client):
+        for number in range(3):
+            assert (await client.post(provider.url, content=b"x" * number)).content == b"hello"
+        assert provider.connections == 1
+
+
+async def test_calls_at_a_time_have_a_connection_each() -> None:
+    here = asyncio.Barrier(5)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        await here.wait()
+        writer.write(WHOLE)
+
+    async with scripted(script) as (provider, client):
+        answers = await asyncio.gather(*(client.get(provider.url) for _ in range(5)))
+        assert [answer.content for answer in answers] == [b"hello"] * 5
+
+
+async def test_a_connection_that_its_provider_closed_is_not_used() -> None:
+    closed = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(WHOLE)
+        writer.write_eof()
+        await reader.read()
+        closed.set()
+
+    async with scripted(script) as (provider, client):
+        for _ in range(2):
+            closed.clear()
+            assert (await client.get(provider.url)).content == b"hello"
+            await closed.wait()
+        assert provider.connections == 2
+
+
+async def test_an_answer_that_says_more_than_it_should_ends_its_connection() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(WHOLE + b"more")
+
+    async with scripted(script) as (provider, client):
+        for _ in range(2):
+            assert (await client.get(provider.url)).content == b"hello"
+        assert provider.connections == 2
+
+
+async def test_each_piece_is_there_before_the_next_is_made() -> None:
+    seen = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(CHUNKED)
+        for number in range(3):
+            seen.clear()
+            writer.write(chunk(b"%d" % number))
+            await seen.wait()
+        writer.write(b"0\r\n\r\n")
+
+    async with scripted(script) as (provider, client), client.stream("GET", provider.url) as answer:
+        pieces = []
+        async for piece in answer.aiter_raw():
+            pieces.append(piece)
+            seen.set()
+        assert pieces == [b"0", b"1", b"2"]
+
+
+async def test_a_body_without_a_length_ends_with_its_connection() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+
+    async with scripted(script) as (provider, client):
+        assert (await client.get(provider.url)).content == b"all of it"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"HTTP/1.1 200 O", CHUNKED + chunk(b"half"), WHOLE[:-1], b"not HTTP at all\r\n\r\n"],
+    ids=["nothing", "half-a-head", "no-last-chunk", "a-byte-less", "nonsense"],
+)
+async def test_an_answer_that_breaks_off_is_an_error(said: bytes) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(said)
+
+    async with scripted(script) as (provider, client):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(provider.url)
+
+
+async def test_an_answer_that_is_left_breaks_its_connection_off() -> None:
+    left = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(CHUNKED + chunk(b"one"))
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        left.set()
+
+    async with scripted(script) as (provider, client):
+        async with client.stream("GET", provider.url) as answer:
+            assert await anext(answer.aiter_raw()) == b"one"
+        await left.wait()
+
+
+async def test_a_call_that_is_cancelled_breaks_its_connection_off() -> None:
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        asked.set()
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        left.set()
+
+    async with scripted(script) as (provider, client):
+        call = asyncio.create_task(client.get(provider.url))
+        await asked.wait()
+        call.cancel()
+        await left.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
+@pytest.mark.parametrize("said", [b"", CHUNKED + chunk(b"one")], ids=["at-its-beginning", "in-its-middle"])
+async def test_a_provider_that_is_silent_for_too_long_is_an_error(said: bytes) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(said)
+        await reader.read(1)
+
+    async with scripted(script, timeout=0.05) as (provider, client):
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get(provider.url)
+
+
+async def test_a_large_answer_waits_for_its_reader_and_arrives_whole() -> None:
+    size = 64 * provider_transport.HELD_BYTES
+    blocked = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
+        blocked.set()
+        await writer.drain()
+
+    async with scripted(script) as (provider, client), client.stream("GET", provider.url) as answer:
+        await blocked.wait()
+        total, largest = 0, 0
+        async for piece in answer.aiter_raw():
+            total += len(piece)
+            largest = max(largest, len(piece))
+        assert total == size
+        assert largest < 4 * provider_transport.HELD_BYTES
+
+
+async def test_a_large_request_arrives_whole() -> None:
+    sent = bytes(range(256)) * 65_536
+    got: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        got.append(await reader.readexactly(len(sent)))
+        writer.write(WHOLE)
+
+    async with scripted(script) as (provider, client):
+        assert (await client.post(provider.url, content=sent)).content == b"hello"
+        assert got == [sent]
+
+
+async def test_a_word_before_the_answer_is_passed_over() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + WHOLE)
+
+    async with scripted(script) as (provider, client):
+        answer = await client.get(provider.url)
+        assert (answer.status_code, answer.content) == (200, b"hello")
+
+
+async def test_nobody_who_listens_is_an_error() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise AssertionError("nobody asks it")
+
+    async with scripted(script) as (provider, client):
+        url = provider.url
+    async with httpx.AsyncClient(transport=ProviderTransport(httpx.create_ssl_context())) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url)
+
+
+async def test_a_refusal_before_all_is_read_is_told() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        await done.wait()
+
+    done = asyncio.Event()
+    async with scripted(script) as (provider, client):
+        assert (await client.post(provider.url, content=b"x" * 16_000_000)).status_code == 413
+        done.set()
+
+
+@pytest.mark.parametrize("trusts", [True, False], ids=["trusted", "not-trusted"])
+async def test_tls_is_spoken_with_whom_we_trust(tmp_path: Path, *, trusts: bool) -> None:
+    make_certificate(tmp_path)
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(WHOLE)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=own)
+    url = f"https://localhost:{server.sockets[0].getsockname()[1]}/"
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem") if trusts else None)
+    async with httpx.AsyncClient(transport=ProviderTransport(trusted)) as client, asyncio.timeout(60):
+        if trusts:
+            assert (await client.get(url)).content == b"hello"
+        else:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.get(url)
+    server.close()
+
+
+async def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append((await head_of(reader)).partition(b"\r\n")[0])
+        writer.write(WHOLE)
+
+    async with scripted(script) as (provider, _):
+        proxied(monkeypatch, provider.url, not_for="")
+        assert await answer_of("http://a.invalid") == b"hello"
+        assert lines == [b"GET http://a.invalid/v1/models HTTP/1.1"]
+
+
+async def test_who_is_named_as_without_a_proxy_is_asked_straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append((await head_of(reader)).partition(b"\r\n")[0])
+        writer.write(WHOLE)
+
+    async with scripted(script) as (provider, _):
+        proxied(monkeypatch, "http://a.invalid", not_for="127.0.0.1")
+        assert await answer_of(provider.url) == b"hello"
+        assert lines == [b"GET /v1/models HTTP/1.1"]
+
+
+def proxied(monkeypatch: pytest.MonkeyPatch, proxy: str, *, not_for: str) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "HTTP_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setenv("no_proxy", not_for)
+
+
+async def answer_of(base_url: str) -> bytes:
+    session = UpstreamSession(Upstream(base_url))
+    try:
+        async with session.ask(HttpRequest("GET", "/v1/models", "", (), b""), "openai_chat") as answer:
+            return await answer.whole()
+    finally:
+        await session.aclose()
