@@ -216,7 +216,7 @@ def test_a_reader_that_leaves_ends_the_command(holdfast: Holdfast) -> None:
 
 
 def test_a_reader_that_stalls_keeps_neither_ctrl_c_nor_the_time_limit_from_ending_it(holdfast: Holdfast) -> None:
-    # Far more than a pipe holds, and less than is kept for a reader: beyond that a lossless command waits, and its exit.
+    # More than a pipe holds, less than is kept for a reader: beyond that a lossless command waits, and its exit.
     much = ("sh", "-c", "yes | head -c 4000000; exec sleep 1000")
     interrupted = holdfast.start("run", "--id", "flood", "--", *much)
     limited = holdfast.start("run", "--timeout", "0.5", "--", *much)
