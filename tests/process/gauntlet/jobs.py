@@ -33,7 +33,7 @@ JOBS: tuple[Case, ...] = (
     case(
         "set -m",
         Step("set -m"),
-        Step("sleep 1000 & kill %1; wait %1; echo $?", b"143\n", ANY),
+        Step(f"sleep 1000 & {EXECUTED}; kill %1; wait %1; echo $?", b"143\n", ANY),
         Step("echo a | cat", b"a\n", NOTICE),
         Step("set +m", b"", NOTICE),
         ALIVE,
