@@ -308,15 +308,3 @@ async def test_a_collected_window_goes_on_where_the_last_one_ended(starter: Star
     # A terminal echoes the newline between the two halves of the character.
     assert second.output.replace(echo, b"") == "é!".encode()
     assert second.exit_code == 0
-
-
-async def test_an_exit_is_told_though_a_lossless_reader_has_stopped(box: Sandbox) -> None:
-    process = await box.start(["sh", "-c", "yes & echo $!; wait"], overflow="block")
-    reader = process.events()
-    first = await anext(reader)
-    assert isinstance(first, OutputChunk)
-    # From here on it is not read, and the flood comes to the bound.
-    await process.signal("KILL")
-    assert (await process.wait()).signal == "SIGKILL"
-    await reader.aclose()
-    await process.terminate(force=True)

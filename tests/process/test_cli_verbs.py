@@ -216,14 +216,16 @@ def test_a_reader_that_leaves_ends_the_command(holdfast: Holdfast) -> None:
 
 
 def test_a_reader_that_stalls_keeps_neither_ctrl_c_nor_the_time_limit_from_ending_it(holdfast: Holdfast) -> None:
-    interrupted = holdfast.start("run", "--id", "flood", "yes")
-    limited = holdfast.start("run", "--timeout", "0.5", "yes")
+    # More than a pipe holds, less than is kept for a reader: beyond that a lossless command waits, and its exit.
+    much = ("sh", "-c", "yes | head -c 4000000; exec sleep 1000")
+    interrupted = holdfast.start("run", "--id", "flood", "--", *much)
+    limited = holdfast.start("run", "--timeout", "0.5", "--", *much)
     assert interrupted.stdout is not None
     assert interrupted.stdout.read(2) == b"y\n"
     for _ in range(2):
         interrupted.send_signal(signal.SIGINT)
         assert holdfast("wait", "flood").returncode == 130
-    # Nobody has read on meanwhile, and both have far more to say than a pipe holds.
+    # Nobody has read on meanwhile.
     assert interrupted.wait(60) == 137
     assert limited.wait(60) == 124
     for process in (interrupted, limited):

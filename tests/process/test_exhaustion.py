@@ -305,12 +305,11 @@ async def test_without_descriptors_starts_are_refused_and_what_runs_goes_on() ->
                 await box.shell()
             await running.write(b"meanwhile\n")
             await running.wait_for_output("got meanwhile")
-            # It has printed nothing yet, and there is no descriptor for its log: the pipe keeps its words.
+            # It has printed nothing yet, and there may be no descriptor for its log: then the pipe keeps its words.
             await silent.close_stdin()
             while is_alive(silent.pid):
                 await box.status()
             await box.status()  # by now the server has seen its end
-            assert (await silent.describe()).stdout_bytes == 0
         assert (await silent.wait()).exit_code == 7
         assert (await silent.snapshot()).stdout == b"first words\n"
         assert (await box.exec(["echo", "again"])).stdout == "again\n"

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client.screen import Emulator, Screen, emulator
+from holdfast.runtime.awaiting import input_state
 from holdfast.runtime.keys import encode_keys
 
 pytest.importorskip("pyghostty")
@@ -71,6 +72,11 @@ class Watched:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def resize(self, rows: int, cols: int) -> None:
+        """Once it waits for keys: a SIGWINCH right before its select(2) is seen by vim at the next key only."""
+        deadline = time.monotonic() + PATIENCE
+        while input_state(self.master).awaiting is False:
+            assert time.monotonic() < deadline, "the program never waited for input"
+            time.sleep(0.005)
         self.ghostty.resize(rows, cols)
         self.pyte.resize(rows, cols)
         self._set_size(rows, cols)

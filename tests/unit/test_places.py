@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +25,41 @@ HELLO = ["sh", "-c", "echo 'a  b'"]
     [
         ("docker:web", {}, ["docker", "exec", "--interactive", "web", *HELLO]),
         ("docker:web", {"user": "app"}, ["docker", "exec", "--interactive", "--user", "app", "web", *HELLO]),
+        ("docker:web?user=app", {}, ["docker", "exec", "--interactive", "--user", "app", "web", *HELLO]),
+        ("docker:web?user=app", {"user": "me"}, ["docker", "exec", "--interactive", "--user", "me", "web", *HELLO]),
         ("podman:web", {}, ["podman", "exec", "--interactive", "web", *HELLO]),
     ],
 )
 def test_containers(address: str, options: dict[str, Any], argv: list[str]) -> None:
     place = place_at(address, **options)
     assert isinstance(place, Container)
-    assert (place.address, place.command(HELLO)) == (address, argv)
+    assert (place.address, place.command(HELLO)) == (address.partition("?")[0], argv)
+
+
+def test_options_in_an_address(tmp_path: Path) -> None:
+    jail = place_at(f"bwrap:{tmp_path}/a%3Fb?network=no&read_only=/opt&read_only=/srv")
+    assert isinstance(jail, Jail)
+    assert (jail.directory, jail.network, jail.read_only) == (f"{tmp_path}/a?b", False, ("/opt", "/srv"))
+    host = place_at("ssh:build@host?port=2222")
+    assert isinstance(host, SshHost)
+    assert host.command(HELLO)[host.command(HELLO).index("-p") + 1] == "2222"
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("colour=red", "'colour' is none of bundle, context"),
+        ("arguments=--bind", "'arguments' is none of"),
+        ("port=ssh", "port=ssh: invalid literal"),
+        ("network=perhaps", "network=perhaps: yes or no"),
+        ("user=a&user=b", "user is given twice"),
+        ("user", "NAME=VALUE"),
+        ("network=yes", "network"),  # no option of containers
+    ],
+)
+def test_options_that_an_address_cannot_have(query: str, named: str) -> None:
+    with pytest.raises(InvalidParams, match=re.escape(named)):
+        place_at(f"docker:web?{query}")
 
 
 @pytest.mark.parametrize(

@@ -368,13 +368,9 @@ class Recorded:
             self.journal.add_output(kind, log.end - start)
 
     def _drain(self, output: Output) -> None:
-        """Take what is in the pipe now, and not what others print from now on.
-
-        Of a blocking process, too, whose reader is behind: it is over its bound by a pipe at most, and the exit,
-        for which others wait, does not depend on a reader that may never go on.
-        """
+        """Take what is in the pipe now, and not what others print from now on."""
         output.owed = self._waiting_bytes(output)
-        while output.owed and not (output.paused and self._has_no_numbers_left()):
+        while output.owed and not output.paused:
             try:
                 moved = self._move(output, output.owed)
             except BlockingIOError:
@@ -426,7 +422,7 @@ class Recorded:
 
     def _tell_exit(self) -> None:
         if any(output.owed for output in self._outputs):
-            return  # there is no room or no number for its last output, and the exit comes after it
+            return  # a blocking process: its last output waits for its reader, and so does the exit
         assert self._ending is not None
         self.exited_at = time.time()
         self.status = self._ending()
@@ -503,10 +499,8 @@ class Recorded:
     def _is_full(self, output: Output) -> bool:
         if not self._blocking:
             return False
-        return output.log.end - self._floor(output.kind) >= output.log.capacity or self._has_no_numbers_left()
-
-    def _has_no_numbers_left(self) -> bool:
-        """Whether one more chunk would take the place of one that a reader has not taken."""
+        if output.log.end - self._floor(output.kind) >= output.log.capacity:
+            return True
         taken = (self._floor(2), 0) if 2 in self.logs else (self._floor(0), self._floor(1))
         return self.journal.is_full(taken)
 
