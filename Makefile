@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parts lint format bench faults soak fuzz peers clean
+.PHONY: help demo test parts lint proto format bench faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -72,6 +72,10 @@ lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+proto: $(VENV)/installed-dev ## make the session service's messages from proto/ again
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=src --pyi_out=src --grpc_python_out=src \
+		proto/holdfast/session/v1/session.proto
 
 format: $(VENV)/installed-dev ## rewrite the code in the house format
 	$(BIN)/ruff check --fix

@@ -1,0 +1,234 @@
+"""What the front ends may ask of the service: one interface, with plain Structs on both sides; pure.
+
+gRPC and HTTP stand before it (`handler` translates), `sessions` behind it. Everything raises `Problem` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from holdfast.service.model import (
+    Approval,
+    AuditRow,
+    Caller,
+    CloseMode,
+    EventType,
+    Kind,
+    Network,
+    Resources,
+    SessionRecord,
+    State,
+    Struct,
+    Usage,
+)
+
+ControlType = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZE"]
+
+
+class PolicyRequest(Struct, frozen=True):
+    """What the creator of a session asks for; None and empty mean what the profile has."""
+
+    profile: str = ""
+    idle_timeout: float | None = None
+    max_lifetime: float | None = None
+    allow_background: bool = False
+    inherit_workspace: bool = False
+    require: tuple[str, ...] = ()
+    network: Network | None = None
+    resources: Resources = Resources()
+
+
+class CreateRequest(Struct, frozen=True):
+    """`CreateSession`."""
+
+    agent_id: str = ""
+    initial_cwd: str = ""
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    policy: PolicyRequest = PolicyRequest()
+    kind: Kind = "terminal"
+    sandbox: str = ""
+    shell: str = ""
+    cols: int = 80
+    rows: int = 24
+    request_id: str = ""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class SessionView(Struct, frozen=True):
+    """A session now: what the database has of it, and what its sandbox and the monitor say."""
+
+    record: SessionRecord
+    state: State
+    cwd: str = ""
+    prompt: str = ""
+    usage: Usage | None = None
+
+
+class Created(Struct, frozen=True):
+    """`CreateSession`'s answer; `token` is where its output begins after the prompt that is shown."""
+
+    view: SessionView
+    token: str
+
+
+class Control(Struct, frozen=True):
+    """A key, a signal to what is in the foreground, or a size."""
+
+    type: ControlType
+    cols: int = 0
+    rows: int = 0
+
+
+class InputTaken(Struct, frozen=True):
+    """`SendInput`'s answer. Not accepted: it waits for the approval."""
+
+    accepted: bool
+    command_id: str
+    state: State
+    approval_id: str = ""
+    queue_busy: bool = False
+
+
+class Prompt(Struct, frozen=True):
+    """A prompt that was shown, or a program that waits for input."""
+
+    text: str
+    awaiting_input: bool = False
+    password: bool = False
+
+
+class Chunk(Struct, frozen=True):
+    """A piece of output, or something that happened between two; `token` is the position after it."""
+
+    session_id: str
+    token: str
+    at: float
+    state: State
+    payload: bytes = b""
+    #: Bytes before it that were printed and are no longer kept.
+    skipped: int = 0
+    truncated: bool = False
+    exit_code: int | None = None
+    prompt: Prompt | None = None
+    #: `stdout` or `stderr` of a shell.
+    stream: str = ""
+    command_id: str = ""
+
+
+class OutputRead(Struct, frozen=True):
+    """`ReadOutput`'s answer."""
+
+    chunks: tuple[Chunk, ...]
+    state: State
+    token: str
+    more: bool = False
+
+
+class Closed(Struct, frozen=True):
+    """`CloseSession`'s answer."""
+
+    state: State
+    summary: str
+
+
+class Event(Struct, frozen=True):
+    """Something that the owner of a session should know. `token` resumes a subscription after it."""
+
+    session_id: str
+    type: EventType
+    detail: str
+    token: str
+    at: float
+    approval_id: str = ""
+    state: State = "UNKNOWN"
+
+
+class RunRequest(Struct, frozen=True):
+    """`RunCommand`: in a session, or in one that is made for it."""
+
+    command: str
+    session_id: str = ""
+    create: CreateRequest | None = None
+    timeout: float | None = None
+    max_bytes: int = 64 * 1024
+    request_id: str = ""
+
+
+class RunResult(Struct, frozen=True):
+    """Its answer."""
+
+    command_id: str
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    duration: float
+    state: State
+    timed_out: bool = False
+    truncated: bool = False
+    cwd: str = ""
+    approval_id: str = ""
+
+
+class AuditFilter(Struct, frozen=True):
+    """Which rows of the audit."""
+
+    session_id: str | None = None
+    agent_id: str = ""
+    kinds: tuple[str, ...] = ()
+    command_id: str = ""
+    since: float | None = None
+    until: float | None = None
+    contains: str = ""
+    newest_first: bool = False
+
+
+class SessionApi(Protocol):
+    """The service."""
+
+    async def create(self, caller: Caller, request: CreateRequest) -> Created: ...
+
+    async def get(self, caller: Caller, session_id: str) -> SessionView: ...
+
+    async def find(
+        self,
+        caller: Caller,
+        *,
+        agent_id: str = "",
+        states: Sequence[State] = (),
+        labels: dict[str, str] | None = None,
+        page_size: int = 100,
+        page_token: str = "",
+    ) -> tuple[list[SessionView], str]:
+        """A page of sessions that the caller may see, oldest first, and the next page's token if there is one."""
+        ...
+
+    async def send_input(
+        self, caller: Caller, session_id: str, data: bytes, controls: Sequence[Control] = (), request_id: str = ""
+    ) -> InputTaken: ...
+
+    async def read_output(
+        self, caller: Caller, session_id: str, *, since: str = "", max_bytes: int = 64 * 1024, wait: float = 0.0
+    ) -> OutputRead: ...
+
+    def stream_output(self, caller: Caller, session_id: str, since: str = "") -> AsyncIterator[Chunk]: ...
+
+    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> Closed: ...
+
+    def events(
+        self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
+    ) -> AsyncIterator[Event]: ...
+
+    async def run_command(self, caller: Caller, request: RunRequest) -> RunResult: ...
+
+    async def audit(
+        self, caller: Caller, which: AuditFilter, *, page_size: int = 100, page_token: str = ""
+    ) -> tuple[list[AuditRow], str]: ...
+
+    async def approvals(self, caller: Caller, session_id: str = "") -> list[Approval]: ...
+
+    async def answer_approval(
+        self, caller: Caller, approval_id: str, approve: bool, comment: str = ""
+    ) -> Literal["approved", "refused"]: ...

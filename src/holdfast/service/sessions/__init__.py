@@ -1,0 +1,1 @@
+"""The sessions themselves: made, used, watched, timed and closed. Talks to sandboxes through the client."""

@@ -1,0 +1,591 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SessionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN: _ClassVar[SessionState]
+    RUNNING: _ClassVar[SessionState]
+    BUSY: _ClassVar[SessionState]
+    IDLE: _ClassVar[SessionState]
+    CLOSING: _ClassVar[SessionState]
+    CLOSED: _ClassVar[SessionState]
+    ERROR: _ClassVar[SessionState]
+
+class SessionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SESSION_KIND_UNSPECIFIED: _ClassVar[SessionKind]
+    TERMINAL: _ClassVar[SessionKind]
+    SHELL: _ClassVar[SessionKind]
+
+class CloseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRACEFUL: _ClassVar[CloseMode]
+    FORCE: _ClassVar[CloseMode]
+UNKNOWN: SessionState
+RUNNING: SessionState
+BUSY: SessionState
+IDLE: SessionState
+CLOSING: SessionState
+CLOSED: SessionState
+ERROR: SessionState
+SESSION_KIND_UNSPECIFIED: SessionKind
+TERMINAL: SessionKind
+SHELL: SessionKind
+GRACEFUL: CloseMode
+FORCE: CloseMode
+
+class OutputToken(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: str
+    def __init__(self, value: _Optional[str] = ...) -> None: ...
+
+class SessionPolicy(_message.Message):
+    __slots__ = ("idle_timeout_seconds", "max_lifetime_seconds", "allow_background_processes", "inherit_agent_workspace", "profile", "require", "network", "resources")
+    IDLE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_BACKGROUND_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    INHERIT_AGENT_WORKSPACE_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    REQUIRE_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    idle_timeout_seconds: int
+    max_lifetime_seconds: int
+    allow_background_processes: bool
+    inherit_agent_workspace: bool
+    profile: str
+    require: _containers.RepeatedScalarFieldContainer[str]
+    network: str
+    resources: ResourceLimits
+    def __init__(self, idle_timeout_seconds: _Optional[int] = ..., max_lifetime_seconds: _Optional[int] = ..., allow_background_processes: _Optional[bool] = ..., inherit_agent_workspace: _Optional[bool] = ..., profile: _Optional[str] = ..., require: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., resources: _Optional[_Union[ResourceLimits, _Mapping]] = ...) -> None: ...
+
+class ResourceLimits(_message.Message):
+    __slots__ = ("cpu_cores", "cpu_seconds", "memory_bytes", "processes", "output_bytes", "file_size_bytes")
+    CPU_CORES_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    cpu_cores: float
+    cpu_seconds: int
+    memory_bytes: int
+    processes: int
+    output_bytes: int
+    file_size_bytes: int
+    def __init__(self, cpu_cores: _Optional[float] = ..., cpu_seconds: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., file_size_bytes: _Optional[int] = ...) -> None: ...
+
+class CreateSessionRequest(_message.Message):
+    __slots__ = ("agent_id", "initial_cwd", "environment", "policy", "kind", "sandbox", "shell", "cols", "rows", "request_id", "labels")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_CWD_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    SHELL_FIELD_NUMBER: _ClassVar[int]
+    COLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    initial_cwd: str
+    environment: _containers.ScalarMap[str, str]
+    policy: SessionPolicy
+    kind: SessionKind
+    sandbox: str
+    shell: str
+    cols: int
+    rows: int
+    request_id: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, agent_id: _Optional[str] = ..., initial_cwd: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., policy: _Optional[_Union[SessionPolicy, _Mapping]] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., sandbox: _Optional[str] = ..., shell: _Optional[str] = ..., cols: _Optional[int] = ..., rows: _Optional[int] = ..., request_id: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class CreateSessionResponse(_message.Message):
+    __slots__ = ("session_id", "prompt", "metadata", "token", "state")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    prompt: str
+    metadata: SessionMetadata
+    token: OutputToken
+    state: SessionState
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., metadata: _Optional[_Union[SessionMetadata, _Mapping]] = ..., token: _Optional[_Union[OutputToken, _Mapping]] = ..., state: _Optional[_Union[SessionState, str]] = ...) -> None: ...
+
+class SessionMetadata(_message.Message):
+    __slots__ = ("session_id", "agent_id", "kind", "sandbox", "sandbox_mode", "initial_cwd", "cwd", "environment", "policy", "created_at", "last_activity_at", "expires_at", "closed_at", "labels", "cols", "rows", "enforced", "unenforced", "commands_run", "shell", "close_reason", "summary", "usage")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_MODE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_CWD_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACTIVITY_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_AT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    COLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ENFORCED_FIELD_NUMBER: _ClassVar[int]
+    UNENFORCED_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_RUN_FIELD_NUMBER: _ClassVar[int]
+    SHELL_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_REASON_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    agent_id: str
+    kind: SessionKind
+    sandbox: str
+    sandbox_mode: str
+    initial_cwd: str
+    cwd: str
+    environment: _containers.ScalarMap[str, str]
+    policy: SessionPolicy
+    created_at: _timestamp_pb2.Timestamp
+    last_activity_at: _timestamp_pb2.Timestamp
+    expires_at: _timestamp_pb2.Timestamp
+    closed_at: _timestamp_pb2.Timestamp
+    labels: _containers.ScalarMap[str, str]
+    cols: int
+    rows: int
+    enforced: _containers.RepeatedScalarFieldContainer[str]
+    unenforced: _containers.RepeatedScalarFieldContainer[str]
+    commands_run: int
+    shell: str
+    close_reason: str
+    summary: str
+    usage: ResourceUsage
+    def __init__(self, session_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., sandbox: _Optional[str] = ..., sandbox_mode: _Optional[str] = ..., initial_cwd: _Optional[str] = ..., cwd: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., policy: _Optional[_Union[SessionPolicy, _Mapping]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_activity_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., closed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., cols: _Optional[int] = ..., rows: _Optional[int] = ..., enforced: _Optional[_Iterable[str]] = ..., unenforced: _Optional[_Iterable[str]] = ..., commands_run: _Optional[int] = ..., shell: _Optional[str] = ..., close_reason: _Optional[str] = ..., summary: _Optional[str] = ..., usage: _Optional[_Union[ResourceUsage, _Mapping]] = ...) -> None: ...
+
+class ResourceUsage(_message.Message):
+    __slots__ = ("process_count", "cpu_percent", "cpu_seconds", "memory_bytes", "read_bytes", "written_bytes", "session_idle", "long_running_flag", "sampled_at")
+    PROCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CPU_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_IDLE_FIELD_NUMBER: _ClassVar[int]
+    LONG_RUNNING_FLAG_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_AT_FIELD_NUMBER: _ClassVar[int]
+    process_count: int
+    cpu_percent: float
+    cpu_seconds: float
+    memory_bytes: int
+    read_bytes: int
+    written_bytes: int
+    session_idle: bool
+    long_running_flag: bool
+    sampled_at: _timestamp_pb2.Timestamp
+    def __init__(self, process_count: _Optional[int] = ..., cpu_percent: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., session_idle: _Optional[bool] = ..., long_running_flag: _Optional[bool] = ..., sampled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ControlAction(_message.Message):
+    __slots__ = ("type", "cols", "rows")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CTRL_C: _ClassVar[ControlAction.Type]
+        CTRL_D: _ClassVar[ControlAction.Type]
+        SIGINT: _ClassVar[ControlAction.Type]
+        SIGTERM: _ClassVar[ControlAction.Type]
+        SIGKILL: _ClassVar[ControlAction.Type]
+        RESIZE: _ClassVar[ControlAction.Type]
+    CTRL_C: ControlAction.Type
+    CTRL_D: ControlAction.Type
+    SIGINT: ControlAction.Type
+    SIGTERM: ControlAction.Type
+    SIGKILL: ControlAction.Type
+    RESIZE: ControlAction.Type
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    COLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    type: ControlAction.Type
+    cols: int
+    rows: int
+    def __init__(self, type: _Optional[_Union[ControlAction.Type, str]] = ..., cols: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class SendInputRequest(_message.Message):
+    __slots__ = ("session_id", "data", "actions", "request_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    data: bytes
+    actions: _containers.RepeatedCompositeFieldContainer[ControlAction]
+    request_id: str
+    def __init__(self, session_id: _Optional[str] = ..., data: _Optional[bytes] = ..., actions: _Optional[_Iterable[_Union[ControlAction, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SendInputResponse(_message.Message):
+    __slots__ = ("accepted", "command_id", "state", "approval_id", "queue_busy")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_BUSY_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    command_id: str
+    state: SessionState
+    approval_id: str
+    queue_busy: bool
+    def __init__(self, accepted: _Optional[bool] = ..., command_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., approval_id: _Optional[str] = ..., queue_busy: _Optional[bool] = ...) -> None: ...
+
+class PromptInfo(_message.Message):
+    __slots__ = ("text", "awaiting_input", "password")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_INPUT_FIELD_NUMBER: _ClassVar[int]
+    PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    awaiting_input: bool
+    password: bool
+    def __init__(self, text: _Optional[str] = ..., awaiting_input: _Optional[bool] = ..., password: _Optional[bool] = ...) -> None: ...
+
+class ReadOutputRequest(_message.Message):
+    __slots__ = ("session_id", "since", "max_bytes", "wait_timeout_ms")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    since: OutputToken
+    max_bytes: int
+    wait_timeout_ms: int
+    def __init__(self, session_id: _Optional[str] = ..., since: _Optional[_Union[OutputToken, _Mapping]] = ..., max_bytes: _Optional[int] = ..., wait_timeout_ms: _Optional[int] = ...) -> None: ...
+
+class OutputChunk(_message.Message):
+    __slots__ = ("session_id", "token", "payload", "truncated", "exit_code", "prompt", "state", "timestamp", "stream", "command_id", "skipped_bytes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    token: OutputToken
+    payload: bytes
+    truncated: bool
+    exit_code: int
+    prompt: PromptInfo
+    state: SessionState
+    timestamp: _timestamp_pb2.Timestamp
+    stream: str
+    command_id: str
+    skipped_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., token: _Optional[_Union[OutputToken, _Mapping]] = ..., payload: _Optional[bytes] = ..., truncated: _Optional[bool] = ..., exit_code: _Optional[int] = ..., prompt: _Optional[_Union[PromptInfo, _Mapping]] = ..., state: _Optional[_Union[SessionState, str]] = ..., timestamp: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stream: _Optional[str] = ..., command_id: _Optional[str] = ..., skipped_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadOutputResponse(_message.Message):
+    __slots__ = ("chunks", "state", "token", "more")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[OutputChunk]
+    state: SessionState
+    token: OutputToken
+    more: bool
+    def __init__(self, chunks: _Optional[_Iterable[_Union[OutputChunk, _Mapping]]] = ..., state: _Optional[_Union[SessionState, str]] = ..., token: _Optional[_Union[OutputToken, _Mapping]] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class StreamOutputRequest(_message.Message):
+    __slots__ = ("session_id", "since")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    since: OutputToken
+    def __init__(self, session_id: _Optional[str] = ..., since: _Optional[_Union[OutputToken, _Mapping]] = ...) -> None: ...
+
+class GetSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class GetSessionResponse(_message.Message):
+    __slots__ = ("metadata", "state")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    metadata: SessionMetadata
+    state: SessionState
+    def __init__(self, metadata: _Optional[_Union[SessionMetadata, _Mapping]] = ..., state: _Optional[_Union[SessionState, str]] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("agent_id", "states", "labels", "page_size", "page_token")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    states: _containers.RepeatedScalarFieldContainer[SessionState]
+    labels: _containers.ScalarMap[str, str]
+    page_size: int
+    page_token: str
+    def __init__(self, agent_id: _Optional[str] = ..., states: _Optional[_Iterable[_Union[SessionState, str]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "next_page_token")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[GetSessionResponse]
+    next_page_token: str
+    def __init__(self, sessions: _Optional[_Iterable[_Union[GetSessionResponse, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("session_id", "mode")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    mode: CloseMode
+    def __init__(self, session_id: _Optional[str] = ..., mode: _Optional[_Union[CloseMode, str]] = ...) -> None: ...
+
+class CloseSessionResponse(_message.Message):
+    __slots__ = ("final_state", "summary")
+    FINAL_STATE_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    final_state: SessionState
+    summary: str
+    def __init__(self, final_state: _Optional[_Union[SessionState, str]] = ..., summary: _Optional[str] = ...) -> None: ...
+
+class SubscribeSessionEventsRequest(_message.Message):
+    __slots__ = ("session_id", "since", "types")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    TYPES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    since: str
+    types: _containers.RepeatedScalarFieldContainer[SessionEvent.Type]
+    def __init__(self, session_id: _Optional[str] = ..., since: _Optional[str] = ..., types: _Optional[_Iterable[_Union[SessionEvent.Type, str]]] = ...) -> None: ...
+
+class SessionEvent(_message.Message):
+    __slots__ = ("session_id", "type", "detail", "token", "timestamp", "approval_id", "state")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        IDLE_WARNING: _ClassVar[SessionEvent.Type]
+        IDLE_TIMEOUT: _ClassVar[SessionEvent.Type]
+        RESOURCE_THRESHOLD: _ClassVar[SessionEvent.Type]
+        POLICY_VIOLATION: _ClassVar[SessionEvent.Type]
+        SESSION_CLOSED: _ClassVar[SessionEvent.Type]
+        SESSION_CREATED: _ClassVar[SessionEvent.Type]
+        APPROVAL_REQUESTED: _ClassVar[SessionEvent.Type]
+        APPROVAL_ANSWERED: _ClassVar[SessionEvent.Type]
+        LIFETIME_WARNING: _ClassVar[SessionEvent.Type]
+        SESSION_ERROR: _ClassVar[SessionEvent.Type]
+    IDLE_WARNING: SessionEvent.Type
+    IDLE_TIMEOUT: SessionEvent.Type
+    RESOURCE_THRESHOLD: SessionEvent.Type
+    POLICY_VIOLATION: SessionEvent.Type
+    SESSION_CLOSED: SessionEvent.Type
+    SESSION_CREATED: SessionEvent.Type
+    APPROVAL_REQUESTED: SessionEvent.Type
+    APPROVAL_ANSWERED: SessionEvent.Type
+    LIFETIME_WARNING: SessionEvent.Type
+    SESSION_ERROR: SessionEvent.Type
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    type: SessionEvent.Type
+    detail: str
+    token: str
+    timestamp: _timestamp_pb2.Timestamp
+    approval_id: str
+    state: SessionState
+    def __init__(self, session_id: _Optional[str] = ..., type: _Optional[_Union[SessionEvent.Type, str]] = ..., detail: _Optional[str] = ..., token: _Optional[str] = ..., timestamp: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., approval_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ...) -> None: ...
+
+class RunCommandRequest(_message.Message):
+    __slots__ = ("session_id", "create", "command", "timeout_ms", "max_bytes", "request_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    create: CreateSessionRequest
+    command: str
+    timeout_ms: int
+    max_bytes: int
+    request_id: str
+    def __init__(self, session_id: _Optional[str] = ..., create: _Optional[_Union[CreateSessionRequest, _Mapping]] = ..., command: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RunCommandResponse(_message.Message):
+    __slots__ = ("command_id", "exit_code", "stdout", "stderr", "timed_out", "truncated", "duration_ms", "state", "cwd", "approval_id")
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    command_id: str
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+    truncated: bool
+    duration_ms: int
+    state: SessionState
+    cwd: str
+    approval_id: str
+    def __init__(self, command_id: _Optional[str] = ..., exit_code: _Optional[int] = ..., stdout: _Optional[bytes] = ..., stderr: _Optional[bytes] = ..., timed_out: _Optional[bool] = ..., truncated: _Optional[bool] = ..., duration_ms: _Optional[int] = ..., state: _Optional[_Union[SessionState, str]] = ..., cwd: _Optional[str] = ..., approval_id: _Optional[str] = ...) -> None: ...
+
+class ListAuditRequest(_message.Message):
+    __slots__ = ("session_id", "agent_id", "kinds", "command_id", "since", "until", "contains", "page_size", "page_token", "newest_first")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    agent_id: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    command_id: str
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    contains: str
+    page_size: int
+    page_token: str
+    newest_first: bool
+    def __init__(self, session_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., command_id: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., contains: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., newest_first: _Optional[bool] = ...) -> None: ...
+
+class AuditRecord(_message.Message):
+    __slots__ = ("session_id", "seq", "at", "agent_id", "kind", "command_id", "body", "hash")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    seq: int
+    at: _timestamp_pb2.Timestamp
+    agent_id: str
+    kind: str
+    command_id: str
+    body: str
+    hash: str
+    def __init__(self, session_id: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., agent_id: _Optional[str] = ..., kind: _Optional[str] = ..., command_id: _Optional[str] = ..., body: _Optional[str] = ..., hash: _Optional[str] = ...) -> None: ...
+
+class ListAuditResponse(_message.Message):
+    __slots__ = ("records", "next_page_token")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[AuditRecord]
+    next_page_token: str
+    def __init__(self, records: _Optional[_Iterable[_Union[AuditRecord, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ListApprovalsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class Approval(_message.Message):
+    __slots__ = ("approval_id", "session_id", "agent_id", "command", "reason", "asked_at", "expires_at")
+    APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    approval_id: str
+    session_id: str
+    agent_id: str
+    command: str
+    reason: str
+    asked_at: _timestamp_pb2.Timestamp
+    expires_at: _timestamp_pb2.Timestamp
+    def __init__(self, approval_id: _Optional[str] = ..., session_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., command: _Optional[str] = ..., reason: _Optional[str] = ..., asked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ListApprovalsResponse(_message.Message):
+    __slots__ = ("approvals",)
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
+    approvals: _containers.RepeatedCompositeFieldContainer[Approval]
+    def __init__(self, approvals: _Optional[_Iterable[_Union[Approval, _Mapping]]] = ...) -> None: ...
+
+class AnswerApprovalRequest(_message.Message):
+    __slots__ = ("approval_id", "approve", "comment")
+    APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    APPROVE_FIELD_NUMBER: _ClassVar[int]
+    COMMENT_FIELD_NUMBER: _ClassVar[int]
+    approval_id: str
+    approve: bool
+    comment: str
+    def __init__(self, approval_id: _Optional[str] = ..., approve: _Optional[bool] = ..., comment: _Optional[str] = ...) -> None: ...
+
+class AnswerApprovalResponse(_message.Message):
+    __slots__ = ("outcome",)
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    def __init__(self, outcome: _Optional[str] = ...) -> None: ...
