@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,13 +18,16 @@ from holdfast.runtime.shell_command import ShellCommand
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 30
 MIB = 1024 * 1024
-#: More than is kept of one stream, and less than is kept and a pipe holds: the shell gets rid of it and answers.
-PRINTED = 3 * MIB // 2
+#: What is kept of one stream: after it the pipe is not read any more.
+KEPT = MIB
+#: Printed then, and less than the pipe holds: the shell gets rid of it and answers.
+MORE = 1000
+PRINTED = KEPT + MORE
 
 
 @pytest.fixture
 async def api(make_exec: MakeExec) -> LocalExec:
-    api = make_exec(retained_output_bytes_per_process=2 * MIB, interrupt_grace_seconds=0.05)
+    api = make_exec(retained_output_bytes_per_process=2 * KEPT, interrupt_grace_seconds=0.05)
     await api.open_shell(ShellSpec("sh", "bash"))
     await all_of(api.run_in_shell("sh", CommandSpec("before", "word=kept")))
     return api
@@ -39,13 +44,19 @@ async def all_of(stream: CommandStream) -> tuple[bytes, CommandEnded]:
     raise AssertionError("it ended without its end")
 
 
-async def stalled(api: LocalExec) -> tuple[CommandStream, LiveShell, ShellCommand]:
+async def stalled(api: LocalExec, tmp_path: Path) -> tuple[CommandStream, LiveShell, ShellCommand]:
     """A command whose shell waits for the next one already, while its reader has taken nothing."""
-    stream = api.run_in_shell("sh", CommandSpec("long", f"head -c {PRINTED} /dev/zero; (exit 7)"))
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    flood = f"head -c {KEPT} /dev/zero; read -r _ <{go}; head -c {MORE} /dev/zero; (exit 7)"
+    stream = api.run_in_shell("sh", CommandSpec("long", flood))
     shell = api.shells.shell("sh")
     command = shell._current
     assert command is not None
     async with asyncio.timeout(SAFETY_NET):
+        while command.logs[0].end < KEPT:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.to_thread(go.write_text, "on\n")
         while command.ended is None or not shell._program.waits():  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert command.running
@@ -57,8 +68,8 @@ async def state_of(api: LocalExec) -> tuple[bytes, int, bool]:
     return printed, ended.exit_code, ended.shell_restarted
 
 
-async def test_the_end_waits_for_the_reader(api: LocalExec) -> None:
-    stream, shell, _ = await stalled(api)
+async def test_the_end_waits_for_the_reader(api: LocalExec, tmp_path: Path) -> None:
+    stream, shell, _ = await stalled(api, tmp_path)
     assert (shell.info().state, shell.info().command_id) == ("running", "long")
     behind = api.run_in_shell("sh", CommandSpec("behind", "echo $word"))
     assert shell.info().queued == 1
@@ -67,8 +78,8 @@ async def test_the_end_waits_for_the_reader(api: LocalExec) -> None:
     assert (await all_of(behind))[0] == b"kept\n"
 
 
-async def test_a_shell_that_has_answered_is_not_taken_for_one_that_cannot(api: LocalExec) -> None:
-    stream, shell, command = await stalled(api)
+async def test_a_shell_that_has_answered_is_not_taken_for_one_that_cannot(api: LocalExec, tmp_path: Path) -> None:
+    stream, shell, command = await stalled(api, tmp_path)
     # As the timer would, twice: the first look finds the shell waiting, the second still.
     for waiting in (None, command):
         if shell._silence is not None:
@@ -79,8 +90,10 @@ async def test_a_shell_that_has_answered_is_not_taken_for_one_that_cannot(api: L
     assert await state_of(api) == (b"kept\n", 3, False)
 
 
-async def test_an_interrupt_that_comes_after_the_answer_does_not_reach_the_next_command(api: LocalExec) -> None:
-    stream, shell, _ = await stalled(api)
+async def test_an_interrupt_that_comes_after_the_answer_does_not_reach_the_next_command(
+    api: LocalExec, tmp_path: Path
+) -> None:
+    stream, shell, _ = await stalled(api, tmp_path)
     async with asyncio.timeout(SAFETY_NET):
         await api.interrupt_shell("sh")
     _, ended = await all_of(stream)
@@ -89,8 +102,10 @@ async def test_an_interrupt_that_comes_after_the_answer_does_not_reach_the_next_
     assert shell.info().restarts == 0
 
 
-async def test_a_reader_that_leaves_after_the_answer_leaves_the_shell_as_it_is(api: LocalExec) -> None:
-    stream, shell, _ = await stalled(api)
+async def test_a_reader_that_leaves_after_the_answer_leaves_the_shell_as_it_is(
+    api: LocalExec, tmp_path: Path
+) -> None:
+    stream, shell, _ = await stalled(api, tmp_path)
     await stream.aclose()
     assert await state_of(api) == (b"kept\n", 3, False)
     assert shell.info().restarts == 0
