@@ -71,12 +71,14 @@ class Watched:
     def _set_size(self, rows: int, cols: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
-    def resize(self, rows: int, cols: int) -> None:
-        """Once it waits for keys: a SIGWINCH right before its select(2) is seen by vim at the next key only."""
+    def until_it_waits(self) -> None:
+        """For keys. A signal that comes right before its select(2), vim and bash look at with the next key only."""
         deadline = time.monotonic() + PATIENCE
         while input_state(self.master).awaiting is False:
             assert time.monotonic() < deadline, "the program never waited for input"
             time.sleep(0.005)
+
+    def resize(self, rows: int, cols: int) -> None:
         self.ghostty.resize(rows, cols)
         self.pyte.resize(rows, cols)
         self._set_size(rows, cols)
@@ -174,6 +176,7 @@ def test_vim_draws_again_after_a_resize(start: Start, tmp_path: Path) -> None:
     (tmp_path / "long").write_text("".join(f"line {number}\n" for number in range(100)))
     vim = start("vim", "-u", "NONE", "-i", "NONE", "-n", "long")
     vim.until(lambda screen: screen.lines[9].startswith('"long"'))
+    vim.until_it_waits()
     vim.resize(20, 60)
     screen = vim.until(lambda screen: screen.lines[18] == "line 18")
     assert screen.lines[:19] == tuple(f"line {number}" for number in range(19))
@@ -284,6 +287,7 @@ def test_a_line_is_edited_in_bash(start: Start) -> None:
     assert screen.cursor == (1, 4)
     bash.press("Up")
     bash.until(lambda screen: screen.lines[1] == "on$ printf on")
+    bash.until_it_waits()
     bash.press("C-c")
     screen = bash.until(lambda screen: screen.lines[2] == "$")
     assert screen.lines[1] == "on$ printf on^C"

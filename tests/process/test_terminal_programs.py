@@ -264,6 +264,7 @@ async def test_a_person_types_while_an_agent_works(
     count = await typing
     assert count > 0
     # Two who type at one line at once spoil each other's at worst; the terminal stays whole.
+    await agent.wait_until_awaiting_input(PATIENCE)
     await agent.send_keys("C-c")
     await agent.wait_until_idle(PATIENCE)
     assert (await agent.run("echo whole", PATIENCE)).output == "whole\n"
