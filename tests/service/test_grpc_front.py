@@ -185,7 +185,7 @@ async def test_a_bug_of_ours_is_told_by_its_id_alone(caplog: pytest.LogCaptureFi
 
 async def test_bytes_that_are_no_request_are_the_callers_error() -> None:
     async with Fronts() as fronts, grpc.aio.insecure_channel(fronts.grpc.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/GetSession")
+        call: Any = channel.unary_unary(f"/{SERVICE}/GetSession")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(b"\x0a\x02\xc3\x28", metadata=bearer(ANNA))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
