@@ -170,14 +170,14 @@ async def test_every_problem_has_its_status(kind: type[Problem]) -> None:
 
 async def test_a_bug_of_ours_is_told_by_its_id_alone(caplog: pytest.LogCaptureFixture) -> None:
     async with OverGrpc() as fronts, fronts.stub() as stub:
-        fronts.sessions.answers["get"] = RuntimeError("the secret is 42")
+        fronts.sessions.answers["get"] = RuntimeError("the secret is swordfish")
         with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as failed:
             await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=bearer(ANNA))
     assert failed.value.code() is grpc.StatusCode.INTERNAL
-    assert "42" not in f"{failed.value.details()} {failed.value.trailing_metadata()}"
+    assert "swordfish" not in f"{failed.value.details()} {failed.value.trailing_metadata()}"
     error_id = details_of(failed.value)["ErrorInfo"].metadata["error_id"]
     assert f"GetSession failed with a bug of ours, error_id={error_id}" in caplog.text
-    assert "the secret is 42" in caplog.text
+    assert "the secret is swordfish" in caplog.text
     assert ANNA not in caplog.text
 
 
