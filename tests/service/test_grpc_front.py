@@ -220,7 +220,7 @@ async def test_a_deadline_and_a_client_that_leaves_cancel_the_call() -> None:
         assert (sessions.open, fronts.rates.running("anna", stream=True)) == (0, 0)
 
 
-async def test_a_client_that_does_not_read_stops_the_reading_of_output() -> None:
+async def test_a_client_that_does_not_read_stops_the_reading_of_output(caplog: pytest.LogCaptureFixture) -> None:
     """What is under way to it is bounded by the connection, however much there is to read."""
     produced = 0
     moved = asyncio.Event()
@@ -258,6 +258,8 @@ async def test_a_client_that_does_not_read_stops_the_reading_of_output() -> None
             await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=bearer(ANNA))
         stream.cancel()
         await fronts.sessions.until_open(0)
+    # A client that leaves in the middle of a write is no bug of ours.
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 async def test_a_stop_ends_streams_and_long_polls_with_unavailable_and_lets_commands_finish() -> None:

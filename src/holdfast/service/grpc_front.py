@@ -170,7 +170,13 @@ class GrpcFront:
                     async with aclosing(function(call.caller, request)) as replies:  # type: ignore[type-var]
                         async for reply in replies:
                             # Returns once the transport has taken it: a client that does not read stops us here.
-                            await context.write(reply)
+                            try:
+                                await context.write(reply)
+                            except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
+                                # The client left while we wrote; that we are cancelled for it comes a moment later.
+                                _log.debug("%s: the client is gone: %s", method.name, error)
+                                call.status = "CANCELLED"
+                                return
             except Problem as problem:
                 await _abort(context, problem)
             finally:
