@@ -89,6 +89,10 @@ class UserChildren:
         surplus: UserChild | None = None
         with self._lock:
             child = self._children.pop(key, None)
+            if child is not None and child.ended:
+                # Killed between two requests: what it had begun lies in files, and the next one goes on with it.
+                child.close()
+                child = None
             if child is None:
                 surplus = self._make_room()
                 child = UserChild(account, self._max_uploads)
