@@ -81,9 +81,7 @@ class BashExecutor:
 
         token = token or os.environ.get(TOKEN_VARIABLE, "")
         if not token:
-            raise InvalidParams(
-                f"no token: give one or set {TOKEN_VARIABLE}; `holdfast service agent add` makes one"
-            )
+            raise InvalidParams(f"no token: give one, set {TOKEN_VARIABLE}; `holdfast service agent add` makes one")
         address = address or os.environ.get(ADDRESS_VARIABLE, "") or DEFAULT_ADDRESS
         line = Line(address, token, tls_ca, tls_cert, tls_key)
         self._executor = SessionExecutor(

@@ -294,7 +294,11 @@ def _reached(ask: Ask) -> Generator[Ask | Pause, Any, Any]:
 def _by_name(method: str) -> tuple[str, Callable[[Any], bytes], Callable[[bytes], Any]]:
     """A method's path, and how its messages become bytes and back."""
     service = pb.DESCRIPTOR.services_by_name["SessionService"].full_name
-    return f"/{service}/{method}", Message.SerializeToString, _REPLIES[method].FromString
+    return f"/{service}/{method}", _as_bytes, _REPLIES[method].FromString
+
+
+def _as_bytes(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 def _unless_over(error: grpc.RpcError) -> None:
