@@ -1,0 +1,208 @@
+"""What the sessions need of the parts around them, as interfaces: the store, the rules, the monitor; pure.
+
+The real ones are `service.store` and `service.policy`; tests have small ones in memory. A type checker holds both
+to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import Any, Literal, Protocol
+
+from holdfast.model import EnvironmentInfo, Limits
+from holdfast.service.api import AuditFilter, PolicyRequest
+from holdfast.service.model import (
+    Approval,
+    AuditEntry,
+    AuditRow,
+    Guard,
+    Policy,
+    SessionRecord,
+    Struct,
+    Usage,
+)
+from holdfast.service.store.model import Fence, Lease, Notice, Page, SessionFilter
+
+Verdict = Literal["allow", "deny", "ask"]
+DeadlineKind = Literal["idle_warning", "idle_close", "lifetime_warning", "lifetime_end"]
+#: Replaces secrets in a text.
+Redact = Callable[[str], str]
+
+
+class SessionStore(Protocol):
+    """Sessions, leases, the audit log and approvals."""
+
+    async def add_session(self, record: SessionRecord, *, per_agent: int, total: int) -> SessionRecord:
+        """The record itself, or the one that the same agent has under the same `request_id`. `Exhausted` over the
+        limits."""
+        ...
+
+    async def session(self, session_id: str) -> SessionRecord | None: ...
+
+    async def sessions(
+        self, which: SessionFilter = ..., page: Page = ...
+    ) -> tuple[list[SessionRecord], str]: ...
+
+    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord | None: ...
+
+    async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[Lease]:
+        """Sessions that are not over and that nobody has, or no longer."""
+        ...
+
+    async def renew(self, replica: str, seconds: float) -> Collection[str]:
+        """Those that are still ours."""
+        ...
+
+    async def release(self, replica: str) -> None: ...
+
+    async def append(
+        self, entries: Sequence[AuditEntry], *, fence: Fence | None = None
+    ) -> Sequence[AuditRow] | None:
+        """The rows. With a fence: None if the lease is another's, nothing if it was appended before."""
+        ...
+
+    async def rows(self, which: AuditFilter = ..., page: Page = ...) -> tuple[list[AuditRow], str]: ...
+
+    def listen(self) -> AsyncIterator[Notice]: ...
+
+    async def add_approval(self, approval: Approval) -> None: ...
+
+    async def approval(self, approval_id: str) -> Approval | None: ...
+
+    async def answer_approval(
+        self,
+        approval_id: str,
+        outcome: Literal["approved", "refused", "expired"],
+        *,
+        answered_by: str = "",
+        comment: str = "",
+    ) -> Approval | None:
+        """The approval as it is now; None if somebody answered before."""
+        ...
+
+    async def open_approvals(self, session_id: str = "", agent_id: str = "") -> list[Approval]: ...
+
+
+class Decision(Protocol):
+    """What the rules say of something."""
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def rule(self) -> str:
+        """Where it is written: `rules.toml:14`."""
+        ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class LineGuard(Protocol):
+    """What stands on one session's command line, from the keys that were typed."""
+
+    def reset(self) -> None:
+        """A new prompt is shown: the line is empty."""
+        ...
+
+    def feed(self, data: bytes) -> LineResult:
+        """What these keys make of it. The line is left as it was if the result is not typed: see `revert`."""
+        ...
+
+    def revert(self) -> None:
+        """The keys of the last `feed` were not typed."""
+        ...
+
+
+class LineResult(Protocol):
+    """Whole lines that are run by the keys, and whether it is still known what the line is."""
+
+    @property
+    def commands(self) -> Sequence[str]: ...
+
+    @property
+    def unknown(self) -> str:
+        """Why it is not known; empty if it is."""
+        ...
+
+
+class Rulebook(Protocol):
+    """The rules of the service, as the sessions ask them. All pure."""
+
+    def max_sessions(self, agent_id: str) -> int: ...
+
+    def resolve(self, agent_id: str, request: PolicyRequest) -> Policy:
+        """`Denied` or `Invalid` for what may not be had."""
+        ...
+
+    def check_environment(self, policy: Policy, environment: dict[str, str]) -> dict[str, str]:
+        """What the session gets: those of the request that are allowed, with those that the profile sets. `Denied`
+        for one that is refused."""
+        ...
+
+    def check_cwd(self, policy: Policy, cwd: str) -> str:
+        """The directory, the policy's first if empty. `Denied` outside of the allowed ones."""
+        ...
+
+    def guards_commands(self, policy: Policy) -> bool:
+        """Whether any command could be refused."""
+        ...
+
+    def decide_command(self, policy: Policy, command: str, cwd: str) -> Decision: ...
+
+    def decide_signal(self, policy: Policy, name: str) -> Decision: ...
+
+    def line_guard(self) -> LineGuard: ...
+
+    def next_deadline(self, record: SessionRecord, now: float, *, busy: bool) -> tuple[float, DeadlineKind] | None:
+        """When something has to be done about a session, and what."""
+        ...
+
+
+class Enforcement(Protocol):
+    """How a policy is enforced in one sandbox: `enforcement.Plan`."""
+
+    @property
+    def confinement(self) -> Any: ...
+
+    @property
+    def limits(self) -> Limits | None: ...
+
+    @property
+    def enforced(self) -> tuple[Guard, ...]: ...
+
+    @property
+    def unenforced(self) -> tuple[Guard, ...]: ...
+
+
+#: `enforcement.plan`: what the policy wants, of what the sandbox offers. `Denied` for a guard that cannot be had.
+PlanEnforcement = Callable[[Policy, EnvironmentInfo], Enforcement]
+#: What the monitor last saw of a session.
+FindUsage = Callable[[str], Usage | None]
+
+
+class Told(Struct, frozen=True):
+    """Something for the metrics; the sessions know none of them by name."""
+
+    what: Literal["session_opened", "session_over", "command_ended", "output", "violation", "lease_taken", "lease_lost"]
+    kind: str = ""
+    amount: float = 1.0
+    detail: str = ""
+
+
+#: Called for each; must not block.
+Tell = Callable[[Told], None]
+
+
+def tell_nobody(told: Told) -> None:
+    """For a service without metrics."""
+
+
+def no_usage(session_id: str) -> Usage | None:
+    """For a service without a monitor."""
+    return None
+
+
+def as_is(text: str) -> str:
+    """For a service without redaction."""
+    return text
