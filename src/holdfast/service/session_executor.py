@@ -36,6 +36,7 @@ _OPTIONS: Final = [("grpc.max_receive_message_length", 16 * 1024 * 1024)]
 _REPLIES: Final[dict[str, type[Message]]] = {
     "CreateSession": pb.CreateSessionResponse,
     "RunCommand": pb.RunCommandResponse,
+    "ReadOutput": pb.ReadOutputResponse,
     "GetSession": pb.GetSessionResponse,
     "CloseSession": pb.CloseSessionResponse,
 }
@@ -208,10 +209,9 @@ class SessionExecutor:
     def _call(self, ask: Ask) -> Any:
         with self._changing:
             if self._channel is None:
-                self._channel = _channel(self._line)
+                self._channel = open_channel(self._line)
             channel = self._channel
-        method = channel.unary_unary(*_by_name(ask.method))
-        return method(ask.request, timeout=ask.timeout, metadata=self._line.metadata)
+        return call(channel, self._line, ask)
 
     async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
         return await self._carry_out_async(self.steps(command, timeout))
@@ -308,7 +308,14 @@ def _unless_over(error: grpc.RpcError) -> None:
         raise problem from error
 
 
-def _channel(line: Line) -> grpc.Channel:
+def call(channel: grpc.Channel, line: Line, ask: Ask) -> Any:
+    """Make one call and wait for its reply."""
+    method = channel.unary_unary(*_by_name(ask.method))
+    return method(ask.request, timeout=ask.timeout, metadata=line.metadata)
+
+
+def open_channel(line: Line) -> grpc.Channel:
+    """For blocking calls. It connects at the first one."""
     credentials = line.credentials()
     if credentials is None:
         return grpc.insecure_channel(line.address, _OPTIONS)
