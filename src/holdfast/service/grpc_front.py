@@ -196,12 +196,9 @@ class GrpcFront:
 
     async def _follow_readiness(self) -> None:
         while True:
-            changed = asyncio.ensure_future(self._readiness.change())
-            try:
-                await self._tell_health()
-                await changed
-            finally:
-                changed.cancel()
+            changed = self._readiness.changed
+            await self._tell_health()
+            await changed.wait()
 
 
 async def _abort(context: _Context, problem: Problem) -> NoReturn:
@@ -226,9 +223,9 @@ class _TokenForTheRest(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         if handler_call_details.method.startswith(f"/{SERVICE_NAME}/"):
             return await continuation(handler_call_details)
         headers = {str(key): str(value) for key, value in handler_call_details.invocation_metadata}
@@ -269,5 +266,7 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
         return made
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(), changed, require_client_authentication=bool(tls.client_ca)
+        configuration(),
+        changed,  # type: ignore[arg-type]  # None is "as before", which the stubs do not know
+        require_client_authentication=bool(tls.client_ca),
     )

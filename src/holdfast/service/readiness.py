@@ -32,6 +32,7 @@ class Readiness:
         """What is not ready, and why."""
         return dict(self._waiting)
 
-    async def change(self) -> None:
-        """Returns at the next `set`."""
-        await self._changed.wait()
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next `set`. Take it before looking, so that nothing happens in between."""
+        return self._changed
