@@ -188,11 +188,11 @@ def check_rules(
 
 def status(config: ConfigOption = None, listen_http: HttpOption = None, as_json: JsonOption = False) -> int:
     """Ask the service of this machine how it is, over HTTP; exit code 3 if none answers, 1 if it is not ready."""
-    from holdfast.service.probe import NoAnswer, probe
+    from holdfast.cli.service_status import NoAnswer, ask_status
 
     settings = _settings(config, listen_http=listen_http)
     try:
-        found = probe(settings)
+        found = ask_status(settings)
     except NoAnswer as error:
         if as_json:
             print(json.dumps({"running": False, "reason": str(error)}))
