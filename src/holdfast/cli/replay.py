@@ -33,7 +33,8 @@ from holdfast.model import TerminalSize
 
 def command(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="An asciicast file, - for stdin, a terminal's or a session's id.")
+        str,
+        typer.Argument(metavar="SOURCE", help="An asciicast file, - for stdin, a terminal's or a session's id."),
     ],
     sandbox: SandboxOption = LOCAL,
     speed: Annotated[float, typer.Option(metavar="X", help="Play X times as fast.")] = 1.0,
@@ -51,14 +52,18 @@ def command(
     ] = False,
     service: Annotated[
         str | None,
-        typer.Option(metavar="ADDR", help="SOURCE is a session of the service at HOST:PORT (gRPC), which is asked."),
+        typer.Option(
+            metavar="ADDR", help="SOURCE is a session of the service at HOST:PORT (gRPC), which is asked."
+        ),
     ] = None,
     tls_ca: Annotated[
         str | None, typer.Option(metavar="FILE", help="With --service: the authority that vouches for it.")
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="SOURCE is a session in this database of a service; its sandbox is asked."),
+        typer.Option(
+            metavar="URL", help="SOURCE is a session in this database of a service; its sandbox is asked."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:

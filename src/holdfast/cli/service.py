@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")]
 StoreOption = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="sqlite:///PATH or postgresql://...; by default SQLite.")
+    str | None,
+    typer.Option("--store", metavar="URL", help="sqlite:///PATH or postgresql://...; by default SQLite."),
 ]
 HttpOption = Annotated[
     str | None, typer.Option("--listen-http", metavar="ADDR", help="HOST:PORT for HTTP and metrics; - for none.")
@@ -43,14 +44,17 @@ def command(
     ] = None,
     listen_http: HttpOption = None,
     store: StoreOption = None,
-    rules: Annotated[str | None, typer.Option(metavar="FILE", help="The rules; without one, built-in ones.")] = None,
+    rules: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The rules; without one, built-in ones.")
+    ] = None,
     sandbox: Annotated[
         str | None, typer.Option(metavar="ADDR", help="Where sessions live that name no sandbox.")
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     tls_client_ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The authority of clients, which then must have a certificate.")
+        str | None,
+        typer.Option(metavar="FILE", help="The authority of clients, which then must have a certificate."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -75,7 +79,7 @@ def command(
         from holdfast.service.assembly import run_service
     except ModuleNotFoundError as error:
         raise InvalidParams(f"the service needs {error.name}: pip install 'holdfast[service]'") from None
-    return run_async(run_service(settings, _announce_json if as_json else _announce))
+    return run_async(run_service(settings, _announce_json if as_json else announce))
 
 
 def _settings(config: str | None, **flags: Any) -> ServiceSettings:
@@ -84,7 +88,7 @@ def _settings(config: str | None, **flags: Any) -> ServiceSettings:
     return load_settings(config or os.environ.get("HOLDFAST_SERVICE_CONFIG"), **flags)
 
 
-def _announce(started: Started) -> None:
+def announce(started: Started) -> None:
     print(f"holdfast service {__version__}")
     for name, value in _places(started):
         print(f"{name:<8} {value}")
@@ -138,7 +142,9 @@ def agent(
     working within seconds; the agent's sessions stay.
     """
     if (action == "list") == (name is not None):
-        raise InvalidParams("list takes no name" if name else f"{action}: whom? `holdfast service agent {action} NAME`")
+        raise InvalidParams(
+            "list takes no name" if name else f"{action}: whom? `holdfast service agent {action} NAME`"
+        )
     settings = _settings(config, store=store)
 
     async def work(opened: Store) -> int:

@@ -94,5 +94,7 @@ async def from_store(url: str | None, session_id: str, *, input: bool) -> str | 
         try:
             terminal = await box.open_terminal(session_id)
         except UnknownTerminal:
-            raise HoldfastError(f"{session_id}: {record.sandbox} no longer keeps what this session printed") from None
+            raise HoldfastError(
+                f"{session_id}: {record.sandbox} no longer keeps what this session printed"
+            ) from None
         return await terminal.recording(input=input)

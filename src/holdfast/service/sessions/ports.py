@@ -39,9 +39,7 @@ class SessionStore(Protocol):
 
     async def session(self, session_id: str) -> SessionRecord | None: ...
 
-    async def sessions(
-        self, which: SessionFilter = ..., page: Page = ...
-    ) -> tuple[list[SessionRecord], str]: ...
+    async def sessions(self, which: SessionFilter = ..., page: Page = ...) -> tuple[list[SessionRecord], str]: ...
 
     async def update_session(self, session_id: str, **fields: Any) -> SessionRecord | None: ...
 
@@ -184,7 +182,9 @@ FindUsage = Callable[[str], Usage | None]
 class Told(Struct, frozen=True):
     """Something for the metrics; the sessions know none of them by name."""
 
-    what: Literal["session_opened", "session_over", "command_ended", "output", "violation", "lease_taken", "lease_lost"]
+    what: Literal[
+        "session_opened", "session_over", "command_ended", "output", "violation", "lease_taken", "lease_lost"
+    ]
     kind: str = ""
     amount: float = 1.0
     detail: str = ""
