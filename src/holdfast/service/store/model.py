@@ -1,4 +1,4 @@
-"""What the store takes and gives beside the nouns of `service.model`: leases, fences, pages, agents, findings; pure."""
+"""What the store takes and gives beside the nouns of `service.model`: leases, fences, pages, agents; pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class Page(Struct, frozen=True):
 
     size: int = PAGE_SIZE
     token: str = ""
+
+
+FIRST_PAGE: Final = Page()
 
 
 class SessionFilter(Struct, frozen=True):
