@@ -159,5 +159,5 @@ class _ShownDetail(ErrorDetail):
         super().__init__(PackedAny(type_url=f"type.googleapis.com/{detail.type_name}", value=detail.value))
         self._shown = detail.shown
 
-    def value(self, desc_or_registry: Any = None) -> Any:  # type: ignore[override]
+    def value(self, desc_or_registry: Any = None) -> Any:
         return JsonObject.from_json(json.dumps(self._shown)) if desc_or_registry is None else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
 from collections.abc import Callable
 from typing import Any, Final
@@ -32,7 +31,6 @@ from holdfast.service.readiness import Readiness
 from holdfast.service.requests import KIB, MOST_INPUT
 from holdfast.service.status_details import message_of
 
-_log = logging.getLogger("holdfast.service.http")
 #: What a request may be. gRPC has a port of its own; its framing over HTTP/1.1 is of no use to anybody.
 _CONTENT_TYPES: Final = frozenset(
     {"application/json", "application/proto", "application/connect+json", "application/connect+proto"}
@@ -217,9 +215,10 @@ class _Guard:
             largest = self._settings.max_request_bytes
             refused = _plain_error(429, "resource_exhausted", f"the request is larger than {largest} bytes")
             return await refused(scope, receive, send)
-        # Compressing a large reply would keep the loop from everybody else, and output that leaves this machine goes
-        # through a proxy that can do it. Requests may be compressed: what they become is bounded.
-        scope = scope | {"headers": [each for each in scope["headers"] if each[0] not in _ACCEPTED_COMPRESSION]}
+        # Compressing a large reply would keep the loop from everybody else; a proxy on the way can do it. Requests
+        # may be compressed: what they become is bounded.
+        kept = [each for each in scope["headers"] if each[0] not in _ACCEPTED_COMPRESSION]
+        scope = {**scope, "headers": kept}
         started = False
 
         async def watched_send(message: Message) -> None:
