@@ -47,6 +47,10 @@ class Cgroup:
             self.remove()  # the process is gone, or not ours to move: the tree finds it all the same
 
     @property
+    def path(self) -> str:
+        return self._path
+
+    @property
     def name(self) -> str:
         return os.path.basename(self._path)
 
