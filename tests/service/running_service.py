@@ -1,6 +1,6 @@
 """A real `holdfast service` for tests: a process of its own with a database, a local sandbox and tokens of its own.
 
-Ready when it says so; stopped by TERM, and the sandbox's server with it. Touches a directory under the temporary one.
+Ready when it says so; stopped by TERM, and the sandbox's server with it. Touches a temporary directory.
 """
 
 from __future__ import annotations

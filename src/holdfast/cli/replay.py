@@ -1,6 +1,6 @@
 """`holdfast replay`: plays the recording of a terminal on ours with its timing, tells about it, or saves it.
 
-A recording is an asciicast v2: a file, our stdin, what the sandbox keeps of a terminal, or a session of the service.
+A recording is an asciicast v2: a file, our stdin, what a sandbox keeps of a terminal, or a session of the service.
 """
 
 from __future__ import annotations

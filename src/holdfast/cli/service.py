@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -18,14 +19,14 @@ import typer
 from holdfast import __version__
 from holdfast.cli.exit_codes import FAILED, NO_SERVER
 from holdfast.cli.sandbox_option import JsonOption
-from holdfast.cli.text import show_table
+from holdfast.cli.text import age, show_table
 from holdfast.cli.typed_verb import complain, run_async
-from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.errors import InvalidParams
 
 if TYPE_CHECKING:
     from holdfast.service.assembly import Started
     from holdfast.service.settings import ServiceSettings
-    from holdfast.service.store import Store
+    from holdfast.service.store import Agent, Store
 
 ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")]
 StoreOption = Annotated[
@@ -166,6 +167,29 @@ def agent(
         return 0
 
     return run_async(_with_store(settings, work))
+
+
+def _show_agents(agents: list[Agent], as_json: bool) -> None:
+    if as_json:
+        shown = [
+            {
+                "agentId": agent.agent_id,
+                "role": agent.role,
+                "profile": agent.limits.get("profile", ""),
+                "createdAt": agent.created_at,
+                "tokenAt": agent.token_at,
+                "disabled": agent.disabled,
+            }
+            for agent in agents
+        ]
+        print(json.dumps(shown))
+        return
+    now = time.time()
+    rows = [
+        [agent.agent_id, agent.role, str(agent.limits.get("profile", "-")), age(now - agent.token_at)]
+        for agent in agents
+    ]
+    show_table(["NAME", "ROLE", "PROFILE", "TOKEN AGE"], rows)
 
 
 async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitable[int]]) -> int:

@@ -1,4 +1,4 @@
-"""Where the service keeps its database when nobody says where: the user's state directory. Looks at the environment.
+"""Where the service keeps its database if nobody says where: the user's state directory. Looks at the environment.
 
 Nothing is made here; a verb that only looks must not leave a directory behind.
 """
