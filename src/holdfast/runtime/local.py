@@ -115,6 +115,8 @@ class LocalExec:
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._sampler = UsageSampler(self._keeper)
+        self._starter.cgroups = self._cgroups
+        self._starter.own = (self._spool.path,)
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
             self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
@@ -218,7 +220,9 @@ class LocalExec:
             started.notes.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
-        if self._cgroups is not None:
+        if started.cgroup is not None:
+            process.tree.cgroup = started.cgroup
+        elif self._cgroups is not None:
             self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
         return process
 
