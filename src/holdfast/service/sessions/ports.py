@@ -32,16 +32,20 @@ Redact = Callable[[str], str]
 class SessionStore(Protocol):
     """Sessions, leases, the audit log and approvals."""
 
-    async def add_session(self, record: SessionRecord, *, per_agent: int, total: int) -> SessionRecord:
+    async def add_session(
+        self, record: SessionRecord, *, per_agent: int, total: int, replica: str = "", seconds: float = 0.0
+    ) -> SessionRecord:
         """The record itself, or the one that the same agent has under the same `request_id`. `Exhausted` over the
-        limits."""
+        limits. With `replica`, the new session's lease is that replica's from the beginning, at epoch 1."""
         ...
 
-    async def session(self, session_id: str) -> SessionRecord | None: ...
+    async def session(self, session_id: str) -> SessionRecord:
+        """`NotFound` if there is none."""
+        ...
 
     async def sessions(self, which: SessionFilter = ..., page: Page = ...) -> tuple[list[SessionRecord], str]: ...
 
-    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord | None: ...
+    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord: ...
 
     async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[Lease]:
         """Sessions that are not over and that nobody has, or no longer."""
@@ -51,7 +55,7 @@ class SessionStore(Protocol):
         """Those that are still ours."""
         ...
 
-    async def release(self, replica: str) -> None: ...
+    async def release(self, replica: str, session_id: str | None = None) -> int: ...
 
     async def append(
         self, entries: Sequence[AuditEntry], *, fence: Fence | None = None
