@@ -385,9 +385,9 @@ class Grammar(WordReader):
     def _coproc(self) -> None:
         self._tell_background("coproc")
         self._blanks()
-        named = re.compile(r"[A-Za-z_][A-Za-z0-9_]*[ \t]+(?=\(|(?:if|while|until|for|select|case|\{|\[\[)[ \t\n])").match(
-            self.text, self.at
-        )
+        named = re.compile(
+            r"[A-Za-z_][A-Za-z0-9_]*[ \t]+(?=\(|(?:if|while|until|for|select|case|\{|\[\[)[ \t\n])"
+        ).match(self.text, self.at)
         if named and self._reserved() == "":
             self.at = named.end()
         self._command()

@@ -74,9 +74,7 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
     "timeout": Wrapper(
         "fpv", "ks", ("foreground", "preserve-status", "verbose"), ("kill-after", "signal"), operands=1
     ),
-    "time": Wrapper(
-        "apqv", "fo", ("append", "portability", "quiet", "verbose"), ("format", "output")
-    ),
+    "time": Wrapper("apqv", "fo", ("append", "portability", "quiet", "verbose"), ("format", "output")),
     "stdbuf": Wrapper("", "ioe", (), ("input", "output", "error")),
     "setsid": Wrapper("cfw", "", ("ctty", "fork", "wait"), ()),
     "setarch": Wrapper("RFILSTXZ3Bv", "", (), (), operands=1),
@@ -125,7 +123,9 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
         ("ruid", "euid", "rgid", "egid", "reuid", "regid", "groups", "bounding-set", "inh-caps", "ambient-caps"),
         transparent=False,
     ),
-    "unshare": Wrapper("cfimnpruCTU", "RSGw", ("fork", "map-root-user", "mount-proc", "net", "user", "pid", "mount")),
+    "unshare": Wrapper(
+        "cfimnpruCTU", "RSGw", ("fork", "map-root-user", "mount-proc", "net", "user", "pid", "mount")
+    ),
     "xvfb-run": Wrapper("al", "efnpsw", ("auto-servernum", "listen-tcp"), ("server-args", "server-num")),
     "dbus-run-session": Wrapper("", "", (), ("dbus-daemon", "config-file")),
 }
