@@ -1,7 +1,7 @@
 """Which rule a command matches; pure.
 
-Words that are known only when they run might be anything. A rule that allows must match for certain; one that denies
-or asks matches as soon as it might.
+Words that are known only when they run might be anything. A rule that allows must match for certain; one that
+denies or asks matches as soon as it might.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ A `LineBuffer` is a value: whoever types keeps the new one if the input is allow
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Final
 
@@ -20,39 +21,30 @@ from holdfast.service.policy.profiles import Profile, strictest
 
 _PASTE_BEGIN: Final = b"\x1b[200~"
 _PASTE_END: Final = b"\x1b[201~"
-_KEYS: Final = {
-    0x01: "^A", 0x02: "^B", 0x05: "^E", 0x06: "^F", 0x07: "^G", 0x09: "Tab", 0x0E: "^N", 0x0F: "^O", 0x10: "^P",
-    0x12: "^R", 0x13: "^S", 0x14: "^T", 0x16: "^V", 0x18: "^X", 0x19: "^Y", 0x1B: "Esc", 0x1F: "^_",
-}  # fmt: skip
-#: At the end of a line these do nothing: delete and list, kill to the end, redraw, suspend.
-_INERT: Final = frozenset([0x04, 0x0B, 0x0C, 0x11, 0x1A, 0x1C])
+_ENTER: Final = (0x0A, 0x0D)
+_INTERRUPT: Final = 0x03
+_BACKSPACE: Final = 0x7F
+#: At the end of a line these do nothing in readline: delete, kill to the end, redraw.
+_INERT: Final = (0x04, 0x0B, 0x0C)
+#: Shells whose line editor is readline. Elsewhere an Esc or a ^H is a letter like others, and all are lost.
+_READLINE: Final = ("bash", "rbash")
 
 
 class LineBuffer(Struct, frozen=True):
-    """What was typed since the prompt came. `edits` is False for a shell without a line editor."""
+    """What was typed since the prompt came. Begin with an empty one whenever a prompt is shown."""
 
     line: bytes = b""
-    #: Lines before it that a shell takes together with it.
+    #: Lines before it that the shell takes together with it.
     before: str = ""
     #: The key after which nobody knows the line.
     lost: str = ""
     pasting: bool = False
     #: The beginning of a key's sequence, whose rest is still to come.
     escape: bytes = b""
-    edits: bool = True
-
-
-class TypedLine(Struct, frozen=True):
-    """A line that Enter ends, with those before it; or, with `lost`, one that cannot be known."""
-
-    text: str
-    lost: str = ""
-    #: It stands in a paste: most shells take it later, at Enter.
-    pasted: bool = False
 
 
 class InputDecision(Struct, frozen=True):
-    """Whether to type it, and the buffer after it was typed."""
+    """Whether to type it, and the buffer after it was typed. `lines`: what Enter would run."""
 
     decision: Decision
     buffer: LineBuffer
@@ -62,27 +54,24 @@ class InputDecision(Struct, frozen=True):
 def decide_input(
     profile: Profile, buffer: LineBuffer, data: bytes, cwd: str = "", *, shell: str = "bash"
 ) -> InputDecision:
-    """Keys at a prompt. The strictest of their lines decides; keys that nobody can follow are as unknown commands."""
-    allowed = Decision("allow", "nothing is run by it", "commands.default", profile.place("commands.default"))
+    """Keys at a prompt: the strictest of their lines decides. Keys that nobody can follow are unknown commands."""
+    rule = f"profiles.{profile.name}.commands.default"
+    allowed = Decision("allow", "nothing that it runs is refused", rule, profile.place("commands.default"))
     if not profile.guarded:
-        return InputDecision(allowed, LineBuffer(edits=buffer.edits))
+        return InputDecision(allowed, LineBuffer())
     editor = _Editor(buffer, shell)
     for byte in data:
         editor.press(byte)
-    decisions = [_decide(profile, typed, line, cwd) for typed, line in editor.lines]
-    after = editor.buffer()
-    if after.lost:
-        decisions.append(_decide(profile, TypedLine("", after.lost), CommandLine(), cwd))
+    decisions = [decide_line(profile, line, cwd) for line in editor.read]
+    if editor.lost:
+        decisions.append(decide_line(profile, _lost_line(editor.lost), cwd))
     verdict = strictest({decision.verdict for decision in decisions})
     chosen = next((decision for decision in decisions if decision.verdict == verdict), allowed)
-    return InputDecision(chosen, after, tuple(typed.text for typed, _ in editor.lines if not typed.lost))
+    return InputDecision(chosen, editor.buffer(), tuple(editor.lines))
 
 
-def _decide(profile: Profile, typed: TypedLine, line: CommandLine, cwd: str) -> Decision:
-    if typed.lost:
-        reason = f"after {typed.lost} only the shell knows what its line is"
-        line = CommandLine(unknown=(reason,))
-    return decide_line(profile, line, cwd)
+def _lost_line(key: str) -> CommandLine:
+    return CommandLine(unknown=(f"after {key} only the shell knows what its line is",))
 
 
 class _Editor:
@@ -91,84 +80,85 @@ class _Editor:
     def __init__(self, buffer: LineBuffer, shell: str) -> None:
         self._line = bytearray(buffer.line)
         self._before = buffer.before
-        self._lost = buffer.lost
+        self.lost = buffer.lost
         self._pasting = buffer.pasting
         self._escape = buffer.escape
-        self._edits = buffer.edits
         self._shell = shell
-        self.lines: list[tuple[TypedLine, CommandLine]] = []
+        self._readline = posixpath.basename((shell.split() or ["bash"])[0]) in _READLINE
+        self.lines: list[str] = []
+        self.read: list[CommandLine] = []
 
     def buffer(self) -> LineBuffer:
-        return LineBuffer(bytes(self._line), self._before, self._lost, self._pasting, self._escape, self._edits)
+        return LineBuffer(bytes(self._line), self._before, self.lost, self._pasting, self._escape)
 
     def press(self, byte: int) -> None:
-        if self._escape:
-            self._continue_escape(byte)
-        elif byte == 0x1B and self._edits:
-            self._escape = b"\x1b"
-        elif self._pasting and byte not in (0x0A, 0x0D, 0x03):
-            self._line.append(byte)
-        elif byte in (0x0A, 0x0D):
-            self._enter()
-        elif byte == 0x03:
+        if byte == _INTERRUPT:  # the terminal's, whatever the editor does
             self._line.clear()
-            self._before, self._lost, self._pasting = "", "", False
-        elif byte == 0x7F or (byte == 0x08 and self._edits):
+            self._before, self.lost, self._pasting, self._escape = "", "", False, b""
+        elif self._escape:
+            self._continue_escape(byte)
+        elif byte == 0x1B and self._readline:
+            self._escape = b"\x1b"
+        elif self._pasting:
+            if byte in _ENTER:
+                # A shell that knows no pastes runs it now. One that does takes all of it at Enter.
+                self._decide()
+                byte = 0x0A
+            self._line.append(byte)
+        elif byte in _ENTER:
+            self._enter()
+        elif byte == _BACKSPACE or (byte == 0x08 and self._readline):
             self._backspace()
         elif byte == 0x15:
             self._line.clear()
         elif byte == 0x17:
             # What whitespace ends, as readline and the kernel's line discipline count words.
-            kept = re.sub(rb"[^ \t]*[ \t]*\Z", b"", bytes(self._line))
-            self._line[:] = kept
+            self._line[:] = re.sub(rb"[^ \t\n]*[ \t\n]*\Z", b"", bytes(self._line))
         elif byte >= 0x20:
             self._line.append(byte)
-        elif byte not in _INERT:
-            self._lose(_KEYS.get(byte, f"the key {byte:#04x}"))
+        elif not (self._readline and byte in _INERT):
+            self._lose("Tab" if byte == 0x09 else f"^{chr(byte + 64)}")
         if len(self._line) + len(self._before) > MAX_TEXT:
-            self._lose(f"{MAX_TEXT:,} letters")
+            self._lose(f"more than {MAX_TEXT:,} letters")
             self._line.clear()
-            self._before = ""
 
     def _continue_escape(self, byte: int) -> None:
-        sequence = self._escape + bytes([byte])
-        self._escape = b""
+        sequence, self._escape = self._escape + bytes([byte]), b""
         whole = _PASTE_END if self._pasting else _PASTE_BEGIN
-        if whole.startswith(sequence) and sequence != whole:
-            self._escape = sequence
-        elif sequence == whole:
+        if sequence == whole:
             self._pasting = not self._pasting
+        elif whole.startswith(sequence):
+            self._escape = sequence
         elif self._pasting:
-            # In a paste an Esc is a letter like others, and what followed it too, which may begin the real end.
-            self._line += self._escape_letters(sequence[:-1])
+            # In a paste an Esc is a letter like others; the last byte may begin the real end.
+            self._line += sequence[:-1]
             self.press(byte)
         else:
             self._lose("Esc or an arrow")
-            # Enter ends a sequence that is none.
-            if byte in (0x0A, 0x0D, 0x03):
+            if byte in _ENTER:
                 self.press(byte)
 
-    def _escape_letters(self, sequence: bytes) -> bytes:
-        return sequence
-
     def _lose(self, key: str) -> None:
-        self._lost = self._lost or key
+        self.lost = self.lost or key
 
     def _backspace(self) -> None:
         while self._line:
-            last = self._line.pop()
-            if last & 0xC0 != 0x80:  # the first byte of a letter
+            if self._line.pop() & 0xC0 != 0x80:  # the first byte of a letter
                 return
 
+    def _decide(self) -> CommandLine:
+        if self.lost:
+            line = _lost_line(self.lost)
+        else:
+            text = self._before + self._line.decode(errors="surrogateescape")
+            line = read_command_line(text, shell=self._shell, interactive=True)
+            self.lines.append(text)
+        self.read.append(line)
+        return line
+
     def _enter(self) -> None:
-        text = self._before + self._line.decode(errors="surrogateescape")
-        if self._lost:
-            self.lines.append((TypedLine("", self._lost), CommandLine()))
-            if not self._pasting:
-                self._line.clear()
-                self._before, self._lost = "", ""
-            return
-        line = read_command_line(text, shell=self._shell, interactive=True)
-        self.lines.append((TypedLine(text, pasted=self._pasting), line))
+        line = self._decide()
+        text = self._before + self._line.decode(errors="surrogateescape") + "\n"
         self._line.clear()
-        self._before = text + "\n" if line.incomplete or self._pasting else ""
+        self._before = text if line.incomplete else ""
+        self.lost = ""
