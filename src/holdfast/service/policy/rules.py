@@ -1,7 +1,7 @@
 """Rules from a TOML text: read, checked and inherited; pure.
 
-Every complaint has the file, the line, the key and what is expected, and all of them are told at once. A key that is
-not known is one: a rule that was misspelt must not be a rule that is not there.
+Every complaint has the file, the line, the key and what is expected, and all of them are told at once. A key that
+is not known is one: a rule that was misspelt must not be a rule that is not there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def default_rules(workspaces: str = "") -> Rules:
 
 
 def load_rules(text: str, name: str, *, workspaces: str = "") -> Rules:
-    """The rules of a file; `name` stands in complaints and in decisions, `workspaces` holds if the file has none."""
+    """The rules of a file; `name` stands in complaints and decisions, `workspaces` holds if the file has none."""
     if len(text) > MAX_BYTES:
         raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} letters"])
     try:
