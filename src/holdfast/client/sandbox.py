@@ -34,10 +34,10 @@ from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.model import (
+    Confinement,
     EnvironmentInfo,
     EnvPolicy,
     Lifetime,
-    Confinement,
     Limits,
     Overflow,
     ProcessSpec,

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast import __version__
@@ -52,6 +52,7 @@ from holdfast.model import (
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_bytes, check_spec
+from holdfast.runtime.confine.offers import Offer, offers, words
 from holdfast.runtime.files import LocalFiles
 from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
@@ -116,10 +117,12 @@ class LocalExec:
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._sampler = UsageSampler(self._keeper)
         self._starter.cgroups = self._cgroups
-        self._starter.own = (self._spool.path,)
+        self.keep_to_ourselves((self._spool.path,))
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
             self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
+        #: What can be enforced here; found out once, when somebody asks.
+        self._offers: asyncio.Future[tuple[Offer, ...]] | None = None
         self._closing = False
         self._over = asyncio.Event()
         self._started_at = time.monotonic()
@@ -245,6 +248,11 @@ class LocalExec:
                 self._cgroups.rejoin(process.tree, started.notes.key)
             process.follow(started.outputs)
         return process
+
+    def keep_to_ourselves(self, directories: Iterable[str]) -> None:
+        """No confined process reaches what is in these: our socket, and the door of our keeper beside it."""
+        found = (os.path.realpath(directory) for directory in directories)
+        self._starter.own = tuple(dict.fromkeys((*self._starter.own, *found)))
 
     def inherit_cgroups(self, keeper: int) -> None:
         """Before `take_over`: of a keeper that was killed."""
@@ -500,7 +508,9 @@ class LocalExec:
         await wait_for_port(port, host, timeout)
 
     async def info(self) -> EnvironmentInfo:
-        return environment_info()
+        if self._offers is None:
+            self._offers = asyncio.ensure_future(asyncio.to_thread(offers))
+        return environment_info(words(await asyncio.shield(self._offers)))
 
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]

@@ -265,7 +265,7 @@ class ManagedProcess(Recorded):
         if self.notes is None:
             return self._as_in_jail(reap(self.pid))
         assert self.exited_at is not None
-        return self._as_in_jail(self.notes.reap(self.pid, self.exited_at))
+        return self.notes.reap(self.pid, self.exited_at, self._as_in_jail)
 
     def _as_in_jail(self, status: ExitStatus) -> ExitStatus:
         """bwrap exits with 128 + n for a program that signal n has killed."""

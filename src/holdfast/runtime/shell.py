@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import os
 import re
 import signal
 import time
@@ -36,6 +35,7 @@ from holdfast.model import (
     ShellState,
     ShellStatus,
 )
+from holdfast.runtime.confine.composing import still_there
 from holdfast.runtime.confine.jail import inside_pid
 from holdfast.runtime.foreground import command_line, foreground, is_stopped, ticks_since_boot
 from holdfast.runtime.process import ManagedProcess
@@ -628,7 +628,7 @@ class LiveShell:
         try:
             self._program = self._new_program()
             await self._launch(
-                _still_there(old.cwd),
+                still_there(self.spec.confinement, old.cwd),
                 login=False,
                 restore=self._files.existing(restored),
                 restored=restored,
@@ -648,7 +648,7 @@ class LiveShell:
         self._files.forget("state")
         self._program.set_status(exit_code)
         if command.spec.cwd is not None:
-            self._program.go_back(_still_there(cwd))
+            self._program.go_back(still_there(self.spec.confinement, cwd))
         self._restarting = None
         self._finish(command, exit_code, restored)
 
@@ -691,10 +691,6 @@ class LiveShell:
                 command.forget()
         self.record.discard()
         self._files.remove()
-
-
-def _still_there(cwd: str) -> str:
-    return cwd if os.path.isdir(cwd) else "/"
 
 
 def _stopped_as(command: ShellCommand) -> int:

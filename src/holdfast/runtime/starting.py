@@ -218,14 +218,14 @@ class Starter:
         if confinement is None:
             return command
         as_root = (os.geteuid() if command.account is None else command.account.uid) == 0
-        pairs = (os.fsdecode(variable).split("=", 1) for variable in command.variables)
+        variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
         # On a thread: it looks at some thousand files.
         confined = await asyncio.to_thread(
             compose,
             confinement,
             path=command.path,
             argv=command.argv,
-            environment={name: value for name, value in pairs},
+            environment={name: value for name, _, value in variables},
             cwd=command.cwd,
             as_root=as_root,
             own=self.own,

@@ -211,7 +211,9 @@ class LiveTerminal:
 
     def _cwd(self) -> str:
         try:
-            return os.readlink(f"/proc/{self.process.program_pid}/cwd") if self.process.running else self.process.cwd
+            return (
+                os.readlink(f"/proc/{self.process.program_pid}/cwd") if self.process.running else self.process.cwd
+            )
         except OSError:
             return self.process.cwd
 

@@ -4,11 +4,18 @@ Loaded by `launcher.py` from its own directory, and run as a script to find out 
 tries each thing on itself and prints a line of JSON.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import socket
 import struct
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,7 +52,7 @@ _IFF_UP = 1
 PROXY_PORT = 3128
 
 
-def _check(result):  # type: ignore[no-untyped-def]
+def _check(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -76,10 +83,11 @@ def filter_calls(program: bytes) -> None:
 
 def landlock_version() -> int:
     """0 where there is none."""
-    return max(0, _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION))
+    version: int = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
+    return max(0, version)
 
 
-def restrict_files(rules, *, no_tcp: bool) -> None:  # type: ignore[no-untyped-def]
+def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool) -> None:
     """From now on only what lies beneath the paths of `rules` can be opened.
 
     `rules` are pairs of a path and what may be done beneath it: letters of `rwxl`, `l` for listing directories.
@@ -115,7 +123,7 @@ def restrict_files(rules, *, no_tcp: bool) -> None:  # type: ignore[no-untyped-d
     os.close(ruleset)
 
 
-def leave_network(proxy) -> None:  # type: ignore[no-untyped-def]
+def leave_network(proxy: str | None) -> None:
     """Into a network of our own, in which nothing is but ourselves; with `proxy`, somebody outside listens in it.
 
     The descriptor that listens goes to the Unix socket at `proxy`: whoever accepts there stays outside.
@@ -157,7 +165,7 @@ def _raise_loopback(fd: int) -> None:
     fcntl.ioctl(fd, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
 
 
-def confine(orders) -> None:  # type: ignore[no-untyped-def]
+def confine(orders: dict[str, Any]) -> None:
     """The last steps before the program is executed, in the one order that works."""
     forbid_new_privileges()
     if orders["drop_capabilities"]:
@@ -168,7 +176,7 @@ def confine(orders) -> None:  # type: ignore[no-untyped-def]
         filter_calls(orders["filter"])
 
 
-def jail(orders, report: int) -> list[bytes]:  # type: ignore[no-untyped-def]
+def jail(orders: dict[str, Any], report: int) -> list[bytes]:
     """The command line of bwrap: its options come from a file, and so does its filter.
 
     bwrap reads a byte from `report` and closes it once the jail stands: whoever has the other end is told by that.
@@ -192,7 +200,7 @@ def try_everything(program: bytes) -> dict[str, object]:
     """What works here, each thing tried in a child of its own; else why not."""
     import marshal
 
-    def attempt(*steps) -> str:  # type: ignore[no-untyped-def]
+    def attempt(*steps: Callable[[], None]) -> str:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -208,10 +216,13 @@ def try_everything(program: bytes) -> dict[str, object]:
         with open(read, "rb") as file:
             said = file.read()
         os.waitpid(pid, 0)
-        return marshal.loads(said) if said else "it was killed"
+        return str(marshal.loads(said)) if said else "it was killed"
 
     version = landlock_version()
-    restrict = lambda: restrict_files([("/", "rwx")], no_tcp=True)  # noqa: E731
+
+    def restrict() -> None:
+        restrict_files([(b"/", "rwx")], no_tcp=True)
+
     return {
         "landlock_version": version,
         "landlock": attempt(forbid_new_privileges, restrict) if version else "not enabled in this kernel",
@@ -223,4 +234,4 @@ def try_everything(program: bytes) -> dict[str, object]:
 if __name__ == "__main__":
     import json
 
-    print(json.dumps(try_everything(bytes.fromhex(sys.argv[1]))))
+    sys.stdout.write(json.dumps(try_everything(bytes.fromhex(sys.argv[1]))))

@@ -43,7 +43,8 @@ def options(
     # A mount covers what is below it, so each comes after those above it.
     for path in sorted(mounts):
         words += mounts[path]
-    for path in (*sorted(directories & set(visible.hidden), reverse=True), "/dev", "/"):
+    masks = [path for path in visible.hidden if "0111" in mounts[path]]
+    for path in (*reversed(masks), "/dev", "/"):
         words += ["--remount-ro", path]
     words += ["--chdir", cwd, "--clearenv"]
     for name, value in environment.items():
@@ -67,6 +68,8 @@ def _mounts(
     if home != "/" and os.path.isabs(home) and not visible.shows(home) and not is_beneath(home, "/tmp"):
         mounts[home] = ["--perms", "0700", "--size", scratch, "--tmpfs", home]
     for path in visible.hidden:
+        if path in mounts:
+            continue  # one of the jail's own covers it
         if path in directories:
             mounts[path] = ["--perms", "0111", "--size", str(_MASK_BYTES), "--tmpfs", path]
         else:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
 from holdfast.model import Confinement
 from holdfast.runtime.confine import bubblewrap, landlock
 from holdfast.runtime.confine.applying import PROXY_PORT
-from holdfast.runtime.confine.paths import Visible, is_beneath, visible_paths
+from holdfast.runtime.confine.paths import SYSTEM, Visible, is_beneath, visible_paths
 from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
 
 #: Where bwrap is looked for: not in the PATH of the one to be confined.
@@ -58,7 +58,7 @@ def compose(
     environment: Mapping[str, str],
     cwd: str,
     as_root: bool,
-    own: Iterable[str],
+    own: Collection[str],
 ) -> Composed:
     """How to start this program confined. `as_root`: it will be; `own` are paths of the server."""
     if confinement.network == "proxy" and not confinement.proxy:
@@ -104,7 +104,7 @@ def _in_jail(
     bwrap = find_bwrap()
     if bwrap is None:
         raise PermissionRefused("confinement: bubblewrap is not installed here: there is no program bwrap")
-    if not (visible.shows(os.path.normpath(cwd)) or exists_in_jail(confinement, environment, cwd)):
+    if not (visible.shows(os.path.normpath(cwd)) or exists_in_jail(environment, cwd)):
         raise CwdNotFound(f"working directory {cwd!r}: not among what the confinement lets be read")
     words = bubblewrap.options(
         confinement,
@@ -123,7 +123,16 @@ def _in_jail(
     return Composed(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
 
 
-def exists_in_jail(confinement: Confinement, environment: Mapping[str, str], cwd: str) -> bool:
+def still_there(confinement: Confinement | None, cwd: str) -> str:
+    """A working directory for the next program of a shell: a new jail has nothing of the /tmp of the old one."""
+    if confinement is None or confinement.mode != "bubblewrap":
+        return cwd if os.path.isdir(cwd) else "/"
+    given = (*confinement.writable, *confinement.readable, *SYSTEM)
+    lasts = os.path.isdir(cwd) and any(is_beneath(cwd, path) for path in given)
+    return cwd if lasts or cwd == "/tmp" else "/"
+
+
+def exists_in_jail(environment: Mapping[str, str], cwd: str) -> bool:
     """Whether every jail has this directory."""
     return os.path.normpath(cwd) in ("/", "/tmp", "/dev/shm", os.path.normpath(environment.get("HOME", "/")))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from holdfast.errors import InvalidParams
@@ -43,11 +43,13 @@ class Visible(NamedTuple):
         return bool(over) and max(map(len, over)) > max(map(len, masks), default=-1)
 
 
-def visible_paths(confinement: Confinement, own: Iterable[str]) -> Visible:
-    """`own` are paths of the server itself, which nobody may reach unless they are named below it."""
+def visible_paths(confinement: Confinement, own: Collection[str]) -> Visible:
+    """`own` are directories of the server itself, in which nobody may reach anything but what is named."""
     named = [*confinement.writable, *confinement.readable]
     for path in named:
         _check(path)
+        if os.path.normpath(path) in own:
+            raise InvalidParams(f"confinement: {path} holds files of the server itself")
     # A name of the resolver's file may lead out of /etc.
     resolver = os.path.realpath("/etc/resolv.conf")
     extra = [resolver] if confinement.network == "host" and os.path.isfile(resolver) else []

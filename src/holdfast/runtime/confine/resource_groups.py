@@ -160,8 +160,8 @@ def hierarchies() -> dict[Controller, Hierarchy]:
 def _explain(hierarchy: Hierarchy, error: OSError) -> str:
     if error.errno == errno.EBUSY and hierarchy.version == 2:
         return (
-            f"cgroup controller {hierarchy.controller}: {hierarchy.base} has processes of its own, so nothing can be "
-            "limited below it; start the server in a cgroup of its own below that"
+            f"cgroup controller {hierarchy.controller}: {hierarchy.base} has processes of its own, so nothing can "
+            "be limited below it; start the server in a cgroup of its own below that"
         )
     return f"cgroup controller {hierarchy.controller}: {error.filename or hierarchy.base}: {error.strerror}"
 
