@@ -76,8 +76,7 @@ class FakeSessions:
         self.happenings: Callable[[str], AsyncIterator[Event]] = self._one_event
         #: Streams and long polls that are open now.
         self.open = 0
-        self.opened = asyncio.Event()
-        self.closed = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def _answer(self, method: str, caller: Caller, *arguments: Any, default: Any = None) -> Any:
         self.calls.append((method, caller, arguments))
@@ -94,13 +93,19 @@ class FakeSessions:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
         self.open += 1
-        self.opened.set()
+        self._changed.set()
         try:
             yield
         finally:
             self.open -= 1
-            if not self.open:
-                self.closed.set()
+            self._changed.set()
+
+    async def until_open(self, count: int) -> None:
+        """Returns once so many streams and long calls are open."""
+        async with asyncio.timeout(30):
+            while self.open != count:
+                self._changed.clear()
+                await self._changed.wait()
 
     def _own(self, caller: Caller, session_id: str) -> SessionRecord:
         found = self.sessions.get(session_id)

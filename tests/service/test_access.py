@@ -9,6 +9,7 @@ import pytest
 from holdfast.service.access import Access, AccessSettings, KnownAgent, hash_token, new_token
 from holdfast.service.problems import Exhausted, Unauthenticated, Unavailable
 from holdfast.testing import FakeClock
+from holdfast.testing.clock import settle
 
 from .fake_sessions import ANNA, OLGA, FakeAgents
 
@@ -141,8 +142,7 @@ async def test_a_crowd_of_calls_makes_one_look_up_and_one_that_leaves_takes_noth
     agents = SlowAgents()
     access = Access(agents, FakeClock())
     calls = [asyncio.create_task(access.authenticate(f"Bearer {ANNA}", "::1")) for _ in range(20)]
-    while not agents.asked:
-        await asyncio.sleep(0)
+    await settle()
     calls[0].cancel()
     agents.go.set()
     ended = await asyncio.gather(*calls, return_exceptions=True)

@@ -259,7 +259,7 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
             if now == seen:
                 return None
             made = configuration()
-        except (OSError, Invalid) as error:
+        except Invalid as error:
             _log.warning("the TLS files cannot be read again, the old certificate stays: %s", error)
             return None
         seen = now

@@ -29,8 +29,7 @@ class TlsFiles(Struct, frozen=True):
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
         """Differs when a file was replaced or written."""
-        found = [os.stat(path) for path in (self.certificate, self.key, self.client_ca) if path]
-        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
+        return tuple(_stamp(path) for path in (self.certificate, self.key, self.client_ca) if path)
 
     def context(self) -> ssl.SSLContext:
         """For HTTP."""
@@ -158,4 +157,16 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise Invalid(f"the TLS file {path} cannot be read: {error.strerror}", reason="TLS_FILES") from error
+        raise _unreadable(path, error) from error
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _unreadable(path: str, error: OSError) -> Invalid:
+    return Invalid(f"the TLS file {path} cannot be read: {error.strerror}", reason="TLS_FILES")

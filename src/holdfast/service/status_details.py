@@ -27,10 +27,10 @@ CODES: Final[Mapping[StatusName, int]] = {
     "UNAVAILABLE": 14,
     "UNAUTHENTICATED": 16,
 }
-# Statuses travel as headers, and a gRPC client takes 8 KiB of those by default; message and details together are
-# sent twice. A command that was refused may be longer than that.
+# Statuses travel as headers, of which a gRPC client takes 8 KiB by default. The message is there up to three times,
+# once percent-encoded and twice in the details, and these are in base64; a refused command may be any length.
 _LONGEST_MESSAGE: Final = 1_024
-_LONGEST_VALUE: Final = 256
+_LONGEST_VALUE: Final = 128
 _MOST_VALUES: Final = 8
 
 
@@ -79,7 +79,13 @@ def status_bytes(problem: Problem) -> bytes:
 
 
 def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    """As much of it as `longest` bytes of a header hold; what is not plain ASCII takes three for each of its own."""
+    room = longest
+    for index, character in enumerate(text):
+        room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
+        if room < 0:
+            return text[:index] + "…"
+    return text
 
 
 def _varint(value: int) -> bytes:
