@@ -33,14 +33,14 @@ class TimerHeap:
         self._order = itertools.count()
         self._heap: list[tuple[float, int, Hashable]] = []
         #: What is due when for each key; what the heap says else of it is old.
-        self._current: dict[Hashable, tuple[float, int, Callable[[], None]]] = {}
+        self._current: dict[Hashable, tuple[float, int, Callable[[], object]]] = {}
         self._timer: Timer | None = None
         self._armed = float("inf")
 
     def __len__(self) -> int:
         return len(self._current)
 
-    def set(self, key: Hashable, when: float, call: Callable[[], None]) -> None:
+    def set(self, key: Hashable, when: float, call: Callable[[], object]) -> None:
         """Call this then, instead of what was to be called for this key."""
         number = next(self._order)
         self._current[key] = (when, number, call)
