@@ -1,7 +1,7 @@
 """The commands of one shell session in the order of the audit log. Reads the store, keeps nothing.
 
-What a shell's server keeps of its commands it keeps by their ids; the log says which there were, and how those ended
-that it no longer keeps.
+What a shell's server keeps of its commands it keeps by their ids; the log says which there were, and how those
+ended that it no longer keeps.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class InputDesk:
         return judged._replace(verdict="deny") if judged.verdict == "ask" else judged
 
     async def _know_the_line(self, record: SessionRecord, desk: Desk, typed: bytes) -> None:
-        """If another replica typed since we did, what stands on the line is what its row says: empty, or not known."""
+        """If another replica typed since we did, its row says what stands on the line: nothing, or nobody knows."""
         which = AuditFilter(session_id=record.session_id, kinds=("input", "control", "command"), newest_first=True)
         rows, _ = await self._store.rows(which, Page(1))
         if not rows or rows[0].seq == desk.last_row:

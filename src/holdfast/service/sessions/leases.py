@@ -1,4 +1,4 @@
-"""Which sessions are ours to follow: leases are renewed, and free or expired ones claimed, every third of their time.
+"""Which sessions are ours to follow: leases are renewed, and free ones claimed, every third of their time.
 
 For each there is a follower and its deadlines. A lease that another replica took ends both; what a follower still
 writes then is refused by its epoch.

@@ -1,7 +1,7 @@
 """One session in its sandbox: opened, typed into, read, stopped and closed; and the terminal kind of it.
 
-The shell kind (`live_shell`) has the same face. Nothing of a session is kept here but the order of its callers: what it is and what
-it printed, its sandbox knows, so another replica's object on the same session sees the same.
+The shell kind (`live_shell`) has the same face. Nothing of a session is kept here: what it is and what it printed,
+its sandbox knows, so another replica's object on the same session sees the same.
 """
 
 from __future__ import annotations
