@@ -49,7 +49,7 @@ class LeaseRows:
     async def renew(self, replica: str, seconds: float) -> list[str]:
         """Prolong all leases of this replica; returns the sessions that are still its own.
 
-        A lease that expired and that nobody took since is prolonged, too: nothing happened to the session meanwhile.
+        A lease that expired and that nobody took since is prolonged, too: nothing happened to it meanwhile.
         """
 
         async def work(connection: AsyncConnection) -> list[str]:

@@ -104,34 +104,33 @@ class PostgresNotices:
         self._origin = origin
         self._notices = notices
         self._task: asyncio.Task[None] | None = None
+        self._connection: Any = None
         #: How often it was made. More than once: it broke.
         self.connections = 0
 
     async def start(self) -> None:
         """Returns once it listens."""
-        connection = await self._connect()
-        self._task = asyncio.create_task(self._keep(connection), name="holdfast-notices")
+        await self._connect()
+        self._task = asyncio.create_task(self._keep(), name="holdfast-notices")
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._connection is not None:
+            self._connection.terminate()
 
-    async def _keep(self, connection: Any) -> None:
+    async def _keep(self) -> None:
         while True:
             broken = asyncio.Event()
-            connection.add_termination_listener(lambda _, broken=broken: broken.set())
-            try:
-                if not connection.is_closed():
-                    await broken.wait()
-            finally:
-                if not connection.is_closed():
-                    connection.terminate()
-            connection = await self._reconnect()
+            self._connection.add_termination_listener(lambda _, broken=broken: broken.set())
+            if not self._connection.is_closed():
+                await broken.wait()
+            await self._reconnect()
             # What was told while nobody listened is not told again.
             self._notices.tell_missed()
 
-    async def _reconnect(self) -> Any:
+    async def _reconnect(self) -> None:
         import asyncpg  # type: ignore[import-untyped]
 
         pause = FIRST_PAUSE
@@ -143,7 +142,7 @@ class PostgresNotices:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _connect(self) -> Any:
+    async def _connect(self) -> None:
         import asyncpg
 
         arguments, options = postgres_arguments(self._url)
@@ -153,8 +152,8 @@ class PostgresNotices:
         except BaseException:
             connection.terminate()
             raise
+        self._connection = connection
         self.connections += 1
-        return connection
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         origin, *lines = str(payload).split("\n")

@@ -140,7 +140,7 @@ class Retention:
 
 
 async def _last_of_no_use(connection: AsyncConnection, own: Head, cutoff: float | None) -> int:
-    """The last row of the service's own stream that is old enough, before the first about a session that is there."""
+    """The last row of the service's own stream that is old enough, before any about a session that is there."""
     there = select(func.min(STREAMS.c.opened_seq)).where(STREAMS.c.removed_seq == 0, STREAMS.c.opened_seq > 0)
     first_needed = (await connection.execute(there)).scalar()
     through = own.last_seq if first_needed is None else int(first_needed) - 1
