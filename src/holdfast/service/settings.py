@@ -43,7 +43,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: str = ""
     #: A file with the key of the audit chain's HMAC; empty is a plain SHA-256 chain.
     audit_key_file: str = ""
-    #: Closed sessions' rows are removed after so many days; 0 keeps them for ever. A quarter is what reviews ask for.
+    #: Closed sessions' rows are removed after so many days; 0 keeps them. A quarter is what reviews ask for.
     audit_retention_days: float = 90.0
     #: And, oldest first, above so many bytes of rows; 0 is no such limit. A gigabyte is millions of commands.
     audit_retention_bytes: int = 1024 * MIB
@@ -78,8 +78,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     creation_seconds: float = 120.0
     #: Between TERM or `exit`, and KILL, when a session is closed.
     close_grace: float = 5.0
-    #: How long after its close a session's terminal is kept in its sandbox is the sandbox's own setting; this is how
-    #: long `CloseSession` waits for the replica that writes the close down.
+    #: How long `CloseSession` waits for the replica that writes the close down.
     close_wait: float = 10.0
     #: Before its lifetime is over, a session's owner is warned this early: time to save what is worth it.
     lifetime_warning: float = 60.0

@@ -1,7 +1,7 @@
 """The commands of one shell session in the order of the audit log. Reads the store, keeps nothing.
 
-What a shell's server keeps of its commands it keeps by their ids; the log says which there were, and how those ended
-that it no longer keeps.
+What a shell's server keeps of its commands it keeps by their ids; the log says which there were, and how those
+ended that it no longer keeps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from holdfast.service.api import AuditFilter
 from holdfast.service.model import AuditRow
 from holdfast.service.sessions.events import NoticeBell, Watch
-from holdfast.service.sessions.ports import SessionStore
+from holdfast.service.sessions.ports import SessionStore, page_after
 from holdfast.service.store.model import Page
 
 #: A reader that keeps up needs the last one or two.
@@ -26,6 +26,7 @@ class LoggedCommand(NamedTuple):
 
     number: int
     command_id: str
+    at: float
 
 
 class CommandLog:
@@ -41,19 +42,10 @@ class CommandLog:
         return self._bell.watch(self._id)
 
     async def after(self, number: int) -> list[LoggedCommand]:
-        """Those whose rows come after this one, oldest first."""
-        which = AuditFilter(session_id=self._id, kinds=("command",), newest_first=True)
-        found: list[LoggedCommand] = []
-        token, size = "", _PAGE
-        while True:
-            rows, token = await self._store.rows(which, Page(size, token))
-            for row in rows:
-                if row.seq <= number:
-                    return found[::-1]
-                found.append(LoggedCommand(row.seq, row.command_id))
-            if not token:
-                return found[::-1]
-            size = 100
+        """The next of those whose rows come after this one."""
+        which = AuditFilter(session_id=self._id, kinds=("command",))
+        rows, _ = await self._store.rows(which, page_after(_PAGE, number))
+        return [LoggedCommand(row.seq, row.command_id, row.at) for row in rows]
 
     async def end_of(self, command_id: str) -> tuple[int, int | None] | None:
         """How much a command printed, and its exit code; None if its end is not written down."""

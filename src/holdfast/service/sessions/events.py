@@ -20,11 +20,15 @@ import msgspec
 from holdfast.service.api import AuditFilter, Event
 from holdfast.service.clock import Clock, sleep
 from holdfast.service.model import AuditEntry, AuditRow, Caller, EventType, SessionRecord, State
-from holdfast.service.problems import BadToken, Problem
-from holdfast.service.sessions.ports import SessionStore
+from holdfast.service.problems import BadToken, NotFound, Problem
+from holdfast.service.sessions.ports import SessionStore, page_after
 from holdfast.service.store.model import MISSED, Notice, Page
 
 _PAGE: Final = 100
+#: The watchers of all sessions; no session has this id, and the service's own stream has the empty one.
+_ANY: Final = "*"
+#: Ids of others' sessions that a subscription remembers.
+_MAX_OTHERS: Final = 10_000
 #: How soon the notices are asked for again after the database failed.
 _AGAIN_SECONDS: Final = 1.0
 
@@ -49,6 +53,7 @@ class NoticeBell:
     @contextmanager
     def watch(self, session_id: str = "") -> Iterator[Watch]:
         """Rung for each row of this session, or of any."""
+        session_id = session_id or _ANY
         watch = Watch()
         self._watchers.setdefault(session_id, set()).add(watch)
         try:
@@ -72,29 +77,29 @@ class NoticeBell:
             for watch in [each for all_ in self._watchers.values() for each in all_]:
                 watch.ring(notice)
             return
-        for key in {notice.session_id, ""}:
+        for key in (notice.session_id, _ANY):
             for watch in self._watchers.get(key, ()):
                 watch.ring(notice)
 
 
 class Watch:
-    """Whether something came since it was last cleared, and for which sessions."""
+    """Whether something came since it was last cleared, and the first row of it in each session."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self.sessions: set[str] = set()
+        self.first: dict[str, int] = {}
         self.missed = False
 
     def ring(self, notice: Notice) -> None:
         if notice == MISSED:
             self.missed = True
         else:
-            self.sessions.add(notice.session_id)
+            self.first.setdefault(notice.session_id, notice.seq)
         self._event.set()
 
     def clear(self) -> None:
         self._event.clear()
-        self.sessions.clear()
+        self.first = {}
         self.missed = False
 
     async def wait(self) -> None:
@@ -141,33 +146,35 @@ class EventStreams:
         agent_id = "" if caller.role == "operator" else caller.agent_id
         place = _read_place(since) if since else None
         with self._bell.watch(session_id) as watch:
-            #: The last that was told of each session.
-            told: dict[str, int] = {}
             start = self._clock.time()
+            #: The last that was told of each session, and sessions of others, whose notices are not looked into.
+            told: dict[str, int] = {}
+            others: set[str] = set()
             if session_id:
-                last = await self._last_seq(session_id) if place is None else place.seq
-                told[session_id] = last
-                if place is not None:
-                    watch.ring(Notice(session_id, last + 1))
+                told[session_id] = place.seq if place else await self._last_seq(session_id)
+                watch.ring(Notice(session_id, told[session_id] + 1))
             elif place is not None:
-                async for row in self._missed(agent_id, place):
+                which = AuditFilter(agent_id=agent_id, kinds=("event",))
+                async for row in self._after(which, *place):
                     told[row.session_id] = row.seq
                     start = max(start, row.at)
                     if (event := _event(row, types)) is not None:
                         yield event
             while True:
                 await watch.wait()
-                sessions, missed = set(watch.sessions), watch.missed
+                first, missed = watch.first, watch.missed
                 watch.clear()
-                if missed and session_id:
-                    sessions.add(session_id)
-                elif missed:
-                    # Some notices did not come: look at everything since the start.
-                    newer = AuditFilter(agent_id=agent_id, kinds=("event",), since=start)
-                    sessions |= {row.session_id async for row in self._all(newer)}
-                for each in sorted(sessions):
+                if missed:
+                    first |= await self._all_since(session_id, agent_id, start)
+                for each, seq in first.items():
+                    if each in others or (each not in told and await self._is_others(each, agent_id)):
+                        if len(others) >= _MAX_OTHERS:
+                            others.clear()
+                        others.add(each)
+                        continue
                     over = False
-                    for row in await self._newer(each, agent_id, told.get(each), start):
+                    which = AuditFilter(session_id=each, agent_id=agent_id, kinds=("event",))
+                    async for row in self._after(which, told.get(each, seq - 1)):
                         told[each] = row.seq
                         if (event := _event(row, types)) is not None:
                             yield event
@@ -177,39 +184,36 @@ class EventStreams:
                         if session_id:
                             return
 
-    async def _newer(self, session_id: str, agent_id: str, told: int | None, start: float) -> list[AuditRow]:
-        """Its events after the one that was told last, oldest first."""
-        which = AuditFilter(session_id=session_id, agent_id=agent_id, kinds=("event",), newest_first=True)
-        found: list[AuditRow] = []
-        token = ""
-        while True:
-            rows, token = await self._store.rows(which, Page(_PAGE, token))
-            for row in rows:
-                if row.seq <= (told or 0) or (told is None and row.at < start):
-                    return found[::-1]
-                found.append(row)
-            if not token:
-                return found[::-1]
+    async def _is_others(self, session_id: str, agent_id: str) -> bool:
+        if not agent_id:
+            return False
+        try:
+            return (await self._store.session(session_id)).agent_id != agent_id
+        except NotFound:
+            return True  # the service's own stream
+
+    async def _all_since(self, session_id: str, agent_id: str, start: float) -> dict[str, int]:
+        """Some notices did not come: what there was since the start, for each session from its first."""
+        if session_id:
+            return {session_id: 1}
+        first: dict[str, int] = {}
+        async for row in self._after(AuditFilter(agent_id=agent_id, kinds=("event",), since=start)):
+            first.setdefault(row.session_id, row.seq)
+        return first
 
     async def _last_seq(self, session_id: str) -> int:
-        which = AuditFilter(session_id=session_id, kinds=("event",), newest_first=True)
-        rows, _ = await self._store.rows(which, Page(1))
+        rows, _ = await self._store.rows(AuditFilter(session_id=session_id, newest_first=True), Page(1))
         return rows[0].seq if rows else 0
 
-    async def _missed(self, agent_id: str, place: _Place) -> AsyncIterator[AuditRow]:
-        which = AuditFilter(agent_id=agent_id, kinds=("event",), since=place.at)
-        async for row in self._all(which):
-            if _Place(row.at, row.session_id, row.seq) > place:
-                yield row
-
-    async def _all(self, which: AuditFilter) -> AsyncIterator[AuditRow]:
-        token = ""
+    async def _after(self, which: AuditFilter, *position: float | str) -> AsyncIterator[AuditRow]:
+        page = page_after(_PAGE, *position) if position else Page(_PAGE)
         while True:
-            rows, token = await self._store.rows(which, Page(_PAGE, token))
+            rows, token = await self._store.rows(which, page)
             for row in rows:
                 yield row
             if not token:
                 return
+            page = Page(_PAGE, token)
 
 
 def _event(row: AuditRow, types: Sequence[EventType]) -> Event | None:

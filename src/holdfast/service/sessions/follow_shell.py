@@ -12,7 +12,6 @@ from typing import Final
 from holdfast.errors import UnknownProcess
 from holdfast.exec_api import ExecApi
 from holdfast.model import ReadResult
-from holdfast.service.clock import sleep
 from holdfast.service.sessions.command_log import CommandLog, LoggedCommand
 from holdfast.service.sessions.follower import END_POSITION, Ending, Follower
 from holdfast.service.sessions.ports import Told
@@ -73,7 +72,6 @@ class ShellFollower(Follower):
 
     async def _command(self, api: ExecApi, command: LoggedCommand, ending: asyncio.Task[Ending]) -> None:
         around = self.around
-        began = around.clock.time()
         excerpt, printed, seq = bytearray(), 0, 0
         self.became(busy=True)
         while True:
@@ -98,11 +96,12 @@ class ShellFollower(Follower):
             seq = found.next_seq - 1
             if found.chunks:
                 self.touched()
-            if found.exited and not found.chunks:
+            # The exit has a number of its own, after all output.
+            if found.exited and (not found.chunks or seq > found.chunks[-1].seq):
                 self.last_exit_code = found.exit_code
                 self.counted()
                 self.touched()
-                duration = around.clock.time() - began
+                duration = max(0.0, around.clock.time() - command.at)
                 around.tell(Told("command_ended", "shell", duration))
                 body = self.excerpt(bytes(excerpt), printed)
                 ended = self.entry(
@@ -129,7 +128,7 @@ class ShellFollower(Follower):
                 )
             if seq or ending.done():
                 return None
-            await sleep(self.around.clock, _LOOK_SECONDS)
+            await asyncio.sleep(_LOOK_SECONDS)
         return None
 
     def _count(self, found: ReadResult) -> int:

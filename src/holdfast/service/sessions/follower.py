@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, sleep
 from holdfast.service.model import AuditEntry, AuditRow, SessionRecord, State, Struct
-from holdfast.service.problems import Problem
+from holdfast.service.problems import NotNow, Problem
 from holdfast.service.sessions.events import NoticeBell, event_entry
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.sessions.sandbox_pool import SandboxPool, is_gone
@@ -90,7 +90,7 @@ class Follower:
                         await self._finish(Ending("ERROR", f"it is no longer in its sandbox: {error.message}"))
                         return
                     # The line, the sandbox's server or the database: the session may well be there.
-                    await sleep(self.around.clock, wait)
+                    await asyncio.sleep(wait)
                     wait = min(2 * wait, _AGAIN_SECONDS[1])
         except LeaseLost:
             return
@@ -156,9 +156,10 @@ class Follower:
     async def write(self, entries: Sequence[AuditEntry], position: int) -> None:
         """Append under our lease, and move the position."""
         fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position)
-        rows = await self.around.store.append(entries, fence=fence)
-        if rows is None:
-            raise LeaseLost(self.record.session_id)
+        try:
+            await self.around.store.append(entries, fence=fence)
+        except NotNow as problem:
+            raise LeaseLost(self.record.session_id) from problem
         self.record = msgspec.structs.replace(self.record, audited_token=position)
 
     async def last_row(self, *kinds: str) -> AuditRow | None:
@@ -178,8 +179,7 @@ class Follower:
         record = msgspec.structs.replace(self.record, state=state, closed_at=now, close_reason=why)
         summary = self.summary(record, ending)
         if stored.audited_token < END_POSITION:
-            body = {"state": state, "reason": why, "detail": ending.reason, "summary": summary}
-            entries = [self.entry("session_closed", **body)]
+            entries = [self.entry("session_closed", state=state, reason=why, detail=ending.reason, summary=summary)]
             if state == "ERROR":
                 entries.insert(0, self.entry("error", detail=ending.reason, exit_code=ending.exit_code))
             event = event_entry(

@@ -1,7 +1,7 @@
 """One session in its sandbox: opened, typed into, read, stopped and closed; and the terminal kind of it.
 
-The shell kind (`live_shell`) has the same face. Nothing of a session is kept here but the order of its callers: what it is and what
-it printed, its sandbox knows, so another replica's object on the same session sees the same.
+The shell kind (`live_shell`) has the same face. Nothing of a session is kept here: what it is and what it printed,
+its sandbox knows, so another replica's object on the same session sees the same.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class TerminalLive:
     async def type_command(self, command_id: str, command: str) -> None:
         text = command.rstrip("\r\n").encode()
         async with self._pool.use(self._record.sandbox) as api:
-            status = await api.describe_terminal(self._id)
-            if status.state != "IDLE":
+            at_prompt, status = await api.wait_terminal(self._id, "idle", timeout=self._settings.input_seconds)
+            if not at_prompt:
                 raise NotNow(f"session {self._id!r} shows no prompt: it is {status.state}", reason="SESSION_BUSY")
             if not text.isascii() or any(byte < 0x20 or byte == 0x7F for byte in text):
                 if _PASTE[1] in text or not status.bracketed_paste:

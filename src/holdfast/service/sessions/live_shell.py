@@ -184,10 +184,9 @@ class ShellLive:
             found = await api.read(command_id, after_seq=position.seq, max_bytes=room + position.part, wait=wait)
         except UnknownProcess:
             return await self._lost(position, command_id, is_last=len(following) == 1)
-        piece = command_chunks(
+        return command_chunks(
             self._id, command_id, position, found, room, at=self._time(), state="IDLE" if found.exited else "BUSY"
         )
-        return piece
 
     async def _lost(self, position: Position, command_id: str, *, is_last: bool) -> Piece | None:
         end = await self._commands.end_of(command_id)

@@ -22,6 +22,7 @@ from holdfast.service.model import (
     Usage,
 )
 from holdfast.service.store.model import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.store.pages import encode_token
 
 Verdict = Literal["allow", "deny", "ask"]
 DeadlineKind = Literal["idle_warning", "idle_close", "lifetime_warning", "lifetime_end"]
@@ -57,32 +58,36 @@ class SessionStore(Protocol):
 
     async def release(self, replica: str, session_id: str | None = None) -> int: ...
 
-    async def append(
-        self, entries: Sequence[AuditEntry], *, fence: Fence | None = None
-    ) -> Sequence[AuditRow] | None:
-        """The rows. With a fence: None if the lease is another's, nothing if it was appended before."""
+    async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
+        """The rows. With a fence: `NotNow` (LEASE_LOST) if the lease is another's, none if it was done before."""
         ...
 
     async def rows(self, which: AuditFilter = ..., page: Page = ...) -> tuple[list[AuditRow], str]: ...
 
     def listen(self) -> AsyncIterator[Notice]: ...
 
-    async def add_approval(self, approval: Approval) -> None: ...
+    async def add_approval(self, approval: Approval) -> Approval: ...
 
-    async def approval(self, approval_id: str) -> Approval | None: ...
-
-    async def answer_approval(
-        self,
-        approval_id: str,
-        outcome: Literal["approved", "refused", "expired"],
-        *,
-        answered_by: str = "",
-        comment: str = "",
-    ) -> Approval | None:
-        """The approval as it is now; None if somebody answered before."""
+    async def approval(self, approval_id: str) -> Approval:
+        """`NotFound` if there is none."""
         ...
 
-    async def open_approvals(self, session_id: str = "", agent_id: str = "") -> list[Approval]: ...
+    async def answer_approval(
+        self, approval_id: str, outcome: Literal["approved", "refused"], *, by: str = "", comment: str = ""
+    ) -> Approval:
+        """`NotNow` if somebody answered before, or it has expired."""
+        ...
+
+    async def expire_approvals(self) -> list[Approval]:
+        """Those whose time is up, and that no other call has told as expired."""
+        ...
+
+    async def open_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]: ...
+
+
+def page_after(size: int, *position: float | str) -> Page:
+    """The page that begins after a row: its number, or of several sessions its time, its session and its number."""
+    return Page(size, encode_token(*position))
 
 
 class Decision(Protocol):
@@ -127,6 +132,11 @@ class LineResult(Protocol):
         """Why it is not known; empty if it is."""
         ...
 
+    @property
+    def open(self) -> bool:
+        """Whether something stands on the line after them."""
+        ...
+
 
 class Rulebook(Protocol):
     """The rules of the service, as the sessions ask them. All pure."""
@@ -156,8 +166,10 @@ class Rulebook(Protocol):
 
     def line_guard(self) -> LineGuard: ...
 
-    def next_deadline(self, record: SessionRecord, now: float, *, busy: bool) -> tuple[float, DeadlineKind] | None:
-        """When something has to be done about a session, and what."""
+    def next_deadline(
+        self, record: SessionRecord, now: float, *, busy: bool, lifetime_warned: bool
+    ) -> tuple[float, DeadlineKind] | None:
+        """When something has to be done about a session, and what; it may be overdue."""
         ...
 
 

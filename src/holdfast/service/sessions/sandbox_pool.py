@@ -132,8 +132,8 @@ class SandboxPool:
         unused = [line for line in self._lines.values() if not line.users]
         if not unused:
             raise Exhausted(
-                f"sandbox {address!r}: the service is connected to {len(self._lines)} others already, and all are in "
-                "use: that is max_sandboxes",
+                f"sandbox {address!r}: the service is connected to {len(self._lines)} others, and all are in use: "
+                "that is max_sandboxes",
                 reason="TOO_MANY_SANDBOXES",
             )
         oldest = min(unused, key=lambda line: line.last_used)
