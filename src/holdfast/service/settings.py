@@ -80,8 +80,6 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     close_grace: float = 5.0
     #: How long `CloseSession` waits for the replica that writes the close down.
     close_wait: float = 10.0
-    #: Before its lifetime is over, a session's owner is warned this early: time to save what is worth it.
-    lifetime_warning: float = 60.0
     #: How long an input may wait for the terminal to take it (a program that does not read) before the caller hears
     #: of it. What was accepted stays typed.
     input_seconds: float = 30.0

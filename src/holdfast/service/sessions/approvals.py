@@ -16,7 +16,7 @@ from holdfast.service.clock import Clock
 from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
 from holdfast.service.problems import Denied, NotFound, Problem, TooLate
 from holdfast.service.sessions.events import NoticeBell, event_entry
-from holdfast.service.sessions.ports import Decision, Redact, SessionStore
+from holdfast.service.sessions.ports import Redact, SessionStore
 from holdfast.service.sessions.timers import TimerHeap
 
 #: Types what was held, once it is allowed.
@@ -46,7 +46,7 @@ class Approvals:
         self._deliver = deliver
 
     async def ask(
-        self, record: SessionRecord, command_id: str, command: str, decision: Decision, *, held: bool
+        self, record: SessionRecord, command_id: str, command: str, rule: str, reason: str, *, held: bool
     ) -> Approval:
         """Write the request down and tell of it. `held`: the command is typed by whoever approves it; otherwise its
         caller waits and runs it."""
@@ -56,14 +56,14 @@ class Approvals:
             session_id=record.session_id,
             agent_id=record.agent_id,
             command=self._redact(command),
-            reason=decision.reason,
+            reason=reason,
             asked_at=now,
             expires_at=now + record.policy.approval_timeout,
             command_id=command_id,
             data=command.encode() if held else b"",
         )
         await self._store.add_approval(approval)
-        body = {"verdict": "ask", "command": approval.command, "rule": decision.rule, "reason": decision.reason}
+        body = {"verdict": "ask", "command": approval.command, "rule": rule, "reason": reason}
         await self._store.append(
             [
                 AuditEntry(
@@ -78,7 +78,7 @@ class Approvals:
                     record,
                     now,
                     "APPROVAL_REQUESTED",
-                    f"{approval.command}: {decision.reason}",
+                    f"{approval.command}: {reason}",
                     approval_id=approval.approval_id,
                     command_id=command_id,
                 ),

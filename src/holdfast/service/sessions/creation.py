@@ -82,8 +82,8 @@ class Creation:
             )
         if not (0 < request.cols < 10_000 and 0 < request.rows < 10_000):
             raise Invalid("cols, rows: from 1 to 9999", reason="BAD_SIZE", field="cols")
-        policy = manager.rules.resolve(agent_id, request.policy)
-        environment = manager.rules.check_environment(policy, request.environment)
+        policy = manager.rules.resolve(agent_id, request, operator=caller.role == "operator")
+        environment = manager.rules.environment(policy, request.environment)
         now = manager.clock.time()
         record = SessionRecord(
             session_id=f"ses-{secrets.token_hex(10)}",
@@ -93,7 +93,7 @@ class Creation:
             policy=policy,
             created_at=now,
             last_activity_at=now,
-            initial_cwd=manager.rules.check_cwd(policy, request.initial_cwd),
+            initial_cwd=manager.rules.cwd(policy, request.initial_cwd),
             # Until it is open: nobody can ask for it.
             state="UNKNOWN",
             shell=request.shell,
@@ -129,6 +129,7 @@ class Creation:
         await manager.store.append(
             [AuditEntry(session_id, manager.clock.time(), record.agent_id, "session_created", "", body)]
         )
+        await self._make_directories(record)
         now, token = await manager.desk(record).live.open(environment, plan)
         if now.state in ("CLOSED", "ERROR"):
             raise NotNow(f"the session ended before its first prompt: {now.reason}", reason="SESSION_CLOSED")
@@ -141,6 +142,12 @@ class Creation:
         except HoldfastError as error:
             raise problem_of(error, record.sandbox) from error
         return self._plan(record.policy, info)
+
+    async def _make_directories(self, record: SessionRecord) -> None:
+        """An agent's workspace is there from its first session on."""
+        async with self._manager.pool.use(record.sandbox) as api:
+            for path in record.policy.writable:
+                await api.files.make_dir(path)
 
     async def _opened(self, record: SessionRecord, plan: Enforcement, now: Now) -> SessionRecord:
         manager = self._manager

@@ -95,12 +95,12 @@ class ShellFollower(Follower):
             printed += self._count(found)
             seq = found.next_seq - 1
             if found.chunks:
-                self.touched()
+                self.touched("output")
             # The exit has a number of its own, after all output.
             if found.exited and (not found.chunks or seq > found.chunks[-1].seq):
                 self.last_exit_code = found.exit_code
                 self.counted()
-                self.touched()
+                self.touched("output")
                 duration = max(0.0, around.clock.time() - command.at)
                 around.tell(Told("command_ended", "shell", duration))
                 body = self.excerpt(bytes(excerpt), printed)

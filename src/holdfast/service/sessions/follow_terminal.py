@@ -152,7 +152,7 @@ class TerminalFollower(Follower):
                 state = "ERROR" if event.state == "ERROR" else "CLOSED"
                 self._ended = Ending(state, event.reason, event.exit_code)  # type: ignore[arg-type]
         if events:
-            self.touched()
+            self.touched("output")
         return entries
 
     def _print(self, data: bytes) -> None:

@@ -104,8 +104,10 @@ class Follower:
 
     # --- what happened -------------------------------------------------------------------------------------------
 
-    def touched(self) -> None:
-        """Somebody typed, or something was printed."""
+    def touched(self, by: Literal["input", "output"]) -> None:
+        """Somebody typed, or something was printed: activity, if the policy counts it as such."""
+        if by not in self.record.policy.activity:
+            return
         self.record = msgspec.structs.replace(
             self.record, last_activity_at=self.around.clock.time(), warned_at=None
         )

@@ -17,6 +17,9 @@ import msgspec
 from holdfast.service.api import AuditFilter, Control, InputTaken, RunRequest, RunResult
 from holdfast.service.clock import Clock
 from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
+from holdfast.service.policy.engine import refusal
+from holdfast.service.policy.profiles import Verdict
+from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, Invalid, NotNow
 from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.events import event_entry
@@ -24,13 +27,15 @@ from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
 from holdfast.service.sessions.leases import Leases
 from holdfast.service.sessions.live import Live, Now
 from holdfast.service.sessions.live_shell import ShellLive, command_text
-from holdfast.service.sessions.ports import LineGuard, Redact, Rulebook, SessionStore, Tell, Told, Verdict
+from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
+from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.model import Page
 
 #: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
 _LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
+_STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 
 
 class Judged(NamedTuple):
@@ -41,17 +46,23 @@ class Judged(NamedTuple):
     commands: tuple[str, ...] = ()
     rule: str = ""
     reason: str = ""
-    #: Whether something is left on the line that was not run.
-    open: bool = False
+    #: The line once it is typed.
+    line: LineBuffer = LineBuffer()
+
+    @property
+    def open(self) -> bool:
+        """Whether something stands on the line then."""
+        return self.line != LineBuffer()
 
 
 class Desk:
     """Where the callers of one session queue up in this replica."""
 
-    def __init__(self, live: Live, guard: LineGuard) -> None:
+    def __init__(self, live: Live) -> None:
         self.live = live
         self.lock = asyncio.Lock()
-        self.guard = guard
+        #: What stands on the command line, as far as the rules need to know it.
+        self.line = LineBuffer()
         #: The row of the last input that we sent: if the log has a later one, another replica typed since.
         self.last_row = 0
 
@@ -111,14 +122,10 @@ class InputDesk:
         for control in controls:
             if control.type == "RESIZE" and not (0 < control.cols < 10_000 and 0 < control.rows < 10_000):
                 raise Invalid("actions: RESIZE needs cols and rows", reason="BAD_SIZE", field="actions")
-            if control.type in _SIGNALS:
-                decision = self.rules.decide_signal(record.policy, control.type)
-                if decision.verdict != "allow":
-                    raise Denied(
-                        f"actions: {control.type} is not allowed: {decision.reason}",
-                        reason="POLICY_DENIED",
-                        rule=decision.rule,
-                    )
+            if control.type != "RESIZE":
+                decision = self.rules.signal(record, control.type)
+                if not decision.allowed:
+                    raise refusal(decision)
         if isinstance(desk.live, ShellLive):
             desk.live.check_controls(controls)
 
@@ -140,18 +147,17 @@ class InputDesk:
         repeated = bool(request_id) and await self._is_written(record, command_id)
         if not repeated:
             judged = await self._judge(record, desk, now, data, controls)
-            if judged.verdict != "allow":
-                desk.guard.revert()
             if judged.verdict == "deny":
                 await self._deny(caller, record, command_id, "; ".join(judged.commands), judged)
             if judged.verdict == "ask":
+                command = "\n".join(judged.commands)
                 approval = await self.approvals.ask(
-                    record, command_id, "\n".join(judged.commands), _Decided(judged), held=True
+                    record, command_id, command, judged.rule, judged.reason, held=True
                 )
                 return InputTaken(False, command_id, now.state, approval.approval_id, now.queue_busy or busy)
             entries = self._entries(caller, record, desk, now, command_id, data, controls, judged)
             rows = await self._store.append(entries)
-            desk.last_row = rows[-1].seq
+            desk.last_row, desk.line = rows[-1].seq, judged.line
             self._note(record, command_id, now, data)
         await desk.live.send(command_id, data, controls)
         self._touch(record)
@@ -207,30 +213,32 @@ class InputDesk:
     def _touch(self, record: SessionRecord) -> None:
         follower = self._leases.follower(record.session_id)
         if follower is not None:
-            follower.touched()
+            follower.touched("input")
 
     # --- the rules -----------------------------------------------------------------------------------------------
 
     async def _judge(
         self, record: SessionRecord, desk: Desk, now: Now, data: bytes, controls: Sequence[Control]
     ) -> Judged:
-        policy = record.policy
         if isinstance(desk.live, ShellLive):
-            if not data:
-                return Judged("allow")
-            return self._worst(record, now.cwd, (command_text(data),))
-        if not self.rules.guards_commands(policy):
+            return self._strictest(record, now.cwd, (command_text(data),)) if data else Judged("allow")
+        if not self.rules.is_guarded(record):
             return Judged("allow")
         typed = data + b"".join(b"\x03" for control in controls if control.type == "CTRL_C")
         if not typed:
-            return Judged("allow")
+            return Judged("allow", line=desk.line)
         if now.state == "BUSY" and now.awaiting_input:
             return self._for_a_program(record, now, data)
         await self._know_the_line(record, desk, typed)
-        result = desk.guard.feed(typed)
-        if result.unknown:
-            return Judged("deny", reason=f"what these keys make of the line is not known: {result.unknown}")
-        return self._worst(record, now.cwd, tuple(result.commands))._replace(open=result.open)
+        result = self.rules.input(record, desk.line, typed, now.cwd)
+        decision, lines = result.decision, result.lines
+        judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
+        if judged.verdict == "ask" and (not lines or judged.open):
+            # What somebody allows must be all that is typed.
+            return judged._replace(
+                verdict="deny", reason=f"{decision.reason}; it could not be held for an approval"
+            )
+        return judged
 
     def _for_a_program(self, record: SessionRecord, now: Now, data: bytes) -> Judged:
         """A program waits for input: its line is not a command. What is behind that line may reach the shell."""
@@ -240,7 +248,7 @@ class InputDesk:
                 "deny", reason="keys that leave the program, and more behind them: send them by themselves"
             )
         lines = tuple(line for line in rest.decode("utf-8", "replace").split("\n") if line.strip())
-        judged = self._worst(record, now.cwd, lines)
+        judged = self._strictest(record, now.cwd, lines)
         # Nobody could tell what it would have been typed into by the time of an answer.
         return judged._replace(verdict="deny") if judged.verdict == "ask" else judged
 
@@ -252,7 +260,7 @@ class InputDesk:
             return
         body = msgspec.json.decode(rows[0].body, type=dict[str, Any])
         if not body.get("open") or typed.startswith(b"\x03"):
-            desk.guard.reset()
+            desk.line = LineBuffer()
             return
         raise Denied(
             "what stands on the line was typed elsewhere: send CTRL_C first",
@@ -260,17 +268,14 @@ class InputDesk:
             session_id=record.session_id,
         )
 
-    def _worst(self, record: SessionRecord, cwd: str, commands: tuple[str, ...]) -> Judged:
-        worst = Judged("allow", commands)
-        if not self.rules.guards_commands(record.policy):
-            return worst
-        for command in commands:
-            decision = self.rules.decide_command(record.policy, command, cwd)
-            if decision.verdict == "deny":
-                return Judged("deny", (command,), decision.rule, decision.reason)
-            if decision.verdict == "ask" or not worst.rule:
-                worst = Judged(decision.verdict, commands, decision.rule, decision.reason)
-        return worst
+    def _strictest(self, record: SessionRecord, cwd: str, commands: tuple[str, ...]) -> Judged:
+        if not self.rules.is_guarded(record):
+            return Judged("allow", commands)
+        found = [self.rules.command(record, command, cwd) for command in commands]
+        decision = max(found, key=lambda each: _STRICTNESS[each.verdict], default=None)
+        if decision is None:
+            return Judged("allow", commands)
+        return Judged(decision.verdict, commands, decision.place, decision.reason)
 
     async def _deny(
         self, caller: Caller, record: SessionRecord, command_id: str, command: str, judged: Judged
@@ -321,11 +326,13 @@ class InputDesk:
         now = await desk.live.now()
         approval_id = ""
         if not request.request_id or not await self._is_written(record, command_id):
-            judged = self._worst(record, now.cwd, (command,))
+            judged = self._strictest(record, now.cwd, (command,))
             if judged.verdict == "deny":
                 await self._deny(caller, record, command_id, command, judged)
             if judged.verdict == "ask":
-                approval = await self.approvals.ask(record, command_id, command, _Decided(judged), held=False)
+                approval = await self.approvals.ask(
+                    record, command_id, command, judged.rule, judged.reason, held=False
+                )
                 approval_id = approval.approval_id
                 await self.approvals.wait(approval, timeout)
             await self._write_command(caller, record, desk, command_id, command, judged)
@@ -361,7 +368,7 @@ class InputDesk:
         async with desk.lock:
             rows = await self._store.append([self._entry(record, "command", command_id, body)])
             desk.last_row = rows[-1].seq
-            desk.guard.reset()  # what stood on the line is deleted before a command is typed
+            desk.line = LineBuffer()  # what stood there is deleted before a command is typed
         self._note(record, command_id, now, data + b"\n")
 
     # --- what was allowed later ----------------------------------------------------------------------------------
@@ -375,15 +382,6 @@ class InputDesk:
         async with desk.lock:
             await desk.live.type_command(approval.command_id, command)
         self._touch(record)
-
-
-class _Decided:
-    """A judgement as a decision."""
-
-    def __init__(self, judged: Judged) -> None:
-        self.verdict: Verdict = judged.verdict
-        self.rule = judged.rule
-        self.reason = judged.reason
 
 
 def _rule(judged: Judged) -> dict[str, Any]:

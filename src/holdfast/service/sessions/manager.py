@@ -53,13 +53,13 @@ from holdfast.service.sessions.ports import (
     FindUsage,
     PlanEnforcement,
     Redact,
-    Rulebook,
     SessionStore,
     Tell,
     as_is,
     no_usage,
     tell_nobody,
 )
+from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.sessions.timers import SessionTimers, TimerHeap, background
 from holdfast.service.settings import ServiceSettings
@@ -191,7 +191,7 @@ class SessionManager:
     def desk(self, record: SessionRecord) -> Desk:
         desk = self._desks.get(record.session_id)
         if desk is None:
-            desk = Desk(self.live(record), self.rules.line_guard())
+            desk = Desk(self.live(record))
             if not record.over:
                 self._desks[record.session_id] = desk
                 self._forget_desks()

@@ -1,7 +1,6 @@
-"""What the sessions need of the parts around them, as interfaces: the store, the rules, the monitor; pure.
+"""What the sessions need of the parts around them, as interfaces: the store, enforcement, the monitor; pure.
 
-The real ones are `service.store` and `service.policy`; tests have small ones in memory. A type checker holds both
-to these.
+The real store is `service.store`; tests have a small one in memory. A type checker holds both to these.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
 from holdfast.model import EnvironmentInfo, Limits
-from holdfast.service.api import AuditFilter, PolicyRequest
+from holdfast.service.api import AuditFilter
 from holdfast.service.model import (
     Approval,
     AuditEntry,
@@ -24,8 +23,6 @@ from holdfast.service.model import (
 from holdfast.service.store.model import Fence, Lease, Notice, Page, SessionFilter
 from holdfast.service.store.pages import encode_token
 
-Verdict = Literal["allow", "deny", "ask"]
-DeadlineKind = Literal["idle_warning", "idle_close", "lifetime_warning", "lifetime_end"]
 #: Replaces secrets in a text.
 Redact = Callable[[str], str]
 
@@ -88,89 +85,6 @@ class SessionStore(Protocol):
 def page_after(size: int, *position: float | str) -> Page:
     """The page that begins after a row: its number, or of several sessions its time, its session and its number."""
     return Page(size, encode_token(*position))
-
-
-class Decision(Protocol):
-    """What the rules say of something."""
-
-    @property
-    def verdict(self) -> Verdict: ...
-
-    @property
-    def rule(self) -> str:
-        """Where it is written: `rules.toml:14`."""
-        ...
-
-    @property
-    def reason(self) -> str: ...
-
-
-class LineGuard(Protocol):
-    """What stands on one session's command line, from the keys that were typed."""
-
-    def reset(self) -> None:
-        """A new prompt is shown: the line is empty."""
-        ...
-
-    def feed(self, data: bytes) -> LineResult:
-        """What these keys make of it. The line is left as it was if the result is not typed: see `revert`."""
-        ...
-
-    def revert(self) -> None:
-        """The keys of the last `feed` were not typed."""
-        ...
-
-
-class LineResult(Protocol):
-    """Whole lines that are run by the keys, and whether it is still known what the line is."""
-
-    @property
-    def commands(self) -> Sequence[str]: ...
-
-    @property
-    def unknown(self) -> str:
-        """Why it is not known; empty if it is."""
-        ...
-
-    @property
-    def open(self) -> bool:
-        """Whether something stands on the line after them."""
-        ...
-
-
-class Rulebook(Protocol):
-    """The rules of the service, as the sessions ask them. All pure."""
-
-    def max_sessions(self, agent_id: str) -> int: ...
-
-    def resolve(self, agent_id: str, request: PolicyRequest) -> Policy:
-        """`Denied` or `Invalid` for what may not be had."""
-        ...
-
-    def check_environment(self, policy: Policy, environment: dict[str, str]) -> dict[str, str]:
-        """What the session gets: those of the request that are allowed, with those that the profile sets. `Denied`
-        for one that is refused."""
-        ...
-
-    def check_cwd(self, policy: Policy, cwd: str) -> str:
-        """The directory, the policy's first if empty. `Denied` outside of the allowed ones."""
-        ...
-
-    def guards_commands(self, policy: Policy) -> bool:
-        """Whether any command could be refused."""
-        ...
-
-    def decide_command(self, policy: Policy, command: str, cwd: str) -> Decision: ...
-
-    def decide_signal(self, policy: Policy, name: str) -> Decision: ...
-
-    def line_guard(self) -> LineGuard: ...
-
-    def next_deadline(
-        self, record: SessionRecord, now: float, *, busy: bool, lifetime_warned: bool
-    ) -> tuple[float, DeadlineKind] | None:
-        """When something has to be done about a session, and what; it may be overdue."""
-        ...
 
 
 class Enforcement(Protocol):

@@ -1,7 +1,7 @@
 """What is done to sessions because time has passed: idle warnings, closing, the end of their lifetime.
 
 One heap and one timer of the injected clock for all sessions of this replica. When something is due is the rules'
-decision (`Rulebook.next_deadline`); a deadline that moved meanwhile is looked at again, not searched in the heap.
+decision (`policy.keep_alive`); a deadline that moved meanwhile is looked at again, not searched in the heap.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, Timer
 from holdfast.service.model import EventType
+from holdfast.service.policy.keep_alive import Deadline, Due
 from holdfast.service.problems import Problem
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.follower import Follower
-from holdfast.service.sessions.ports import DeadlineKind, Rulebook, SessionStore
+from holdfast.service.sessions.ports import SessionStore
+from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store.model import Page
 
 #: Called with the session and why: closes it in the background.
@@ -109,15 +111,15 @@ class SessionTimers:
         session_id = follower.record.session_id
         due = self._next(follower)
         if due is not None and not follower.over.is_set():
-            self._heap.set(session_id, due[0], lambda: self._due(follower))
+            self._heap.set(session_id, due.when, lambda: self._due(follower))
 
     def forget(self, session_id: str) -> None:
         self._heap.drop(session_id)
         self._lifetime_warned.discard(session_id)
 
-    def _next(self, follower: Follower) -> tuple[float, DeadlineKind] | None:
+    def _next(self, follower: Follower) -> Deadline | None:
         record = follower.record
-        return self._rules.next_deadline(
+        return self._rules.deadline(
             record,
             self._clock.time(),
             busy=follower.busy,
@@ -130,18 +132,18 @@ class SessionTimers:
     async def _act(self, follower: Follower) -> None:
         session_id, now = follower.record.session_id, self._clock.time()
         due = self._next(follower)
-        if due is None or due[0] > now or follower.over.is_set():
+        if due is None or due.when > now or follower.over.is_set():
             self.watch(follower)
             return
         try:
-            await self._do(due[1], follower, now)
+            await self._do(due.what, follower, now)
         except Problem:
             # The database or the sandbox cannot be had now: again, not at once.
             self._heap.set(session_id, now + 1.0, lambda: self._due(follower))
             return
         self.watch(follower)
 
-    async def _do(self, what: DeadlineKind, follower: Follower, now: float) -> None:
+    async def _do(self, what: Due, follower: Follower, now: float) -> None:
         record, policy = follower.record, follower.record.policy
         match what:
             case "idle_warning":
