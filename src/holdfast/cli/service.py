@@ -209,10 +209,13 @@ def check_rules(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file with rules.")], as_json: JsonOption = False
 ) -> int:
     """Tell whether rules are right; if not, where and what is expected."""
-    from holdfast.service.rulebook import read_rules, shown_rules
+    from holdfast.service.rules_file import read_rules, shown_rules
 
-    rules = read_rules(file)
-    print(json.dumps(shown_rules(rules)) if as_json else f"{file}: {_summary(shown_rules(rules))}")
+    shown = shown_rules(read_rules(file))
+    if as_json:
+        print(json.dumps(shown))
+    else:
+        print(f"{file}: {len(shown['profiles'])} profiles, {len(shown['agents'])} agents")
     return 0
 
 

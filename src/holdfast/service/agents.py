@@ -1,30 +1,27 @@
-"""Those who may call, as an operator handles them: made, listed, given another token, removed, each time with a row.
+"""Those who may call, as an operator handles them: made, listed, given another token, removed; each with a row.
 
 Works on the store alone. A token leaves this module once, as the answer; the store has its hash.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from holdfast.service.access import hash_token, new_token
 from holdfast.service.model import SERVICE_STREAM, AuditEntry, Role
+from holdfast.service.policy.profiles import valid_agent_id
 from holdfast.service.problems import Exists, Invalid
 from holdfast.service.store import Agent, Store
 
-#: A name stands in audit rows, in rules and on command lines.
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/-]{0,99}")
 #: Who the first start makes.
 FIRST_OPERATOR: Final = "operator"
 
 
 async def add(store: Store, name: str, role: Role = "agent", profile: str = "") -> str:
     """Make an agent; its token. `Exists` if there is one of this name."""
-    if not _NAME.fullmatch(name):
+    if not valid_agent_id(name):
         raise Invalid(
-            f"{name!r}: a name has letters, digits and . _ @ : / -, begins with a letter or digit and is at most"
-            " 100 long",
+            f"{name!r}: a name has letters, digits and . _ @ -, begins with none of . @ - and is at most 128 long",
             reason="AGENT_NAME",
         )
     token = new_token()
