@@ -57,8 +57,9 @@ class Cluster:
         log = str(self._place / "log")
         self._control("start", "-l", log, "-o", f"{options} -k {self._place}")
 
-    def stop(self) -> None:
-        self._control("stop", "-m", "immediate")
+    def stop(self, mode: str = "immediate") -> None:
+        """`immediate` loses what was not yet on the disk, `fast` does not."""
+        self._control("stop", "-m", mode)
 
     def new_database(self) -> str:
         name = f"test_{next(self._count)}"
