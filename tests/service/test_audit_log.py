@@ -1,4 +1,4 @@
-"""The audit log in the database: numbered without a gap, chained, told to listeners, read by pages, written in groups."""
+"""The audit log in the database: numbered, chained, told to listeners, read by pages, written in groups."""
 
 from __future__ import annotations
 
