@@ -1,0 +1,140 @@
+"""What happens in a session's shell, as rows of the audit log: how each command ended, and how the shell did.
+
+The position of such a session is the number of the last command row whose end is written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from holdfast.errors import UnknownProcess
+from holdfast.exec_api import ExecApi
+from holdfast.model import ReadResult
+from holdfast.service.sessions.command_log import CommandLog, LoggedCommand
+from holdfast.service.sessions.follower import END_POSITION, Ending, Follower
+from holdfast.service.sessions.ports import Told
+
+#: A command's row is written before the shell has it: so long, and so often, it is looked for there. Only another
+#: replica's takes longer than a moment.
+_LOOK_SECONDS: Final = 0.05
+_LOOKS: Final = 100
+
+
+class ShellFollower(Follower):
+    """A session with a shell."""
+
+    async def follow(self) -> Ending:
+        around, session_id = self.around, self.record.session_id
+        number = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
+        commands = CommandLog(around.store, around.bell, session_id)
+        async with around.pool.hold(self.record.sandbox) as api:
+            ending = asyncio.ensure_future(self._ending(api))
+            try:
+                with commands.watch() as news:
+                    while True:
+                        news.clear()
+                        for command in await commands.after(number):
+                            await self._command(api, command, ending)
+                            number = command.number
+                        if ending.done():
+                            # A command that ended the shell has its row by now.
+                            if not await commands.after(number):
+                                return ending.result()
+                            continue
+                        ring = asyncio.ensure_future(news.wait())
+                        try:
+                            await asyncio.wait([ring, ending], return_when=asyncio.FIRST_COMPLETED)
+                        finally:
+                            ring.cancel()
+            finally:
+                ending.cancel()
+                await asyncio.wait([ending])
+
+    async def _ending(self, api: ExecApi) -> Ending:
+        """Wait for the shell's own end. What background jobs print late is counted."""
+        session_id, seq = self.record.session_id, 0
+        while True:
+            try:
+                found = await api.read(session_id, after_seq=seq, wait=self.around.settings.follow_seconds)
+            except UnknownProcess:
+                await api.describe_shell(session_id)  # raises, if it is gone
+                raise
+            self._count(found)
+            seq = found.next_seq - 1
+            if found.exited:
+                break
+        status = await api.describe_shell(session_id)
+        # An exit that nobody asked for by `exit` is one by a signal.
+        crashed = status.exit_code is not None and status.exit_code > 128 and "exited" not in status.reason
+        return Ending("ERROR" if crashed else "CLOSED", status.reason or "the shell ended", status.exit_code)
+
+    async def _command(self, api: ExecApi, command: LoggedCommand, ending: asyncio.Task[Ending]) -> None:
+        around = self.around
+        excerpt, printed, seq = bytearray(), 0, 0
+        self.became(busy=True)
+        while True:
+            try:
+                found = await self._read(api, command, seq, ending)
+            except UnknownProcess:
+                found = None
+            if found is None:
+                body = self.excerpt(bytes(excerpt), printed)
+                lost = self.entry(
+                    "command_ended",
+                    command.command_id,
+                    exit_code=None,
+                    detail="it did not run, or is forgotten",
+                    **body,
+                )
+                await self.write([lost], command.number)
+                break
+            for chunk in found.chunks:
+                excerpt += chunk.data[: max(0, around.settings.audit_excerpt_bytes - len(excerpt))]
+            printed += self._count(found)
+            seq = found.next_seq - 1
+            if found.chunks:
+                self.touched("output")
+            # The exit has a number of its own, after all output.
+            if found.exited and (not found.chunks or seq > found.chunks[-1].seq):
+                self.last_exit_code = found.exit_code
+                self.counted()
+                self.touched("output")
+                duration = max(0.0, around.clock.time() - command.at)
+                around.tell(Told("command_ended", "shell", duration))
+                body = self.excerpt(bytes(excerpt), printed)
+                ended = self.entry(
+                    "command_ended",
+                    command.command_id,
+                    exit_code=found.exit_code,
+                    duration=round(duration, 6),
+                    **body,
+                )
+                await self.write([ended], command.number)
+                break
+        self.became(busy=False)
+
+    async def _read(
+        self, api: ExecApi, command: LoggedCommand, seq: int, ending: asyncio.Task[Ending]
+    ) -> ReadResult | None:
+        for _ in range(_LOOKS):
+            with contextlib.suppress(UnknownProcess):
+                return await api.read(
+                    command.command_id,
+                    after_seq=seq,
+                    max_bytes=self.around.settings.follow_bytes,
+                    wait=self.around.settings.follow_seconds,
+                )
+            if seq or ending.done():
+                return None
+            await asyncio.sleep(_LOOK_SECONDS)
+        return None
+
+    def _count(self, found: ReadResult) -> int:
+        """Bytes printed, those that are lost among them."""
+        count = sum(len(chunk.data) for chunk in found.chunks) + sum(gap.length for gap in found.gap)
+        self.output_bytes += count
+        if count:
+            self.around.tell(Told("output", "shell", count))
+        return count
