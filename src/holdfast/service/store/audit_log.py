@@ -35,7 +35,7 @@ class AuditLog:
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
         """Write these down, all or none, each as the next row of its session; returns the rows once on disk.
 
-        With a fence: only if its lease still holds (else `NotNow`, LEASE_LOST), and with the session's
+        Rows of several sessions are returned session by session. With a fence: only if its lease still holds (else `NotNow`, LEASE_LOST), and with the session's
         `audited_token` moved to the fence's. Was that reached before, these were written before: nothing is done.
         """
         for entry in entries:
