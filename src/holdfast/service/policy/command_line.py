@@ -253,7 +253,7 @@ class _Look:
             return name == "time"
         if name == "xargs":
             replaced = taken.values.get("I", Word("")).text
-            rest = (*(LATER if replaced and replaced in word.text else word for word in rest), LATER)
+            rest = (*(_filled_in(word, replaced) for word in rest), LATER)
         if name == "watch" and not taken.given & {"x", "exec"}:
             self._joined(rest, via, _DIALECTS["sh"])
             return False
@@ -301,10 +301,12 @@ class _Look:
 
     def _script(self, words: tuple[Word, ...], via: tuple[str, ...], dialects: tuple[bool, ...]) -> None:
         for word in words[:1]:
+            # Of a script that is not all known, what is known still counts: `sh -c "rm $x"` runs rm.
+            text = word.text if word.known else word.text.removeprefix('"').removesuffix('"')
+            for posix in dialects:
+                self._reading.script(text, self._depth + SCRIPT_LEVELS, posix=posix, via=via)
             if not word.exact:
                 raise NotKnown(f"the script `{word.text[:80]}` of `{via[-1]}` is known only when it runs")
-            for posix in dialects:
-                self._reading.script(word.text, self._depth + SCRIPT_LEVELS, posix=posix, via=via)
 
     def _joined(self, words: tuple[Word, ...], via: tuple[str, ...], dialects: tuple[bool, ...]) -> None:
         if any(not word.exact for word in words):
@@ -344,9 +346,14 @@ class _Look:
                 at += 1
                 continue
             end = next((i for i in range(at + 1, len(words)) if words[i].text in (";", "+")), len(words))
-            inner = tuple(LATER if "{}" in word.text else word for word in words[at + 1 : end])
+            inner = tuple(_filled_in(word, "{}") for word in words[at + 1 : end])
             if inner:
                 self._run(inner, redirections, via)
             at = end + 1
         if strays or any(word.splits for word in words[1:]):
             raise NotKnown("`find` may be given a command that is known only when it runs")
+
+
+def _filled_in(word: Word, mark: str) -> Word:
+    """A word in which a program puts something in the mark's place."""
+    return Word(word.text, known=False, quoted=True) if mark and mark in word.text else word

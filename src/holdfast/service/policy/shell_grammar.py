@@ -33,7 +33,7 @@ _NAMED_COPROC: Final = re.compile(
 )
 _PARENTHESES: Final = re.compile(r"\([ \t]*\)")
 _TIME: Final = re.compile(r"time[ \t]+(-p(?=[ \t])|(?=-))?")
-_IN: Final = re.compile(r"in(?=[ \t\n;])")
+_IN: Final = re.compile(r"in(?=[ \t\n;]|\Z)")
 _END: Final = "the end"
 
 

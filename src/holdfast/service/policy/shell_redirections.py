@@ -1,7 +1,7 @@
-"""Redirections, here-documents and the ends of lines, which belong together: a here-document's text begins where its
-line ends. Pure.
+"""Redirections, here-documents and the ends of lines; pure.
 
-A command that is given such a text is told once that is read, since a shell may read commands from it.
+They belong together: a here-document's text begins where its line ends. A command that is given such a
+text is told once that is read, since a shell may read commands from it.
 """
 
 from __future__ import annotations

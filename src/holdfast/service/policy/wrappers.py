@@ -147,7 +147,10 @@ OPAQUE: Final[dict[str, str]] = {
 }
 #: What runs on while the prompt is back, or after the session.
 BACKGROUND: Final = frozenset(
-    "nohup setsid disown bg tmux screen at batch crontab systemd-run start-stop-daemon daemonize".split()
+    [
+        *("nohup", "setsid", "disown", "bg", "tmux", "screen", "at", "batch", "crontab"),
+        *("systemd-run", "start-stop-daemon", "daemonize"),
+    ]
 )
 
 
