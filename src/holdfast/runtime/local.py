@@ -52,6 +52,7 @@ from holdfast.model import (
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_bytes, check_spec
+from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.confine.offers import Offer, offers, words
 from holdfast.runtime.files import LocalFiles
 from holdfast.runtime.kept import Keeping
@@ -67,7 +68,7 @@ from holdfast.runtime.recorded import Past, Recorded
 from holdfast.runtime.shells import Shells
 from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.spawn import write_all
-from holdfast.runtime.starting import Started, Starter, starts_at_once
+from holdfast.runtime.starting import Started, Starter, is_jailed, starts_at_once
 from holdfast.runtime.terminals import Terminals
 from holdfast.runtime.tree_usage import Activity, Asked, UsageSampler
 
@@ -243,6 +244,8 @@ class LocalExec:
         process.tree.leader_lives = process.running
         if process.running:
             self._leaders.add(process.pid)
+        if process.jail is not None and process.running:
+            process.jail.find()
         if past.closed_at is None:
             if self._cgroups is not None and started.notes is not None:
                 self._cgroups.rejoin(process.tree, started.notes.key)
@@ -281,6 +284,7 @@ class LocalExec:
             on_growth=self._spool_grew,
             internal=on_exit is not None and not spec.tty,
             notes=started.notes,
+            jail=started.jail or (Jail(started.pid) if is_jailed(spec) else None),
         )
 
     # --- one process -----------------------------------------------------------------------------------------

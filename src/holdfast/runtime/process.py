@@ -91,6 +91,7 @@ class ManagedProcess(Recorded):
         on_growth: Callable[[], None],
         internal: bool = False,
         notes: Notes | None = None,
+        jail: Jail | None = None,
     ) -> None:
         """`follow` it next; it was started on these `outputs`."""
         super().__init__(
@@ -111,9 +112,8 @@ class ManagedProcess(Recorded):
         self.tree = tree
         self.pid = tree.leader
         #: What it runs in, if the process that we started is bwrap.
-        jailed = spec.confinement is not None and spec.confinement.mode == "bubblewrap"
-        self.jail = Jail(tree.leader) if jailed else None
-        tree.leader_waits = jailed
+        self.jail = jail
+        tree.leader_waits = jail is not None
         self.size = (spec.size or TerminalSize()) if spec.tty else None
         make_input = InputQueue if notes is None else notes.input
         self.input = make_input(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
@@ -131,8 +131,6 @@ class ManagedProcess(Recorded):
         if self.running:
             self._pidfd = os.pidfd_open(self.pid)
             self._poller.watch(self._pidfd, self._leader_ended)
-            if self.jail is not None:
-                self.jail.find()
         for kind, fd in outputs.items():
             self.watch(kind, fd)
 

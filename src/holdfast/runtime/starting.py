@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
 from holdfast.runtime.confine.composing import compose, environment_for
+from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.oom import OomScore
 from holdfast.runtime.process import set_terminal_size
@@ -56,8 +57,9 @@ class Started(NamedTuple):
     stdin: int
     #: What was written down of it, under a keeper.
     notes: Notes | None = None
-    #: Where it is, if it had to be there from the beginning.
+    #: Where it is, if it had to be there from the beginning; and what it is in, if that was seen to stand.
     cgroup: Cgroup | None = None
+    jail: Jail | None = None
 
     def undo(self) -> None:
         """Kill it and close our ends, as if it had not been started."""
@@ -133,6 +135,11 @@ def starts_at_once(spec: ProcessSpec) -> bool:
     A user switch, limits and a confinement go through the launcher, and take a while.
     """
     return spec.user is None and spec.limits is None and spec.confinement is None
+
+
+def is_jailed(spec: ProcessSpec) -> bool:
+    """Whether the process that we start is not the program, but what holds it."""
+    return spec.confinement is not None and spec.confinement.mode == "bubblewrap"
 
 
 class Starter:
@@ -211,7 +218,11 @@ class Starter:
                 raise PermissionRefused(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup)
+        jail = None
+        if is_jailed(spec):
+            jail = Jail(pid)
+            await jail.wait_found()
+        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup, jail)
 
     async def _confined(self, spec: ProcessSpec, command: Command) -> Command:
         confinement = spec.confinement

@@ -6,6 +6,7 @@ child of that is the program. Reads /proc. Why not SCM_CREDENTIALS on the contro
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -19,6 +20,10 @@ from holdfast.runtime.process_table import newest_pids, read_entry
 _PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT: Final = 1 << 3
 _INFO: Final = struct.Struct("=QQ11Ii")
+
+
+#: Seconds between looks for a program that is about to be started.
+_LOOK_AGAIN: Final = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
 
 
 class Jail:
@@ -41,6 +46,14 @@ class Jail:
         """Those that are there for the program's sake."""
         self.find()
         return frozenset({self._bwrap, self._first} - {0})
+
+    async def wait_found(self) -> None:
+        """Until the program is there, or was: a jail that stands starts it at once, and no event tells of that."""
+        for pause in _LOOK_AGAIN:
+            self.find()
+            if self._program or not children(self._bwrap):
+                return
+            await asyncio.sleep(pause)
 
     def find(self) -> None:
         """Look who is the program, if it is not known yet."""

@@ -66,8 +66,8 @@ def plan(
 ) -> Plan:
     """What to ask of the sandbox. `Denied` if the policy requires what it does not offer.
 
-    `proxy` is the socket of the filtering proxy, for `allow-list`; `hidden` are paths of the service in this sandbox
-    (its database), which are kept from the session whatever it may read.
+    `proxy` is the socket of the filtering proxy, for `allow-list`; `hidden` are paths of the service in this
+    sandbox (its database), which are kept from the session whatever it may read.
     """
     offered = _Offers(offers)
     mode = offered.mode(policy.sandbox_mode)
@@ -140,9 +140,11 @@ def _works(guard: Guard, policy: Policy, offered: _Offers, confinement: Confinem
         case "filesystem":
             return mode != "none"
         case "network":
-            narrower = confinement.network != "host"
-            wants_list = policy.network == "allow-list"
-            return policy.network == "host" or (narrower and (not wants_list or confinement.network == "proxy"))
+            if policy.network == "host":
+                return True
+            # Root could go back to the machine's network (setns), if neither a mode nor the filter forbids it.
+            kept = confinement.network != "host" and (mode != "none" or confinement.seccomp)
+            return kept and (policy.network == "none" or confinement.network == "proxy")
         case "signals":
             return mode == "bubblewrap" or (mode == "landlock" and offered.landlock >= _SCOPING_ABI)
         case "syscalls":
@@ -164,7 +166,7 @@ def _works(guard: Guard, policy: Policy, offered: _Offers, confinement: Confinem
 
 
 def _limits(policy: Policy, offered: _Offers) -> Limits | None:
-    """What each process is limited to by itself; weaker than a cgroup, and better than nothing where there is none."""
+    """What each process is limited to by itself: weaker than a cgroup, for where there is none."""
     resources = policy.resources
     limits = Limits(
         cpu_seconds=resources.cpu_seconds,
