@@ -406,17 +406,15 @@ async def test_a_stop_ends_streams_with_unavailable_and_lets_commands_finish() -
         sessions.chunks = no_end
         sessions.answers |= {"read_output": for_ever, "run_command": command}
 
-        async def stream() -> list[bytes]:
-            found = []
-            with pytest.raises(ConnectError) as ended:
-                async for each in client.execute_server_stream(
-                    request=pb.StreamOutputRequest(session_id="s1"),
-                    method=connect_method("StreamOutput"),
-                    headers=headers,
-                ):
-                    found.append(each.payload)
-            assert ended.value.code is Code.UNAVAILABLE
-            return found
+        found: list[bytes] = []
+
+        async def stream() -> None:
+            async for each in client.execute_server_stream(
+                request=pb.StreamOutputRequest(session_id="s1"),
+                method=connect_method("StreamOutput"),
+                headers=headers,
+            ):
+                found.append(each.payload)
 
         async def unary(name: str, request: Any) -> Any:
             return await client.execute_unary(request=request, method=connect_method(name), headers=headers)
@@ -428,10 +426,11 @@ async def test_a_stop_ends_streams_with_unavailable_and_lets_commands_finish() -
         running = asyncio.create_task(unary("RunCommand", pb.RunCommandRequest(session_id="s1", command="make")))
         await sessions.until_open(3)
         stopping = asyncio.create_task(fronts.http.stop(30))
-        assert await streaming == [b"first"]
-        with pytest.raises(ConnectError) as ended:
-            await polling
-        assert ended.value.code is Code.UNAVAILABLE
+        for waiting in (streaming, polling):
+            with pytest.raises(ConnectError) as ended:
+                await waiting
+            assert ended.value.code is Code.UNAVAILABLE
+        assert found == [b"first"]
         await sessions.until_open(1)
         finish.set()
         assert (await running).stdout == b"out\n"
@@ -533,7 +532,7 @@ async def test_addresses_that_cannot_be_used_are_said_in_one_line(tmp_path: Path
     missing = TlsFiles(certificate=str(tmp_path / "none.pem"), key=str(tmp_path / "none.key"))
     assert await refused(listen="127.0.0.1:0", tls=missing) == "TLS_FILES"
     for nonsense in ("7401", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:70000", "unix:", ":7401"):
-        with pytest.raises(Invalid, match="BAD_ADDRESS|HOST:PORT|no socket"):
+        with pytest.raises(Invalid, match=r"HOST:PORT|no socket"):
             Fronts(http_settings=HttpSettings(listen=nonsense))
 
 
