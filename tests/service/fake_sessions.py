@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import grpc.aio
 
 from holdfast.service.access import Access, AccessSettings, hash_token
-from holdfast.service.admission import Admission, CallObserver
+from holdfast.service.admission import Admission, CallObserver, FrontName
 from holdfast.service.api import (
     AuditFilter,
     Chunk,
@@ -312,6 +312,45 @@ class Fronts:
         pairs = [(f"grpc.{name}", value) for name, value in options.items()]
         async with grpc.aio.insecure_channel(self.grpc.address, options=pairs) as channel:
             yield session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+class OverGrpc(Fronts):
+    """The gRPC front end alone."""
+
+    async def __aenter__(self) -> Fronts:
+        await self.grpc.start()
+        return self
+
+
+class OverHttp(Fronts):
+    """The HTTP front end alone."""
+
+    async def __aenter__(self) -> Fronts:
+        await self.http.start()
+        return self
+
+
+class Seen:
+    """An observer of calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, str, str]] = []
+        self.headers: Mapping[str, str] = {}
+
+    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> SeenCall:
+        self.headers = headers
+        return SeenCall(self, front, method)
+
+
+class SeenCall:
+    def __init__(self, seen: Seen, front: str, method: str) -> None:
+        self._seen, self._front, self._method, self._agent = seen, front, method, ""
+
+    def identified(self, caller: Caller) -> None:
+        self._agent = caller.agent_id
+
+    def end(self, status: str) -> None:
+        self._seen.calls.append((self._front, self._method, self._agent, status))
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:

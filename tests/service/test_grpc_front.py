@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,15 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from holdfast.service.admission import FrontName
 from holdfast.service.api import Chunk, RunRequest, RunResult
 from holdfast.service.grpc_front import GrpcSettings, peer_of
 from holdfast.service.listening import TlsFiles
-from holdfast.service.model import Caller
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
 from holdfast.service.rates import RateSettings
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 
 from .certificates import make_certificates
-from .fake_sessions import ANNA, BEN, OLGA, Fronts, bearer, chunk, for_ever, no_end
+from .fake_sessions import ANNA, BEN, OLGA, OverGrpc, Seen, bearer, chunk, for_ever, no_end
 
 SERVICE = "holdfast.session.v1.SessionService"
 
@@ -51,7 +49,7 @@ def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
 
 
 async def test_a_stub_creates_types_reads_and_closes() -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         made = await stub.CreateSession(pb.CreateSessionRequest(labels={"a": "b"}), metadata=bearer(ANNA))
         assert (made.session_id, made.prompt, made.metadata.agent_id) == ("s1", "$ ", "anna")
         sent = await stub.SendInput(pb.SendInputRequest(session_id="s1", data=b"ls\n"), metadata=bearer(ANNA))
@@ -64,7 +62,7 @@ async def test_a_stub_creates_types_reads_and_closes() -> None:
 
 
 async def test_a_stream_goes_on_from_a_token() -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         request = pb.StreamOutputRequest(session_id="s1")
         whole = [each async for each in stub.StreamOutput(request, metadata=bearer(ANNA))]
         assert [each.payload for each in whole] == [b"line 0\n", b"line 1\n", b"line 2\n"]
@@ -76,7 +74,7 @@ async def test_a_stream_goes_on_from_a_token() -> None:
 
 
 async def test_a_call_is_built_by_reflection_with_no_generated_code() -> None:
-    async with Fronts() as fronts:
+    async with OverGrpc() as fronts:
 
         def use() -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
             with grpc.insecure_channel(fronts.grpc.address) as channel:
@@ -110,7 +108,7 @@ async def test_a_call_is_built_by_reflection_with_no_generated_code() -> None:
 
 
 async def test_no_token_and_wrong_tokens_are_unauthenticated_and_reach_nothing() -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         for metadata, reason in (((), "TOKEN_MISSING"), (bearer("hf_wrong"), "TOKEN_UNKNOWN")):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=metadata)
@@ -124,7 +122,7 @@ async def test_no_token_and_wrong_tokens_are_unauthenticated_and_reach_nothing()
 
 
 async def test_other_agents_sessions_read_as_not_found_and_an_operator_sees_them() -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         for token, code in ((ANNA, grpc.StatusCode.NOT_FOUND), (BEN, None), (OLGA, None)):
             calls = [
                 stub.GetSession(pb.GetSessionRequest(session_id="s2"), metadata=bearer(token)),
@@ -139,7 +137,7 @@ async def test_other_agents_sessions_read_as_not_found_and_an_operator_sees_them
 
 
 async def test_problems_arrive_with_their_details() -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         fronts.sessions.answers["create"] = Exhausted(
             "anna has 5 sessions", reason="SESSION_LIMIT", retry_after=1.25, limit="max_sessions_per_agent", value=5
         )
@@ -162,7 +160,7 @@ async def test_problems_arrive_with_their_details() -> None:
 
 @pytest.mark.parametrize("kind", Problem.__subclasses__())
 async def test_every_problem_has_its_status(kind: type[Problem]) -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         fronts.sessions.answers["get"] = kind("no " + "é" * 9_000, reason="WHY", text="x" * 9_000)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=bearer(ANNA))
@@ -171,7 +169,7 @@ async def test_every_problem_has_its_status(kind: type[Problem]) -> None:
 
 
 async def test_a_bug_of_ours_is_told_by_its_id_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         fronts.sessions.answers["get"] = RuntimeError("the secret is 42")
         with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as failed:
             await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=bearer(ANNA))
@@ -184,8 +182,8 @@ async def test_a_bug_of_ours_is_told_by_its_id_alone(caplog: pytest.LogCaptureFi
 
 
 async def test_bytes_that_are_no_request_are_the_callers_error() -> None:
-    async with Fronts() as fronts, grpc.aio.insecure_channel(fronts.grpc.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/GetSession")
+    async with OverGrpc() as fronts, grpc.aio.insecure_channel(fronts.grpc.address) as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE}/GetSession")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(b"\x0a\x02\xc3\x28", metadata=bearer(ANNA))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -193,7 +191,7 @@ async def test_bytes_that_are_no_request_are_the_callers_error() -> None:
 
 
 async def test_a_request_that_is_too_large_is_refused_before_it_is_read_and_the_largest_goes_through() -> None:
-    async with Fronts() as fronts, fronts.stub(max_send_message_length=-1) as stub:
+    async with OverGrpc() as fronts, fronts.stub(max_send_message_length=-1) as stub:
         largest = pb.SendInputRequest(session_id="s1", data=b"x" * 4 * 2**20)
         assert (await stub.SendInput(largest, metadata=bearer(ANNA))).accepted
         fronts.sessions.calls.clear()
@@ -204,7 +202,7 @@ async def test_a_request_that_is_too_large_is_refused_before_it_is_read_and_the_
 
 
 async def test_a_deadline_and_a_client_that_leaves_cancel_the_call() -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         sessions = fronts.sessions
         sessions.answers["run_command"] = for_ever
         run = pb.RunCommandRequest(session_id="s1", command="sleep 1000")
@@ -245,7 +243,7 @@ async def test_a_client_that_does_not_read_stops_the_reading_of_output() -> None
                 return produced
 
     # The window does not grow with the line's speed, so that the bound is a number.
-    async with Fronts() as fronts, fronts.stub(**{"http2.bdp_probe": 0}) as stub:
+    async with OverGrpc() as fronts, fronts.stub(**{"http2.bdp_probe": 0}) as stub:
         fronts.sessions.chunks = flood
         stream = stub.StreamOutput(pb.StreamOutputRequest(session_id="s1"), metadata=bearer(ANNA))
         first = await stream.read()
@@ -263,7 +261,7 @@ async def test_a_client_that_does_not_read_stops_the_reading_of_output() -> None
 
 
 async def test_a_stop_ends_streams_and_long_polls_with_unavailable_and_lets_commands_finish() -> None:
-    async with Fronts() as fronts, fronts.stub() as stub:
+    async with OverGrpc() as fronts, fronts.stub() as stub:
         sessions = fronts.sessions
         finish = asyncio.Event()
 
@@ -294,9 +292,24 @@ async def test_a_stop_ends_streams_and_long_polls_with_unavailable_and_lets_comm
         await asyncio.gather(*calls, return_exceptions=True)
 
 
+async def test_a_stop_does_not_wait_for_a_client_that_does_not_read() -> None:
+    async def flood(since: str) -> AsyncIterator[Chunk]:
+        while True:
+            yield chunk(b"x" * 65_536)
+
+    async with OverGrpc() as fronts, fronts.stub() as stub:
+        fronts.sessions.chunks = flood
+        stream = stub.StreamOutput(pb.StreamOutputRequest(session_id="s1"), metadata=bearer(ANNA))
+        await stream.read()
+        async with asyncio.timeout(20):
+            await fronts.grpc.stop(0.2)
+        await fronts.sessions.until_open(0)
+        stream.cancel()
+
+
 async def test_limits_by_agent_hold_over_the_wire() -> None:
     rates = RateSettings(calls_per_second=0.001, calls_burst=3, creates_per_second=0.001, creates_burst=1)
-    async with Fronts(rates=rates) as fronts, fronts.stub() as stub:
+    async with OverGrpc(rates=rates) as fronts, fronts.stub() as stub:
         await stub.CreateSession(pb.CreateSessionRequest(), metadata=bearer(ANNA))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.RunCommand(pb.RunCommandRequest(command="ls"), metadata=bearer(ANNA))
@@ -310,7 +323,7 @@ async def test_limits_by_agent_hold_over_the_wire() -> None:
 
 
 async def test_streams_at_a_time_are_limited_and_given_back() -> None:
-    async with Fronts(rates=RateSettings(concurrent_streams=1)) as fronts, fronts.stub() as stub:
+    async with OverGrpc(rates=RateSettings(concurrent_streams=1)) as fronts, fronts.stub() as stub:
         fronts.sessions.chunks = no_end
         request = pb.StreamOutputRequest(session_id="s1")
         first = stub.StreamOutput(request, metadata=bearer(ANNA))
@@ -325,7 +338,7 @@ async def test_streams_at_a_time_are_limited_and_given_back() -> None:
 
 async def test_health_follows_readiness_and_needs_no_token() -> None:
     serving = health_pb2.HealthCheckResponse.ServingStatus
-    async with Fronts() as fronts, grpc.aio.insecure_channel(fronts.grpc.address) as channel:
+    async with OverGrpc() as fronts, grpc.aio.insecure_channel(fronts.grpc.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", SERVICE):
             assert (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status == serving.SERVING
@@ -343,7 +356,10 @@ async def test_health_follows_readiness_and_needs_no_token() -> None:
 
 async def test_reflection_and_health_can_be_asked_for_a_token() -> None:
     settings = GrpcSettings(listen="127.0.0.1:0", open_services=False)
-    async with Fronts(grpc_settings=settings) as fronts, grpc.aio.insecure_channel(fronts.grpc.address) as channel:
+    async with (
+        OverGrpc(grpc_settings=settings) as fronts,
+        grpc.aio.insecure_channel(fronts.grpc.address) as channel,
+    ):
         stub = health_pb2_grpc.HealthStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Check(health_pb2.HealthCheckRequest())
@@ -356,7 +372,7 @@ async def test_reflection_and_health_can_be_asked_for_a_token() -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:7400", "example.org:7400"])
 async def test_plain_text_beyond_this_machine_is_refused_unless_told(address: str) -> None:
-    fronts = Fronts(grpc_settings=GrpcSettings(listen=address))
+    fronts = OverGrpc(grpc_settings=GrpcSettings(listen=address))
     with pytest.raises(Invalid) as refused:
         await fronts.grpc.start()
     assert refused.value.reason == "PLAINTEXT_REFUSED"
@@ -364,7 +380,7 @@ async def test_plain_text_beyond_this_machine_is_refused_unless_told(address: st
 
 async def test_plain_text_beyond_this_machine_when_told() -> None:
     settings = GrpcSettings(listen="0.0.0.0:0", allow_plaintext=True)
-    async with Fronts(grpc_settings=settings) as fronts:
+    async with OverGrpc(grpc_settings=settings) as fronts:
         port = fronts.grpc.address.rpartition(":")[2]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -375,7 +391,7 @@ async def test_a_port_that_is_in_use_is_said_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(NotNow, match=address) as refused:
-            await Fronts(grpc_settings=GrpcSettings(listen=address)).grpc.start()
+            await OverGrpc(grpc_settings=GrpcSettings(listen=address)).grpc.start()
         assert refused.value.reason == "ADDRESS_IN_USE"
 
 
@@ -384,11 +400,11 @@ async def test_a_unix_socket_is_ours_alone_and_one_that_was_left_behind_is_repla
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     settings = GrpcSettings(listen=f"unix:{path}")
-    async with Fronts(grpc_settings=settings) as fronts, fronts.stub() as stub:
+    async with OverGrpc(grpc_settings=settings) as fronts, fronts.stub() as stub:
         assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
         await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=bearer(ANNA))
         with pytest.raises(NotNow) as refused:
-            await Fronts(grpc_settings=settings).grpc.start()
+            await OverGrpc(grpc_settings=settings).grpc.start()
         assert refused.value.reason == "ADDRESS_IN_USE"
 
 
@@ -409,7 +425,7 @@ async def test_tls_with_client_certificates_and_a_certificate_that_is_replaced(t
                 return error.code().name
             return str(reply.metadata.session_id)
 
-    async with Fronts(grpc_settings=settings) as fronts:
+    async with OverGrpc(grpc_settings=settings) as fronts:
         ours = {"key": first.client_key.read_bytes(), "certificate": first.client_certificate.read_bytes()}
         assert await ask(first.authority.read_bytes(), **ours) == "s1"
         assert await ask(first.authority.read_bytes()) == "UNAVAILABLE"
@@ -424,35 +440,12 @@ async def test_tls_with_client_certificates_and_a_certificate_that_is_replaced(t
 async def test_tls_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     files = TlsFiles(certificate=str(tmp_path / "none.pem"), key=str(tmp_path / "none.key"))
     with pytest.raises(Invalid, match=r"none\.(pem|key)"):
-        await Fronts(grpc_settings=GrpcSettings(tls=files, listen="127.0.0.1:0")).grpc.start()
-
-
-class Seen:
-    """An observer of calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str, str, str]] = []
-        self.headers: Mapping[str, str] = {}
-
-    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> SeenCall:
-        self.headers = headers
-        return SeenCall(self, front, method)
-
-
-class SeenCall:
-    def __init__(self, seen: Seen, front: str, method: str) -> None:
-        self._seen, self._front, self._method, self._agent = seen, front, method, ""
-
-    def identified(self, caller: Caller) -> None:
-        self._agent = caller.agent_id
-
-    def end(self, status: str) -> None:
-        self._seen.calls.append((self._front, self._method, self._agent, status))
+        await OverGrpc(grpc_settings=GrpcSettings(tls=files, listen="127.0.0.1:0")).grpc.start()
 
 
 async def test_every_call_is_observed_once_with_its_status_and_headers() -> None:
     seen = Seen()
-    async with Fronts(observer=seen) as fronts, fronts.stub() as stub:
+    async with OverGrpc(observer=seen) as fronts, fronts.stub() as stub:
         traced = (*bearer(ANNA), ("traceparent", "00-1-2-01"))
         await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=traced)
         assert seen.headers["traceparent"] == "00-1-2-01"

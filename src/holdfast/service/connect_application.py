@@ -5,6 +5,7 @@ A call is let in before its body is read, and every Problem leaves as a Connect 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -92,6 +93,9 @@ def _stream(handler: Handler, method: Method) -> Callable[[Any, RequestContext[A
                 async with contextlib.aclosing(function(call.caller, request)) as replies:  # type: ignore[type-var]
                     async for reply in replies:
                         yield reply
+                        # Sending does not wait while there is room, or nobody left to send to, and output that is
+                        # there already does not either: without this, nobody would notice that the client is gone.
+                        await asyncio.sleep(0)
         except Problem as problem:
             raise connect_error(problem) from problem
 

@@ -88,7 +88,7 @@ class GrpcFront:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", round(settings.keepalive_seconds * 1000)),
                 ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_seconds * 1000)),
-                # Clients may ask as often as we do; by default a server hangs up on those that ask every 5 minutes.
+                # Clients may ask as often as we do; by default those that ask more than every 5 minutes are hung up on.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", round(settings.keepalive_seconds * 500)),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],

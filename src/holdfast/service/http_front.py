@@ -216,8 +216,9 @@ class _Guard:
             refused = _plain_error(429, "resource_exhausted", f"the request is larger than {largest} bytes")
             return await refused(scope, receive, send)
         # Compressing a large reply would keep the loop from everybody else; a proxy on the way can do it. Requests
-        # may be compressed: what they become is bounded.
-        kept = [each for each in scope["headers"] if each[0] not in _ACCEPTED_COMPRESSION]
+        # may be compressed: what they become is bounded. A header that is not ASCII is none of ours, and what reads
+        # them next takes them all for UTF-8.
+        kept = [each for each in scope["headers"] if each[0] not in _ACCEPTED_COMPRESSION and each[1].isascii()]
         scope = {**scope, "headers": kept}
         started = False
 

@@ -79,7 +79,7 @@ def status_bytes(problem: Problem) -> bytes:
 
 
 def _cut(text: str, longest: int) -> str:
-    """As much of it as `longest` bytes of a header hold; what is not plain ASCII takes three for each of its own."""
+    """As much of it as `longest` bytes of a header hold; bytes that are not plain ASCII take three there."""
     room = longest
     for index, character in enumerate(text):
         room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
