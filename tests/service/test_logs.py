@@ -120,7 +120,7 @@ def test_an_exception_is_one_line_whole_and_redacted(logged: Logged) -> None:
 
 
 def test_levels_are_kept(logged: Logged) -> None:
-    undo = configure_logs(LogSettings(level="WARNING"), stream=(stream := io.StringIO()))
+    undo = configure_logs(LogSettings(level="warning"), stream=(stream := io.StringIO()))
     for name in ("structured", "library"):
         log: Any = structlog.stdlib.get_logger(name) if name == "structured" else logging.getLogger(name)
         log.info("quiet")

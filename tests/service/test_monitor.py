@@ -179,23 +179,23 @@ async def test_session_idle(bench: Bench) -> None:
     ("fields", "expected"),
     [
         ({}, False),
-        ({"foreground": "make", "foreground_seconds": 599.9}, False),
-        ({"foreground": "make", "foreground_seconds": 600.0}, True),
+        ({"foreground": "make", "foreground_seconds": 299.9}, False),
+        ({"foreground": "make", "foreground_seconds": 300.0}, True),
         ({"foreground": "make", "foreground_seconds": 1e4, "awaiting_input": None}, True),
         ({"foreground": "python3", "foreground_seconds": 1e4, "awaiting_input": True}, False),
-        ({"background_seconds": 600.0}, True),
-        ({"foreground": "python3", "awaiting_input": True, "background_seconds": 600.0}, True),
+        ({"background_seconds": 300.0}, True),
+        ({"foreground": "python3", "awaiting_input": True, "background_seconds": 300.0}, True),
     ],
     ids=["prompt", "shorter", "foreground", "kernel does not tell", "waits for its user", "background", "both"],
 )
 def test_long_running_detection(fields: dict[str, object], expected: bool) -> None:
     usage = msgspec.structs.replace(ProcessUsage("s", True), **fields)
-    assert is_long_running(usage, 600.0) is expected
+    assert is_long_running(usage, MonitorSettings().long_running_seconds) is expected
 
 
 async def test_long_running_detection_is_told_and_counted(bench: Bench) -> None:
     bench.monitor.watch(record())
-    bench.outside.uses(foreground="make", foreground_seconds=700.0)
+    bench.outside.uses(foreground="make", foreground_seconds=301.0)
     await bench.looks()
     usage = bench.monitor.latest("s")
     assert usage is not None
@@ -206,21 +206,22 @@ async def test_long_running_detection_is_told_and_counted(bench: Bench) -> None:
     assert bench.value("holdfast_sessions_long_running") == 0
 
 
-async def test_output_is_counted_once_through_restarts_and_not_twice_by_two_replicas(bench: Bench) -> None:
-    bench.monitor.watch(record())
-    bench.outside.uses(printed_bytes=100)
+async def test_a_sandbox_s_new_server_does_not_set_the_output_back(bench: Bench) -> None:
+    bench.monitor.watch(record(resources=Resources(output_bytes=160)))
+    for printed in (100, 125, 20, 36):  # the third look is at a new server, which counts a shell's anew
+        bench.outside.uses(printed_bytes=printed)
+        await bench.looks()
+    violations = [event.detail for event in bench.outside.events if event.type == "POLICY_VIOLATION"]
+    assert violations == ["161 of 160 bytes of output; what runs in the foreground is ended next"]
+
+
+async def test_what_a_session_used_before_it_was_taken_over_is_not_counted_again(bench: Bench) -> None:
+    bench.monitor.watch(record("old", created_at=0.0))
+    bench.outside.uses("old", cpu_seconds=1000.0)
     await bench.looks()
-    bench.outside.uses(printed_bytes=150)
+    bench.outside.uses("old", cpu_seconds=1001.5)
     await bench.looks()
-    bench.outside.uses(printed_bytes=20)  # a new server
-    await bench.looks()
-    assert bench.value("output_throughput_bytes_total", kind="terminal") == 170
-    bench.monitor.watch(record("old", created_at=0.0, kind="shell"))
-    bench.outside.uses("old", printed_bytes=1_000_000)
-    await bench.looks()
-    bench.outside.uses("old", printed_bytes=1_000_001)
-    await bench.looks()
-    assert bench.value("output_throughput_bytes_total", kind="shell") == 1
+    assert bench.value("holdfast_session_cpu_seconds_total") == 1.5
 
 
 # --- what goes wrong ---------------------------------------------------------------------------------------------

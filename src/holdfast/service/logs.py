@@ -19,7 +19,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.service.model import Struct
 
-LogFormat = Literal["auto", "json", "console"]
+LogFormat = Literal["auto", "json", "text"]
 #: Takes secrets out of a text: `audit.redaction` has one made of the operator's patterns.
 Redact = Callable[[str], str]
 
@@ -35,11 +35,11 @@ _DEPTH: Final = 4
 
 
 class LogSettings(Struct, frozen=True):
-    """Settings of the log; `ServiceSettings` has them with the prefix `log_`."""
+    """Settings of the log; `ServiceSettings` has the first two with the prefix `log_`."""
 
-    #: `auto` is for people where stderr is a terminal, else JSON.
+    #: `auto` is text for people where stderr is a terminal, else JSON.
     format: LogFormat = "auto"
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    level: Literal["debug", "info", "warning", "error"] = "info"
     #: Characters of one value: enough to recognise a command, too few to hold a file's content.
     value_chars: int = 256
 
@@ -99,7 +99,7 @@ def configure_logs(
 ) -> Callable[[], None]:
     """From now on log to `stream`, which is stderr: structlog's loggers and the standard library's."""
     settings, stream = settings or LogSettings(), stream or sys.stderr
-    console = settings.format == "console" or (settings.format == "auto" and stream.isatty())
+    console = settings.format == "text" or (settings.format == "auto" and stream.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -124,7 +124,7 @@ def configure_logs(
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = [handler]
-    root.setLevel(settings.level)
+    root.setLevel(settings.level.upper())
     before = structlog.get_config()
     structlog.configure(
         processors=[

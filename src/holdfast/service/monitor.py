@@ -31,14 +31,14 @@ ORPHANED: Final = "ORPHANED_PROCESSES"
 
 
 class MonitorSettings(Struct, frozen=True):
-    """Settings of the monitor; `ServiceSettings` has them with the prefix `monitor_`."""
+    """Settings of the monitor. `ServiceSettings` has those that an operator may want to change."""
 
     #: Seconds between two looks. A thousand sessions cost 0.1 s of CPU a look: 2 % of a core.
     interval: float = 5.0
     #: Looks that are remembered of each session: two minutes of them, some 6 KB.
     history: int = 24
     #: A command that runs for so long is long-running: most builds and test runs are shorter.
-    long_running_seconds: float = 600.0
+    long_running_seconds: float = 300.0
     #: How often a closed session is looked at for processes that it left. Each look asks for it once more.
     orphan_looks: int = 3
     #: Closed sessions that are looked at; beyond them the oldest is let go.
@@ -245,11 +245,9 @@ class ResourceMonitor:
 
     async def _take(self, watched: Watched, usage: ProcessUsage, now: float) -> None:
         settings, record, before = self._settings, watched.record, watched.sampled
-        printed_before = watched.output_bytes
         taken = watched.take(usage, now, settings.long_running_seconds)
         if before is not None or now - record.created_at <= 2 * settings.interval:
-            # What a session did before we took it over was counted by the replica that had it.
-            self._metrics.printed(record.kind, watched.output_bytes - printed_before)
+            # What a session used before we took it over was counted by the replica that had it.
             used = usage.cpu_seconds - (0.0 if before is None else before.cpu_seconds)
             self._metrics.session_cpu.inc(max(0.0, used))
         measured = Measured(taken.cpu_percent / 100.0, usage.memory_bytes, usage.thread_count, watched.output_bytes)
