@@ -52,7 +52,7 @@ def told(found: Verification) -> list[tuple[str, int, str]]:
 async def test_a_log_that_nobody_touched_holds(written: Store) -> None:
     found = await written.verify()
     assert found.holds
-    assert (found.streams, found.rows, found.removed) == (4, 15 + 4, 0)
+    assert (found.sessions, found.rows, found.removed) == (3, 15 + 4, 0)
     assert (await written.verify("s2")).rows == 5
     with pytest.raises(NotFound):
         await written.verify("nobody")

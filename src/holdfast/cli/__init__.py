@@ -26,6 +26,7 @@ VERBS = {
     "bridge": "Run an agent in a sandbox with a bridge to a model around it.",
     "service": "Run the session service, and make its agents.",
     "bundle": "Make the tree that is put into sandboxes without Python.",
+    "audit": "Show what the session service wrote down, and verify it.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
 

@@ -35,8 +35,9 @@ class AuditLog:
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
         """Write these down, all or none, each as the next row of its session; returns the rows once on disk.
 
-        Rows of several sessions are returned session by session. With a fence: only if its lease still holds (else `NotNow`, LEASE_LOST), and with the session's
-        `audited_token` moved to the fence's. Was that reached before, these were written before: nothing is done.
+        Rows of several sessions are returned session by session. With a fence: only if its lease still holds (else
+        `NotNow`, LEASE_LOST), and with the session's `audited_token` moved to the fence's. Was that reached before,
+        these were written before: nothing is done.
         """
         for entry in entries:
             _check(entry)
@@ -70,12 +71,12 @@ class AuditLog:
             position: tuple[type, ...] = (int,)
         else:
             order, position = [row.at, row.session_id, row.seq], (float, str, int)
-        statement = self._filtered(which).limit(page_size(page) + 1)
+        statement = self.filtered(which).limit(page_size(page) + 1)
         statement = statement.order_by(*(each.desc() if which.newest_first else each for each in order))
         if page.token:
             at = decode_token(page.token, *position)
             statement = statement.where(after(order, at, backwards=which.newest_first))
-        found = await self._read(statement)
+        found = await self.read_rows(statement)
         if len(found) <= page_size(page):
             return found, ""
         last = found[page_size(page) - 1]
@@ -84,7 +85,7 @@ class AuditLog:
 
     async def rows_after(self, session_id: str, seq: int, limit: int = 1_000) -> list[AuditRow]:
         """The next rows of a session: what a subscription that has come to `seq` is to get."""
-        return await self._read(
+        return await self.read_rows(
             select(ROWS).where(ROWS.c.session_id == session_id, ROWS.c.seq > seq).order_by(ROWS.c.seq).limit(limit)
         )
 
@@ -97,7 +98,8 @@ class AuditLog:
 
         return await self.database.read(work)
 
-    def _filtered(self, which: AuditFilter) -> Select[Any]:
+    def filtered(self, which: AuditFilter) -> Select[Any]:
+        """The statement that finds the rows, in no order."""
         row = ROWS.c
         statement = select(ROWS)
         if which.session_id is not None:
@@ -119,7 +121,7 @@ class AuditLog:
             statement = statement.where(find(row.body, needle) > 0)
         return statement
 
-    async def _read(self, statement: Select[Any]) -> list[AuditRow]:
+    async def read_rows(self, statement: Select[Any]) -> list[AuditRow]:
         async def work(connection: AsyncConnection) -> list[AuditRow]:
             return [row_of(row) for row in await connection.execute(statement)]
 

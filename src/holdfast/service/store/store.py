@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Final
 
@@ -10,13 +11,17 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
 from holdfast.service.clock import Clock
+from holdfast.service.model import AuditRow
 from holdfast.service.problems import Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog
 from holdfast.service.store.database import Database
+from holdfast.service.store.file_watch import FileWatch
+from holdfast.service.store.following import follow_file, follow_notices
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.leases import LeaseRows
 from holdfast.service.store.migrations import check_version, migrate
@@ -28,6 +33,7 @@ from holdfast.service.store.verification import Verification, Verifier
 
 #: A shorter key could be guessed.
 MIN_KEY_BYTES: Final = 16
+_ALL: Final = AuditFilter()
 
 
 class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention):
@@ -87,6 +93,17 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
     def listen(self, session_id: str | None = None) -> Listening:
         """Notices of rows that are appended from now on, by whichever replica; of one session, or of all."""
         return self._notices.listen(session_id)
+
+    async def follow(self, which: AuditFilter = _ALL) -> AsyncGenerator[AuditRow, None]:
+        """Rows that are appended from now on, also by other processes. Never ends by itself."""
+        if self.database.is_sqlite:
+            with FileWatch(str(self.database.url.database)) as watch:
+                async for row in follow_file(self, which, watch):
+                    yield row
+        else:
+            async with self.listen() as notices:
+                async for row in follow_notices(self, which, notices):
+                    yield row
 
     async def verify(self, session_id: str | None = None, *, head: tuple[int, str] | None = None) -> Verification:
         """Whether the audit of one session, or all of it, is as it was written.
