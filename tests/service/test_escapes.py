@@ -213,7 +213,7 @@ async def test_the_files_and_sockets_of_another_session(scene: Scene, shell: She
 
 
 async def test_a_directory_that_holds_them_all(scene: Scene) -> None:
-    """A session that may read /dev/shm, or /tmp, has what is in there; not what the server and others have there."""
+    """One that may read /dev/shm, or /tmp, has what is in there; not what the server and others have there."""
     if scene.mode == "landlock":
         with pytest.raises(holdfast.CallerError, match="cannot give"):
             await scene.box.shell(
