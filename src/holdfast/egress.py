@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import http
 import json
 import os
 import signal
@@ -31,7 +33,10 @@ HEAD_SECONDS: Final = 20.0
 CONNECT_SECONDS: Final = 15.0
 #: A tunnel in which nothing moves in either direction.
 IDLE_SECONDS: Final = 600.0
+#: A session has one, and one more for each process that it starts beside its shell.
+SOCKETS_BEFORE_SWEEP: Final = 16
 _PIECE: Final = 64 * 1024
+_SIOCGSKNS: Final = 0x894C
 _OF_THE_CONNECTION: Final = frozenset(
     (
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
@@ -98,7 +103,8 @@ class Proxy:
     def __init__(self, rules: Rules, tell: Tell) -> None:
         self._rules = rules
         self._tell = tell
-        self._servers: list[asyncio.Server] = []
+        #: Each with the network that it listens in.
+        self._servers: list[tuple[asyncio.Server, int]] = []
         self._open = 0
 
     async def take_sockets(self, door: socket.socket) -> None:
@@ -124,13 +130,24 @@ class Proxy:
                 return
             listener = socket.socket(fileno=fds[0])
             listener.setblocking(False)
-            self._servers.append(await asyncio.start_server(self._serve, sock=listener))
+            self._leave_empty_networks()
+            self._servers.append((await asyncio.start_server(self._serve, sock=listener), network_of(listener)))
             visitor.send(b"K")
         except OSError as error:
             self._tell({"event": "error", "reason": f"a socket that was brought cannot be used: {error.strerror}"})
 
+    def _leave_empty_networks(self) -> None:
+        """Close what listens where nobody is any more: a shell that is replaced comes back in another network."""
+        if len(self._servers) < SOCKETS_BEFORE_SWEEP:
+            return
+        inhabited = inhabited_networks()
+        for server, network in self._servers:
+            if network and network not in inhabited:
+                server.close()
+        self._servers = [each for each in self._servers if each[0].is_serving()]
+
     async def close(self) -> None:
-        for server in self._servers:
+        for server, _ in self._servers:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -209,6 +226,28 @@ class Proxy:
         fact: dict[str, object] = {"event": "decision", "allowed": not reason, "method": method[:16]}
         fact |= {"host": host[:255], "port": port, **({"address": address} if address else {"reason": reason})}
         self._tell(fact)
+
+
+def network_of(listener: socket.socket) -> int:
+    """The number of the network that a socket is in; 0 if we may not know."""
+    try:
+        fd: int = fcntl.ioctl(listener.fileno(), _SIOCGSKNS)
+    except OSError:
+        return 0
+    try:
+        return os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+
+
+def inhabited_networks() -> set[int]:
+    """Those that some process is in."""
+    found: set[int] = set()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError):
+                found.add(os.stat(f"/proc/{name}/ns/net").st_ino)
+    return found
 
 
 def _wanted(request: h11.Request) -> tuple[str, int, bytes]:
@@ -330,11 +369,16 @@ async def _tunnel(*ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> N
 async def _answer(writer: asyncio.StreamWriter, status: int, text: str) -> None:
     body = f"holdfast egress: {text}\n".encode()
     connection = h11.Connection(h11.SERVER)
+    phrase = http.HTTPStatus(status).phrase.encode()
     headers = [
         ("content-type", "text/plain; charset=utf-8"),
         ("content-length", str(len(body))),
         ("connection", "close"),
     ]
-    for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+    for event in (
+        h11.Response(status_code=status, reason=phrase, headers=headers),
+        h11.Data(data=body),
+        h11.EndOfMessage(),
+    ):
         writer.write(connection.send(event) or b"")
     await writer.drain()

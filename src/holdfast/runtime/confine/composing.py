@@ -113,7 +113,8 @@ def _in_jail(
         cwd=cwd,
         as_root=as_root,
         own_network=bool(orders["network"]),
-        directories=frozenset(path for path in visible.hidden if os.path.isdir(path)),
+        directories=frozenset(path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN) if os.path.isdir(path)),
+        proc=[path for path in (*bubblewrap.PROC_READ_ONLY, *bubblewrap.PROC_HIDDEN) if os.path.exists(path)],
     )
     orders["options"] = b"".join(os.fsencode(word) + b"\0" for word in words)
     command = [path, *argv[1:]]
