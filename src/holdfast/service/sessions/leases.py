@@ -90,6 +90,7 @@ class Leases:
 
     async def stop(self) -> None:
         """Let go of all sessions: they go on, and another replica may have them at once."""
+        followers = [follower for follower, _ in self._followers.values()]
         tasks = [task for _, task in self._followers.values()]
         if self._task is not None:
             tasks.append(self._task)
@@ -97,7 +98,9 @@ class Leases:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        with contextlib.suppress(Problem):  # they end by themselves
+        with contextlib.suppress(Problem):  # leases end by themselves
+            for follower in followers:
+                await follower.flush()
             await self._around.store.release(self._around.replica)
 
     async def _keep(self) -> None:
