@@ -25,8 +25,8 @@ async def columns(connection: AsyncConnection) -> dict[str, dict[str, bool]]:
     def look(sync: object) -> dict[str, dict[str, bool]]:
         inspector = inspect(sync)
         return {
-            table: {column["name"]: column["nullable"] for column in inspector.get_columns(table)}  # type: ignore[union-attr]
-            for table in inspector.get_table_names()  # type: ignore[union-attr]
+            table: {column["name"]: column["nullable"] for column in inspector.get_columns(table)}
+            for table in inspector.get_table_names()
         }
 
     return await connection.run_sync(look)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -103,29 +103,15 @@ async def _show(which: AuditFilter, follow: bool, as_json: bool, store: str | No
                 _print(row, as_json)
             return 0
         # Following begins first: what is written while we read what is there must not fall between the two.
-        shown: dict[str, int] = {}
-        async with aclosing(opened.follow(which)) as rows:
-            coming = rows.__aiter__()
-            first = await _begun(coming, opened, which, shown, as_json)
-            while True:
-                row = await first if first is not None else await coming.__anext__()
-                first = None
+        async with opened.follow(which) as rows:
+            shown: dict[str, int] = {}
+            async for row in _kept(opened, which):
+                shown[row.session_id] = max(row.seq, shown.get(row.session_id, 0))
+                _print(row, as_json)
+            async for row in rows:
                 if row.seq > shown.get(row.session_id, 0):
                     _print(row, as_json)
-
-
-async def _begun(
-    coming: AsyncIterator[AuditRow], store: Store, which: AuditFilter, shown: dict[str, int], as_json: bool
-) -> Any:
-    """Start to follow, show what is kept; returns the task that waits for the first row that follows."""
-    import asyncio
-
-    waiting = asyncio.ensure_future(coming.__anext__())
-    await asyncio.sleep(0)
-    async for row in _kept(store, which):
-        shown[row.session_id] = max(row.seq, shown.get(row.session_id, 0))
-        _print(row, as_json)
-    return waiting
+    return 0
 
 
 async def _kept(store: Store, which: AuditFilter) -> AsyncIterator[AuditRow]:

@@ -68,7 +68,7 @@ PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("sshpass",), r"\bsshpass\s{1,4}-p\s{0,4}(?P<secret>\S{1,256})"),
     (
         ("curl",),
-        r"\bcurl\s[^\n|;&]{0,1024}?(?<=\s)(?:-u|--user)[ =]{0,2}[\"']?[^\s:\"']{0,256}:(?P<secret>[^\s\"']{1,256})",
+        r"\bcurl\s[^\n|;&]{0,400}?(?<=\s)(?:-u|--user)[ =]{0,2}[\"']?[^\s:\"']{0,256}:(?P<secret>[^\s\"']{1,256})",
     ),
     # `NAME=value`, `name: value`, `"name": "value"`, where the name says what the value is.
     (_SIGNS, rf"(?i)(?:{_NAMES})[a-z0-9_]{{0,32}}[\"']?\s{{0,4}}[=:](?!=)\s{{0,4}}{_VALUE}"),

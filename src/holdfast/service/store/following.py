@@ -23,16 +23,20 @@ REMEMBERED: Final = 10_000
 _number: ColumnElement[int] = literal_column("audit_rows.rowid", BigInteger)
 
 
-async def follow_file(log: AuditLog, which: AuditFilter, watch: FileWatch) -> AsyncIterator[AuditRow]:
-    """Rows of a SQLite file that are appended from now on."""
+async def last_number(log: AuditLog) -> int:
+    """SQLite's number of the last row."""
 
-    async def last(connection: AsyncConnection) -> int:
+    async def work(connection: AsyncConnection) -> int:
         return int((await connection.execute(select(func.max(_number)).select_from(ROWS))).scalar() or 0)
 
-    seen = await log.database.read(last)
+    return await log.database.read(work)
+
+
+async def follow_file(log: AuditLog, which: AuditFilter, watch: FileWatch, seen: int) -> AsyncIterator[AuditRow]:
+    """Rows of a SQLite file that came after the one with the number `seen`."""
     while True:
         await watch.changed()
-        top = await log.database.read(last)
+        top = await last_number(log)
         for begin in range(seen, top, PAGE):
             # A piece of the numbers, not a page of what fits: rows that do not fit are looked at once.
             piece = log.filtered(which).where(_number > begin, _number <= min(begin + PAGE, top))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final
 
@@ -21,7 +22,7 @@ from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog
 from holdfast.service.store.database import Database
 from holdfast.service.store.file_watch import FileWatch
-from holdfast.service.store.following import follow_file, follow_notices
+from holdfast.service.store.following import follow_file, follow_notices, last_number
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.leases import LeaseRows
 from holdfast.service.store.migrations import check_version, migrate
@@ -94,16 +95,15 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
         """Notices of rows that are appended from now on, by whichever replica; of one session, or of all."""
         return self._notices.listen(session_id)
 
-    async def follow(self, which: AuditFilter = _ALL) -> AsyncGenerator[AuditRow, None]:
-        """Rows that are appended from now on, also by other processes. Never ends by itself."""
+    @asynccontextmanager
+    async def follow(self, which: AuditFilter = _ALL) -> AsyncIterator[AsyncIterator[AuditRow]]:
+        """Rows that are appended from the moment on when the block is entered, also by other processes."""
         if self.database.is_sqlite:
             with FileWatch(str(self.database.url.database)) as watch:
-                async for row in follow_file(self, which, watch):
-                    yield row
+                yield follow_file(self, which, watch, await last_number(self))
         else:
             async with self.listen() as notices:
-                async for row in follow_notices(self, which, notices):
-                    yield row
+                yield follow_notices(self, which, notices)
 
     async def verify(self, session_id: str | None = None, *, head: tuple[int, str] | None = None) -> Verification:
         """Whether the audit of one session, or all of it, is as it was written.
