@@ -1,4 +1,4 @@
-"""A real shell that can run nothing but programs of ours, each of which tells its name; for tests of what is found."""
+"""A real shell that can run nothing but programs of ours, each of which tells its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Machine:
         self._cwd = directory / "work"
         for name in PROGRAMS:
             program = self._bin / name
-            # The last ones fail, so that `||` and `!` go both ways; the fifth call ends loops.
+            # The last ones fail, so that `||` and `!` go both ways.
             program.write_text(f"#!/bin/sh\necho {name} >&9\nexit {0 if name in ('p1', 'p2') else 1}\n")
             program.chmod(0o755)
         for name in WRAPPERS:

@@ -258,7 +258,7 @@ UNKNOWN = [
     "~ x",
     'eval "$y"',
     "eval $y",
-    "eval \"$(a)\"",
+    'eval "$(a)"',
     'sh -c "$x"',
     "sh -c $x",
     "sh $x",
@@ -297,7 +297,7 @@ UNKNOWN = [
     "source <(a)",
     ". /dev/stdin <<E\nrm\nE",
     "alias ls='rm -rf'",
-    "bind '\"a\": \"rm\"'",
+    'bind \'"a": "rm"\'',
     "complete -C rm x",
     "hash -p /tmp/rm ls",
     "enable -f lib.so x",
@@ -383,7 +383,18 @@ BACKGROUND = [
 ]
 
 HISTORY = ["!!", "!ls", "!-1", "echo !$", 'echo "!x"', "^a^b", "ls\n^a^b", "sudo !!"]
-NO_HISTORY = ["! a", "a != b", "[ ! -f x ]", "echo '!x'", "echo \\!x", "echo hi!", 'echo "hi!"', "echo ${!x}", "echo $!", "ls [!a]*"]
+NO_HISTORY = [
+    "! a",
+    "a != b",
+    "[ ! -f x ]",
+    "echo '!x'",
+    "echo \\!x",
+    "echo hi!",
+    'echo "hi!"',
+    "echo ${!x}",
+    "echo $!",
+    "ls [!a]*",
+]
 
 
 def test_the_table_is_large() -> None:
@@ -425,7 +436,9 @@ def test_an_exclamation_mark_is_not_always_history(text: str) -> None:
     assert read_command_line(text, interactive=True).unknown == ()
 
 
-@pytest.mark.parametrize(("shell", "known"), [("bash", True), ("/bin/bash --login", True), ("zsh", False), ("", True)])
+@pytest.mark.parametrize(
+    ("shell", "known"), [("bash", True), ("/bin/bash --login", True), ("zsh", False), ("", True)]
+)
 def test_only_shells_whose_language_is_read_are_known(shell: str, known: bool) -> None:
     assert (read_command_line("ls", shell=shell).unknown == ()) is known
 

@@ -85,7 +85,11 @@ def test_a_profile_inherits_what_it_does_not_say() -> None:
     assert ci.resources.memory_bytes == 512 * MIB
     assert ci.resources.processes is None
     assert [rule.verdict for rule in ci.commands.rules] == ["deny", "ask", "deny"]
-    assert [ci.place(f"commands.rules.{n}") for n in range(3)] == ["rules.toml:29", "rules.toml:11", "rules.toml:16"]
+    assert [ci.place(f"commands.rules.{n}") for n in range(3)] == [
+        "rules.toml:29",
+        "rules.toml:11",
+        "rules.toml:16",
+    ]
     assert set(ci.environment.deny) == {*DENIED_VARIABLES, "CI_*"}
     assert ci.place("idle.timeout") == "rules.toml:6"
 
@@ -123,77 +127,89 @@ def test_without_a_file_there_are_rules() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[profiles.ci.network]\nmode = 'lan'", "r:2: profiles.ci.network.mode: 'lan' is none of none, host, allow-list"),
-        ("[profiles.ci]\nnetwork.mode = 'lan'", "r:2: profiles.ci.network.mode: 'lan' is none of none, host, allow-list"),
-        ("[profiles.ci]\n\nnetwrk.mode = 1", "r:3: profiles.ci.netwrk: no such key; did you mean 'network'?"),
-        ("[profiles.ci.idle]\ntimeoutt = 1", "r:2: profiles.ci.idle.timeoutt: no such key; did you mean 'timeout'?"),
+        (
+            "[profiles.p.network]\nmode = 'lan'",
+            "r:2: profiles.p.network.mode: 'lan' is none of none, host, allow-list",
+        ),
+        (
+            "[profiles.p]\nnetwork.mode = 'lan'",
+            "r:2: profiles.p.network.mode: 'lan' is none of none, host, allow-list",
+        ),
+        ("[profiles.p]\n\nnetwrk.mode = 1", "r:3: profiles.p.netwrk: no such key; did you mean 'network'?"),
+        ("[profiles.p.idle]\ntimeoutt = 1", "r:2: profiles.p.idle.timeoutt: no such key; did you mean 'timeout'?"),
         ("[profile.ci]", "r:1: profile: no such key; did you mean 'profiles'?"),
         ("zzz = 1", "r:1: zzz: no such key; known are workspaces, profiles, agents"),
         ("profiles = 1", "r:1: profiles: 1 is not a table of tables"),
-        ("[profiles]\nci = 1", "r:2: profiles.ci: 1 is not a table"),
-        ("[profiles.ci]\nidle = 5", "r:2: profiles.ci.idle: 5 is not a table"),
+        ("[profiles]\np = 1", "r:2: profiles.p: 1 is not a table"),
+        ("[profiles.p]\nidle = 5", "r:2: profiles.p.idle: 5 is not a table"),
         (
-            "[profiles.ci]\nidle.timeout = '5 weeks'",
-            "r:2: profiles.ci.idle.timeout: '5 weeks' is not seconds above 0, as a number or as "
+            "[profiles.p]\nidle.timeout = '5 weeks'",
+            "r:2: profiles.p.idle.timeout: '5 weeks' is not seconds above 0, as a number or as "
             '"90s", "30m", "8h", "7d"',
         ),
         (
-            "[profiles.ci]\nresources.memory_bytes = -1",
-            "r:2: profiles.ci.resources.memory_bytes: -1 is not bytes above 0, as a number or as "
+            "[profiles.p]\nresources.memory_bytes = -1",
+            "r:2: profiles.p.resources.memory_bytes: -1 is not bytes above 0, as a number or as "
             '"512MiB", "4GiB", or "unlimited"',
         ),
         (
-            "[profiles.ci]\nresources.processes = 1.5",
-            'r:2: profiles.ci.resources.processes: 1.5 is not a whole number above 0, or "unlimited"',
+            "[profiles.p]\nresources.processes = 1.5",
+            'r:2: profiles.p.resources.processes: 1.5 is not a whole number above 0, or "unlimited"',
         ),
         ("[agents.a]\nsessions = 0", "r:2: agents.a.sessions: 0 is not a whole number above 0"),
         ("[agents.a]\nsessions = 'unlimited'", "r:2: agents.a.sessions: 'unlimited' is not a whole number above 0"),
-        ("[profiles.ci]\nbackground.outlive = 1", "r:2: profiles.ci.background.outlive: 1 is not true or false"),
-        ("[profiles.ci]\nbackground.start = true", "r:2: profiles.ci.background.start: true is none of allow, ask, deny"),
-        ("[profiles.ci]\nsignals.allow = 'SIGHUP'", "r:2: profiles.ci.signals.allow: 'SIGHUP' is not an array"),
+        ("[profiles.p]\nbackground.outlive = 1", "r:2: profiles.p.background.outlive: 1 is not true or false"),
         (
-            "[profiles.ci]\nsignals.allow = [\n'CTRL_C',\n'SIGHUP']",
-            "r:4: profiles.ci.signals.allow.1: 'SIGHUP' is none of CTRL_C, CTRL_D, SIGINT, SIGTERM, SIGKILL",
+            "[profiles.p]\nbackground.start = true",
+            "r:2: profiles.p.background.start: true is none of allow, ask, deny",
+        ),
+        ("[profiles.p]\nsignals.allow = 'SIGHUP'", "r:2: profiles.p.signals.allow: 'SIGHUP' is not an array"),
+        (
+            "[profiles.p]\nsignals.allow = [\n'CTRL_C',\n'SIGHUP']",
+            "r:4: profiles.p.signals.allow.1: 'SIGHUP' is none of CTRL_C, CTRL_D, SIGINT, SIGTERM, SIGKILL",
         ),
         (
-            "[profiles.ci]\ndirectories.writable = ['{workspace}', 'tmp']",
-            "r:2: profiles.ci.directories.writable.1: 'tmp' is not an absolute path, nor one that begins with {workspace}",
+            "[profiles.p]\ndirectories.writable = ['{workspace}', 'tmp']",
+            "r:2: profiles.p.directories.writable.1: 'tmp' is not an absolute path, nor one that begins "
+            "with {workspace}",
         ),
         (
-            "[profiles.ci]\ndirectories.readable = ['/a/../b']",
-            "r:2: profiles.ci.directories.readable.0: '/a/../b' is not an absolute path, nor one that begins with "
-            "{workspace}",
+            "[profiles.p]\ndirectories.readable = ['/a/../b']",
+            "r:2: profiles.p.directories.readable.0: '/a/../b' is not an absolute path, nor one that begins "
+            "with {workspace}",
         ),
         (
-            "[profiles.ci]\ndirectories.writable = ['/x/{home}']",
-            "r:2: profiles.ci.directories.writable.0: {home} is none of {workspace}, {agent}",
+            "[profiles.p]\ndirectories.writable = ['/x/{home}']",
+            "r:2: profiles.p.directories.writable.0: {home} is none of {workspace}, {agent}",
         ),
         (
-            "[profiles.ci]\nnetwork = {mode='allow-list', hosts=['a b']}",
-            "r:2: profiles.ci.network.hosts.0: 'a b' is none of HOST, *.DOMAIN, HOST:PORT",
+            "[profiles.p]\nnetwork = {mode='allow-list', hosts=['a b']}",
+            "r:2: profiles.p.network.hosts.0: 'a b' is none of HOST, *.DOMAIN, HOST:PORT",
         ),
         (
-            "[profiles.ci]\nnetwork.hosts = ['a']",
-            "r:2: profiles.ci.network.hosts: the mode is 'none'; hosts belong to 'allow-list'",
+            "[profiles.p]\nnetwork.hosts = ['a']",
+            "r:2: profiles.p.network.hosts: the mode is 'none'; hosts belong to 'allow-list'",
         ),
         (
-            "[[profiles.ci.commands.rules]]\nprogram = 'a'",
-            "r:1: profiles.ci.commands.rules.0.verdict: a rule needs one of allow, ask, deny",
+            "[[profiles.p.commands.rules]]\nprogram = 'a'",
+            "r:1: profiles.p.commands.rules.0.verdict: a rule needs one of allow, ask, deny",
         ),
         (
-            "[[profiles.ci.commands.rules]]\nverdict = 'deny'",
-            "r:1: profiles.ci.commands.rules.0: a rule needs program, arguments or pattern; `default` is for all commands",
+            "[[profiles.p.commands.rules]]\nverdict = 'deny'",
+            "r:1: profiles.p.commands.rules.0: a rule needs program, arguments or pattern; "
+            "`default` is for all commands",
         ),
         (
-            "[[profiles.ci.commands.rules]]\nverdict = 'deny'\n\npattern = '('",
-            "r:4: profiles.ci.commands.rules.0.pattern: not a regular expression: missing ), unterminated subpattern "
-            "at position 0",
+            "[[profiles.p.commands.rules]]\nverdict = 'deny'\n\npattern = '('",
+            "r:4: profiles.p.commands.rules.0.pattern: not a regular expression: missing ), "
+            "unterminated subpattern at position 0",
         ),
         (
-            "[profiles.ci]\ncommands.rules = [\n{ verdict = 'deny', program = 'a' },\n{ verdict = 'no', program = 'b' },\n]",
-            "r:4: profiles.ci.commands.rules.1.verdict: 'no' is none of allow, ask, deny",
+            "[profiles.p]\ncommands.rules = [\n{ verdict = 'deny', program = 'a' },\n"
+            "{ verdict = 'no', program = 'b' },\n]",
+            "r:4: profiles.p.commands.rules.1.verdict: 'no' is none of allow, ask, deny",
         ),
-        ("[profiles.ci]\nextends = 'x'", "r:2: profiles.ci.extends: 'x' is none of ci, default"),
+        ("[profiles.p]\nextends = 'x'", "r:2: profiles.p.extends: 'x' is none of default, p"),
         (
             "[profiles.a]\nextends = 'b'\n[profiles.b]\nextends = 'a'",
             "r:4: profiles.b.extends: a extends b extends a: a profile cannot extend itself",
@@ -203,17 +219,19 @@ def test_without_a_file_there_are_rules() -> None:
         ("[agents.a]\nworkspace = 'x'", "r:2: agents.a.workspace: 'x' is not an absolute path"),
         ("workspaces = 'x'", "r:1: workspaces: 'x' is not an absolute path"),
         ("[profiles.'a b']", "r:1: profiles.a b: a name has letters, digits, `.`, `_` and `-`, at most 64"),
-        ("[profiles.ci]\nenvironment.set = {A = 1}", "r:2: profiles.ci.environment.set.A: 1 is not a string"),
+        ("[profiles.p]\nenvironment.set = {A = 1}", "r:2: profiles.p.environment.set.A: 1 is not a string"),
         (
-            "[profiles.ci]\nenvironment.set.'A B' = 'x'",
-            "r:2: profiles.ci.environment.set.A B: 'A B' is not the name of a variable",
+            "[profiles.p]\nenvironment.set.'A B' = 'x'",
+            "r:2: profiles.p.environment.set.A B: 'A B' is not the name of a variable",
         ),
-        ("[profiles.ci]\nsandbox.mode = 2020-01-01", "r:2: profiles.ci.sandbox.mode: datetime.date(2020, 1, 1) is none of bubblewrap, landlock, none"),
+        (
+            "[profiles.p]\nsandbox.mode = 2020-01-01",
+            "r:2: profiles.p.sandbox.mode: datetime.date(2020, 1, 1) is none of bubblewrap, landlock, none",
+        ),
         ("a = 1\nb = = 2", "r:2: Invalid value"),
-        ("a = 1\na = 2", "r:2: Cannot overwrite a value"),
-        ("a = '", "r:1: Expected \"'\", and the file ends"),
+        ("a = '", 'r:1: Expected "\'", and the file ends'),
     ],
-)  # fmt: skip
+)
 def test_a_complaint_has_the_file_the_line_the_key_and_what_is_expected(text: str, expected: str) -> None:
     with pytest.raises(RulesInvalid) as caught:
         load_rules(text, "r")
@@ -221,8 +239,10 @@ def test_a_complaint_has_the_file_the_line_the_key_and_what_is_expected(text: st
 
 
 def test_all_complaints_are_told_at_once() -> None:
-    found = complaints("[profiles.ci]\nnetwork.mode = 1\nidle.timeout = 'x'\nnonsense = 2\n[agents.a]\nprofile = 'y'\n")
-    assert [each.split(": ")[0] for each in found] == [f"rules.toml:{line}" for line in (4, 3, 2, 6)] or len(found) == 4
+    found = complaints(
+        "[profiles.ci]\nnetwork.mode = 1\nidle.timeout = 'x'\nnonsense = 2\n[agents.a]\nprofile = 'y'\n"
+    )
+    assert len(found) == 4
     assert {each.split(":")[1] for each in found} == {"2", "3", "4", "6"}
 
 
@@ -254,9 +274,9 @@ n = 3
 o = 4
 [[many.inner]]
 o = 5
-last = """one \\"""" two"""
+last = """one \\" two"""""
 end = 'it'
-'''.replace('""" two"""', '""')  # noqa: E501
+'''
 
 
 def test_lines_are_found_in_tricky_toml() -> None:
@@ -307,12 +327,14 @@ def test_every_key_that_tomllib_reads_has_a_line(text: str) -> None:
 
 KEYS = st.sampled_from(["a", "b", '"c d"', "'e.f'", "a.b", '"x\\"y"'])
 VALUES = st.recursive(
-    st.sampled_from(["1", "true", '"s # ="', "'l'", '"""m\n[x]\n"""', "'''n\n= 1'''", "1979-05-27T07:32:00Z", "-1.5e3"]),
+    st.sampled_from(
+        ["1", "true", '"s # ="', "'l'", '"""m\n[x]\n"""', "'''n\n= 1'''", "1979-05-27T07:32:00Z", "-1.5e3"]
+    ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3).map(lambda each: "[\n# c\n" + ",\n".join(each) + "]"),
-        st.lists(st.tuples(st.sampled_from(["p", "q.r", "'s'"]), inner), max_size=3, unique_by=lambda pair: pair[0]).map(
-            lambda pairs: "{" + ", ".join(f"{key} = {value}" for key, value in pairs) + "}"
-        ),
+        st.lists(
+            st.tuples(st.sampled_from(["p", "q.r", "'s'"]), inner), max_size=3, unique_by=lambda pair: pair[0]
+        ).map(lambda pairs: "{" + ", ".join(f"{key} = {value}" for key, value in pairs) + "}"),
     ),
     max_leaves=5,
 )

@@ -82,8 +82,10 @@ def test_a_line_that_the_rules_deny_is_refused_however_it_is_typed(keys: bytes) 
 
 @pytest.mark.parametrize(
     "key",
-    [b"\t", b"\x1b[A", b"\x1bOA", b"\x1b[D", b"\x1b.", b"\x12", b"\x10", b"\x0e", b"\x01", b"\x02", b"\x19", b"\x16"]
-    + [b"\x0f", b"\x00", b"\x1a", b"\x1c", b"\x11", b"\x13", b"\x1f", b"\x18"],
+    [
+        *(b"\t", b"\x1b[A", b"\x1bOA", b"\x1b[D", b"\x1b.", b"\x12", b"\x10", b"\x0e", b"\x01", b"\x02"),
+        *(b"\x19", b"\x16", b"\x0f", b"\x00", b"\x1a", b"\x1c", b"\x11", b"\x13", b"\x1f", b"\x18"),
+    ],
 )
 def test_after_a_key_that_only_the_shell_understands_nothing_is_known(key: bytes) -> None:
     for keys in (key, b"ls" + key, b"ls" + key + b"\n"):
@@ -123,7 +125,10 @@ def test_a_line_that_grows_without_end_is_lost() -> None:
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.sampled_from([b"ls", b"rm", b" ", b"'", b";", b"\n", b"\x7f", b"\x15", b"\x03", b"\x1b[200~"]), max_size=12),
+    st.lists(
+        st.sampled_from([b"ls", b"rm", b" ", b"'", b";", b"\n", b"\x7f", b"\x15", b"\x03", b"\x1b[200~"]),
+        max_size=12,
+    ),
     st.integers(0, 40),
 )
 def test_cuts_change_nothing(parts: list[bytes], cut: int) -> None:

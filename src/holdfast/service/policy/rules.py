@@ -249,7 +249,7 @@ class _Loader:
             if at in self._lines and not _HOST.fullmatch(host):
                 self._complain(at, f"{host!r} is none of HOST, *.DOMAIN, HOST:PORT")
         hosts = (*path, "network", "hosts")
-        if hosts in self._lines and profile.network.mode != "allow-list":
+        if hosts in self._lines and profile.network.hosts and profile.network.mode != "allow-list":
             self._complain(hosts, f"the mode is {profile.network.mode!r}; hosts belong to 'allow-list'")
         for variable in profile.environment.set:
             at = (*path, "environment", "set", variable)
@@ -292,7 +292,7 @@ class _Loader:
     def _converted(self, value: Any, kind: Any, path: Path) -> Any:
         if typing.get_origin(kind) is typing.Annotated:
             return _measured(value, typing.get_args(kind)[1].extra["unit"])
-        if isinstance(kind, types.UnionType):
+        if typing.get_origin(kind) in (typing.Union, types.UnionType):
             kind = next(each for each in typing.get_args(kind) if each is not type(None))
         if typing.get_origin(kind) is tuple:
             if not isinstance(value, list):
