@@ -18,9 +18,9 @@ REASON: Final = "GUARD_UNAVAILABLE"
 _NEEDS: Final[dict[Guard, str]] = {
     "filesystem": "bubblewrap, or Landlock and seccomp",
     "network": "bubblewrap, or a network namespace; for `allow-list` also h11 (egress)",
-    "processes": "the cgroup controller pids",
-    "memory": "the cgroup controller memory",
-    "cpu": "the cgroup controller cpu",
+    "processes": "the cgroup controller pids, and a limit in the policy",
+    "memory": "the cgroup controller memory, and a limit in the policy",
+    "cpu": "the cgroup controller cpu, and a limit in the policy",
     "signals": "bubblewrap, or Landlock of ABI 6",
     "syscalls": "seccomp",
     "output": "nothing that an operating system has: the monitor watches it",
