@@ -193,7 +193,7 @@ def _show_agents(agents: list[Agent], as_json: bool) -> None:
 
 
 async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitable[int]]) -> int:
-    from holdfast.service.assembly import open_store
+    from holdfast.service.store_opening import open_store
 
     store = await open_store(settings)
     try:

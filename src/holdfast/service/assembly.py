@@ -33,7 +33,6 @@ from holdfast.service.metrics import Metrics
 from holdfast.service.model import Struct
 from holdfast.service.monitor import MonitorSettings, ResourceMonitor
 from holdfast.service.observer import Calls, count_sessions, tell_metrics
-from holdfast.service.places import store_url
 from holdfast.service.problems import Problem
 from holdfast.service.rates import Rates, RateSettings
 from holdfast.service.readiness import Readiness
@@ -43,6 +42,7 @@ from holdfast.service.sessions.preparation import Preparation
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
+from holdfast.service.store_opening import open_store
 from holdfast.service.thresholds import ThresholdSettings
 from holdfast.service.tracing import open_tracer
 from holdfast.service.watching import SandboxesOutside, Watchers
@@ -70,20 +70,6 @@ class Started(Struct, frozen=True):
     sandbox: str
     #: Of an operator that was made just now.
     operator_token: str = ""
-
-
-async def open_store(settings: ServiceSettings, *, clock: Clock | None = None, look_only: bool = False) -> Store:
-    """The database that the settings name, with the audit's key."""
-    return await Store.open(
-        store_url(settings.store), clock=clock, audit_key=_audit_key(settings.audit_key_file), look_only=look_only
-    )
-
-
-def _audit_key(path: str) -> bytes | None:
-    if not path:
-        return None
-    with open(path, "rb") as file:
-        return file.read().strip()
 
 
 class Service:

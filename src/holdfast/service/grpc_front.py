@@ -88,7 +88,7 @@ class GrpcFront:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", round(settings.keepalive_seconds * 1000)),
                 ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_seconds * 1000)),
-                # Clients may ask as often as we do; by default those that ask more than every 5 minutes are hung up on.
+                # Clients may ask as often as we do; by default, one that asks twice in 5 minutes is hung up on.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", round(settings.keepalive_seconds * 500)),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
@@ -173,7 +173,13 @@ class GrpcFront:
                     async with aclosing(function(call.caller, request)) as replies:  # type: ignore[type-var]
                         async for reply in replies:
                             # Returns once the transport has taken it: a client that does not read stops us here.
-                            await context.write(reply)
+                            try:
+                                await context.write(reply)
+                            except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
+                                # The client left while we wrote; that we are cancelled for it comes a moment later.
+                                _log.debug("%s: the client is gone: %s", method.name, error)
+                                call.status = "CANCELLED"
+                                return
             except Problem as problem:
                 await _abort(context, problem)
             finally:

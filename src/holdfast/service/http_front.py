@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import Callable
 from typing import Any, Final
@@ -109,7 +110,12 @@ class HttpFront:
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        await self._server.is_up.wait()
+        up = asyncio.create_task(self._server.is_up.wait())
+        await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._serving.done():
+            listener.close()
+            await self._serving
         if address.is_unix:
             self.url = str(address)
         else:
@@ -122,6 +128,10 @@ class HttpFront:
         self._admission.stop()
         if self._server is None or self._serving is None:
             return
+        if self._address.is_unix:
+            # While we still listen on it, so that it is ours and not that of the service that comes next.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._address.path)
         self._server.stop_within(grace)
         await self._serving
 

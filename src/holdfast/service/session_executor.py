@@ -129,6 +129,8 @@ class SessionExecutor:
         )
         if not self._persistent:
             request.create.CopyFrom(self._create)
+            # The same session again, should the call be made twice: what it ran is not run in another.
+            request.create.request_id = request.request_id
             return (yield from self._run(request, timeout))
         for _ in range(RENEWALS):
             generation, request.session_id = yield from self._session()
