@@ -21,7 +21,7 @@ from holdfast.runtime.tree_usage import (
     UsageSampler,
     cgroup_cpu_seconds,
     cgroup_memory,
-    parse_counters,
+    counter,
     parse_stat,
 )
 
@@ -122,7 +122,7 @@ async def test_bytes_written_to_storage_are_those_that_the_kernel_counts(box: Lo
     script = f"dd if=/dev/zero of={tmp_path}/file bs=64k count=16 conv=fsync 2>/dev/null; echo $$; exec sleep 1000"
     await box.start(ProcessSpec("p", ("sh", "-c", script)))
     (pid,) = await words(box, 1)
-    counted = parse_counters(read(f"/proc/{int(pid)}/io"))[b"write_bytes"]
+    counted = counter(read(f"/proc/{int(pid)}/io"), b"write_bytes:")
     if counted == 0:
         pytest.skip(f"{tmp_path} is no storage: a file system in memory writes nothing")
     assert (await usage(box)).written_bytes == counted >= 1024 * 1024
@@ -244,4 +244,10 @@ def test_the_files_of_a_cgroup(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("1000\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\n")
     assert (cgroup_cpu_seconds(str(tmp_path)), cgroup_memory(str(tmp_path))) == (2.5, 700)
-    assert parse_counters(b"rchar: 1\nbad\nread_bytes: 22\n") == {b"rchar": 1, b"read_bytes": 22}
+
+
+def test_a_counter_is_found_by_its_whole_name_or_is_nothing() -> None:
+    text = b"rchar: 1\ncancelled_write_bytes: 7\nwrite_bytes: 22\nlast 3\n"
+    assert counter(text, b"rchar:") == 1
+    assert counter(text, b"write_bytes:") == 22
+    assert counter(text, b"char:") == counter(text, b"missing ") == counter(b"", b"rchar:") == 0

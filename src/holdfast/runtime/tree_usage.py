@@ -80,10 +80,14 @@ def parse_stat(text: bytes) -> Stat:
     )
 
 
-def parse_counters(text: bytes) -> dict[bytes, int]:
-    """Lines of a name and a number, as /proc/PID/io and the files of cgroups have them."""
-    pairs = (line.replace(b":", b"").split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+def counter(text: bytes, name: bytes) -> int:
+    """The number behind a name at the start of a line, as /proc/PID/io and the files of cgroups have it; 0 if there
+    is none. A thousand processes are a thousand such files: the rest of them is not parsed."""
+    start = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
+    if start == 0 and not text.startswith(name):
+        return 0
+    line = text[start + len(name) : text.find(b"\n", start)]
+    return int(line.lstrip(b": "))
 
 
 class UsageSampler:
@@ -191,9 +195,9 @@ class UsageSampler:
     async def _usage(self, asked: Asked, members: Mapping[int, Stat], now: int) -> ProcessUsage:
         read = written = 0
         for pid in members:
-            counters = parse_counters(_read(f"/proc/{pid}/io"))  # empty if it is another user's, or gone
-            read += counters.get(b"read_bytes", 0)
-            written += counters.get(b"write_bytes", 0)
+            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone
+            read += counter(counters, b"read_bytes:")
+            written += counter(counters, b"write_bytes:")
             await self._breathe()
         cpu = sum(stat.cpu for stat in members.values()) * self._tick
         memory = sum(stat.resident for stat in members.values()) * self._page
@@ -223,7 +227,7 @@ class UsageSampler:
 
 def cgroup_cpu_seconds(path: str) -> float:
     """0 where the kernel does not count it: version 1 has it in another hierarchy."""
-    return parse_counters(_read(f"{path}/cpu.stat")).get(b"usage_usec", 0) / 1e6
+    return counter(_read(f"{path}/cpu.stat"), b"usage_usec ") / 1e6
 
 
 def cgroup_memory(path: str) -> int:
@@ -234,7 +238,7 @@ def cgroup_memory(path: str) -> int:
     current = _read(f"{path}/memory.current").strip()
     if not current.isdigit():
         return 0
-    spare = parse_counters(_read(f"{path}/memory.stat")).get(b"inactive_file", 0)
+    spare = counter(_read(f"{path}/memory.stat"), b"inactive_file ")
     return max(0, int(current) - spare)
 
 
