@@ -16,7 +16,7 @@ from holdfast.exec_api import ExecApi
 from holdfast.model import EnvironmentInfo, Limits
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, SystemClock
-from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, Policy, SessionRecord, Struct
+from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
@@ -264,7 +264,7 @@ class NoEnforcement(Struct, frozen=True):
     unenforced: tuple[Guard, ...] = ()
 
 
-def plan_nothing(policy: Policy, info: EnvironmentInfo) -> NoEnforcement:
+def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> NoEnforcement:
     return NoEnforcement(unenforced=("filesystem",))
 
 

@@ -45,7 +45,7 @@ def token(service: RunningService) -> str:
 
 
 @pytest.fixture(params=["on", "off"])
-def make(request: pytest.FixtureRequest, place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeExecutor]:
+def make(request: pytest.FixtureRequest, place: Place, monkeypatch: pytest.MonkeyPatch) -> MakeExecutor:
     """Makes executors with the flag on and with it off."""
     monkeypatch.setenv("HOLDFAST_SESSION_EXECUTOR", request.param)
     monkeypatch.setenv("HOLDFAST_DIRECTORY", place.environ["HOLDFAST_DIRECTORY"])

@@ -76,7 +76,7 @@ def test_for_people_it_prints_where_it_listens_and_a_curl_line_that_works(place:
     )
     assert process.stdout is not None
     with process:
-        lines = []
+        lines: list[str] = []
         while not (lines and "curl" in lines[-1]):
             lines.append(process.stdout.readline())
             assert lines[-1], lines

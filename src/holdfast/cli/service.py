@@ -86,7 +86,7 @@ def command(
 def _settings(config: str | None, **flags: Any) -> ServiceSettings:
     from holdfast.service.settings import load_settings
 
-    return load_settings(config or os.environ.get("HOLDFAST_SERVICE_CONFIG"), **flags)
+    return load_settings(config, **flags)
 
 
 def announce(started: Started) -> None:

@@ -78,10 +78,10 @@ def _events(found: pb.SessionMetadata, chunks: list[pb.OutputChunk]) -> Iterator
 async def from_store(url: str | None, session_id: str, *, input: bool) -> str | None:
     """What the sandbox keeps of the terminal of a session in this database; None if it has no such session."""
     from holdfast.client.sandbox import connect
-    from holdfast.service.store_opening import open_store
     from holdfast.service.settings import load_settings
+    from holdfast.service.store_opening import open_store
 
-    store = await open_store(load_settings(os.environ.get("HOLDFAST_SERVICE_CONFIG"), store=url))
+    store = await open_store(load_settings(store=url))
     try:
         record = await store.session(session_id)
     finally:

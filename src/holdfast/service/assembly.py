@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from holdfast.service import agents
 from holdfast.service.access import Access, AccessSettings
 from holdfast.service.admission import Admission
 from holdfast.service.agent_profiles import AgentRulebook, AgentSessions
+from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import Clock, SystemClock
 from holdfast.service.grpc_front import GrpcFront, GrpcSettings
 from holdfast.service.handler import Handler
@@ -50,13 +51,6 @@ from holdfast.service.watching import SandboxesOutside, Watchers
 #: How long calls that are under way have to finish when the service stops. `docker stop` waits 10 s in all.
 STOP_SECONDS: Final = 5.0
 
-_LEVELS: Final[dict[str, Literal["DEBUG", "INFO", "WARNING", "ERROR"]]] = {
-    "debug": "DEBUG",
-    "info": "INFO",
-    "warning": "WARNING",
-    "error": "ERROR",
-}
-
 _log = logging.getLogger("holdfast.service")
 
 
@@ -80,6 +74,7 @@ class Service:
         self._clock = clock or SystemClock()
         self.readiness = Readiness()
         self.metrics = Metrics()
+        self._redact = Redactor(settings.redact)
         self._rulebook = AgentRulebook(read_rules(settings.rules))
         self._http: HttpFront | None = None
         #: Taken apart in the reverse order.
@@ -127,7 +122,7 @@ class Service:
             prepare=preparation.prepare,
             clock=clock,
             settings=settings,
-            redact=_redaction(settings),
+            redact=self._redact,
             usage=monitor.latest,
             tell=tell_metrics(self.metrics),
         )
@@ -202,7 +197,8 @@ class Service:
 async def run_service(settings: ServiceSettings, announce: Callable[[Started], None]) -> int:
     """Serve until TERM or INT; returns the exit code. HUP reads the rules and the TLS files again."""
     undo = configure_logs(
-        LogSettings(format=settings.log_format, level=_LEVELS[settings.log_level]), redact=_redaction(settings)
+        LogSettings(format=settings.log_format, level=settings.log_level),
+        redact=Redactor(settings.redact),
     )
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -239,9 +235,3 @@ def _own_files(store: Store) -> tuple[str, ...]:
     """The database, which sessions on the same machine must not see."""
     path = store.database.url.database or ""
     return tuple(path + end for end in ("", "-wal", "-shm")) if store.database.is_sqlite else ()
-
-
-def _redaction(settings: ServiceSettings) -> Callable[[str], str]:
-    from holdfast.service.logs import no_secrets
-
-    return no_secrets

@@ -134,7 +134,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: The share of a limit at which the owner is warned.
     resource_warning: float = 0.8
     #: How logs look on stderr: `auto` is for people where that is a terminal, else JSON.
-    log_format: Literal["auto", "json", "console"] = "auto"
+    log_format: Literal["auto", "json", "text"] = "auto"
     #: Calls that go well are told at `debug`.
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -147,11 +147,15 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_settings(
     path: str | None = None, environ: Mapping[str, str] | None = None, **flags: Any
 ) -> ServiceSettings:
-    """Settings from file, environment and flags; a wrong one is an error that names it and its source."""
+    """Settings from file, environment and flags; a wrong one is an error that names it and its source.
+
+    Without a path the file is the one that HOLDFAST_SERVICE_CONFIG names, if it does.
+    """
     values: dict[str, Any] = {}
-    if path:
-        values.update(_from_file(path))
-    values.update(_from_environment(os.environ if environ is None else environ))
+    environ = os.environ if environ is None else environ
+    if file := path or environ.get(f"{PREFIX}CONFIG"):
+        values.update(_from_file(file))
+    values.update(_from_environment(environ))
     values.update({name: value for name, value in flags.items() if value is not None})
     try:
         settings = msgspec.convert(values, ServiceSettings)

@@ -1,4 +1,4 @@
-"""Opens the database that the settings name. Apart from `assembly`, for verbs that need nothing else of the service.
+"""Opens the database that the settings name. Apart from `assembly`, for verbs that need no more of the service.
 
 Touches the file with the audit's key, and the database.
 """

@@ -1,6 +1,7 @@
 """What must be there in a sandbox before a session is opened in it, and the plan of what confines it there.
 
-The directories that the session may write to and, if its network is an allow-list, the proxy that lets it through. Touches sandboxes through the pool.
+The directories that the session may write to and, if its network is an allow-list, the proxy that lets it through.
+Touches sandboxes through the pool.
 """
 
 from __future__ import annotations
