@@ -14,6 +14,7 @@ import holdfast
 from holdfast.errors import InvalidParams
 from holdfast.service import bash_executor, problems, session_executor
 from holdfast.service.rpc_status import problem_of
+from holdfast.service.status_details import status_bytes
 from holdfast.session.v1 import session_pb2 as pb
 
 Answer = Message | grpc.StatusCode
@@ -272,6 +273,13 @@ def test_details_that_are_none_leave_the_code_as_the_reason(details: bytes) -> N
     problem = problem_of(Failed(grpc.StatusCode.NOT_FOUND, details))
     assert isinstance(problem, problems.NotFound)
     assert problem.reason == "NOT_FOUND"
+
+
+def test_what_the_service_writes_is_what_clients_read() -> None:
+    raised = problems.Denied("no", reason="POLICY_DENIED", rule="rules.toml:14", field="command")
+    problem = problem_of(Failed(grpc.StatusCode.PERMISSION_DENIED, status_bytes(raised)))
+    assert isinstance(problem, problems.Denied)
+    assert (problem.reason, problem.details) == ("POLICY_DENIED", {"rule": "rules.toml:14", "field": "command"})
 
 
 def test_every_code_of_the_service_has_its_class_and_others_the_root() -> None:

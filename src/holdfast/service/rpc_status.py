@@ -23,19 +23,22 @@ def problem_of(error: grpc.RpcError) -> Problem:
     name = call.code().name
     kind = next((each for each in Problem.__subclasses__() if each.status == name), Problem)
     trailers = dict(call.trailing_metadata() or ())
-    return kind(call.details() or name, reason=_reason(trailers.get(_TRAILER, b"")) or name)
+    reason, details = _error_info(trailers.get(_TRAILER, b""))
+    details.pop("reason", None)
+    return kind(call.details() or name, reason=reason or name, **details)
 
 
-def _reason(status: bytes) -> str:
-    """`ErrorInfo.reason` among the details of a Status; empty if there is none."""
+def _error_info(status: bytes) -> tuple[str, dict[str, str]]:
+    """`reason` and `metadata` of the ErrorInfo among the details of a Status; empty if there is none."""
     for number, detail in _fields(status):
         if number != 3 or not isinstance(detail, bytes):
             continue
         packed = dict(_fields(detail))
         if packed.get(1) == _ERROR_INFO.encode():
-            info = dict(_fields(_as_bytes(packed.get(2))))
-            return _as_bytes(info.get(1)).decode("utf-8", "replace")
-    return ""
+            info = list(_fields(_as_bytes(packed.get(2))))
+            pairs = [dict(_fields(_as_bytes(value))) for number, value in info if number == 3]
+            return _text(dict(info).get(1)), {_text(pair.get(1)): _text(pair.get(2)) for pair in pairs}
+    return "", {}
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -62,6 +65,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             break
     return value, at
+
+
+def _text(value: int | bytes | None) -> str:
+    return _as_bytes(value).decode("utf-8", "replace")
 
 
 def _as_bytes(value: int | bytes | None) -> bytes:
