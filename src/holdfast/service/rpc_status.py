@@ -24,8 +24,9 @@ def problem_of(error: grpc.RpcError) -> Problem:
     kind = next((each for each in Problem.__subclasses__() if each.status == name), Problem)
     trailers = dict(call.trailing_metadata() or ())
     reason, details = _error_info(trailers.get(_TRAILER, b""))
-    details.pop("reason", None)
-    return kind(call.details() or name, reason=reason or name, **details)
+    problem = kind(call.details() or name, reason=reason or name)
+    problem.details.update(details)
+    return problem
 
 
 def _error_info(status: bytes) -> tuple[str, dict[str, str]]:
