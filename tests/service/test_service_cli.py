@@ -29,7 +29,7 @@ def place() -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
     """One that tests share which leave it as it was."""
-    with new_place() as made, running_service(made) as started:
+    with new_place() as made, running_service(made, HOLDFAST_SERVICE_TOKEN_CACHE_SECONDS="0.1") as started:
         yield started
 
 
@@ -98,7 +98,7 @@ def test_a_service_that_is_started_again_goes_on_with_its_sessions(place: Place)
         assert text(ran["stdout"]) == "kept /usr\n"
         closed = second.post("CloseSession", token, sessionId=session_id)[1]
         assert closed["finalState"] == "CLOSED"
-    verified = place.holdfast("audit", "verify")
+    verified = place.verb("audit", "verify")
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
@@ -139,7 +139,7 @@ def test_a_stream_ends_with_unavailable_when_the_service_stops(place: Place) -> 
 
 def refused(place: Place, *arguments: str) -> str:
     """The one line that a start which fails prints."""
-    done = place.holdfast("service", *arguments)
+    done = place.verb("service", *arguments)
     assert done.returncode in (1, 2), done
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -188,24 +188,24 @@ def test_agents_are_added_listed_rotated_and_removed(service: RunningService) ->
     place = service.place
     token = place.new_agent("worker")
     assert service.post("ListSessions", token)[0] == 200
-    listed = json.loads(place.holdfast("service", "agent", "list", "--json").stdout)
+    listed = json.loads(place.verb("service", "agent", "list", "--json").stdout)
     assert {"agentId": "worker", "role": "agent"}.items() <= next(
         each for each in listed if each["agentId"] == "worker"
     ).items()
     assert token not in json.dumps(listed)
-    rotated = place.holdfast("service", "agent", "rotate", "worker").stdout.strip()
+    rotated = place.verb("service", "agent", "rotate", "worker").stdout.strip()
     assert service.post("ListSessions", rotated)[0] == 200
     until(lambda: service.post("ListSessions", token)[0] == 401)
-    assert place.holdfast("service", "agent", "remove", "worker").returncode == 0
+    assert place.verb("service", "agent", "remove", "worker").returncode == 0
     until(lambda: service.post("ListSessions", rotated)[0] == 401)
-    assert "worker" not in place.holdfast("service", "agent", "list").stdout
+    assert "worker" not in place.verb("service", "agent", "list").stdout
 
 
 def test_an_agent_that_is_there_or_is_not_is_one_line(service: RunningService) -> None:
     place = service.place
     place.new_agent("twice")
     for arguments in (["add", "twice"], ["rotate", "nobody"], ["remove", "nobody"], ["add", "a b"], ["add"]):
-        done = place.holdfast("service", "agent", *arguments)
+        done = place.verb("service", "agent", *arguments)
         assert done.returncode == 1, arguments
         assert len(done.stderr.splitlines()) == 1, done.stderr
 
@@ -253,26 +253,26 @@ def test_check_rules_tells_what_is_in_them_or_what_is_wrong(place: Place) -> Non
     rules = os.path.join(place.directory, "rules.toml")
     with open(rules, "w") as file:
         file.write(RULES.format(default="allow"))
-    good = place.holdfast("service", "check-rules", rules, "--json")
+    good = place.verb("service", "check-rules", rules, "--json")
     assert (good.returncode, "default" in json.loads(good.stdout)["profiles"]) == (0, True)
     with open(rules, "a") as file:
         file.write("colour = 1\n")
-    bad = place.holdfast("service", "check-rules", rules)
+    bad = place.verb("service", "check-rules", rules)
     assert bad.returncode == 1
     assert f"{rules}:4" in bad.stderr
-    assert place.holdfast("service", "check-rules", "/nowhere").returncode == 1
+    assert place.verb("service", "check-rules", "/nowhere").returncode == 1
 
 
 def test_status_tells_whether_one_runs_and_is_ready(service: RunningService, token: str) -> None:
     place = service.place
     address = service.http.removeprefix("http://")
     session_id = service.post("CreateSession", token)[1]["sessionId"]
-    said = json.loads(place.holdfast("service", "status", "--listen-http", address, "--json").stdout)
+    said = json.loads(place.verb("service", "status", "--listen-http", address, "--json").stdout)
     assert (said["running"], said["ready"]) == (True, True)
     assert said["sessions"] >= 1
-    assert "ready     yes" in place.holdfast("service", "status", "--listen-http", address).stdout
+    assert "ready     yes" in place.verb("service", "status", "--listen-http", address).stdout
     service.post("CloseSession", token, sessionId=session_id)
-    absent = place.holdfast("service", "status", "--listen-http", "127.0.0.1:1", "--json")
+    absent = place.verb("service", "status", "--listen-http", "127.0.0.1:1", "--json")
     assert (absent.returncode, json.loads(absent.stdout)["running"]) == (3, False)
 
 

@@ -196,7 +196,7 @@ def test_an_allow_list_lets_through_what_is_on_it_and_nothing_else(service: Runn
         rows = agent.call("ListAudit", pb.ListAuditRequest(session_id=session_id, kinds=["network"])).records
         decisions = [json.loads(row.body) for row in rows]
         assert [each.get("allowed") for each in decisions][:2] == [True, False], decisions
-    left = service.place.holdfast("ps", "--json")
+    left = service.place.verb("ps", "--json")
     assert f"egress-{session_id}" not in left.stdout
 
 

@@ -34,6 +34,7 @@ from holdfast.service.metrics import Metrics
 from holdfast.service.model import Struct
 from holdfast.service.monitor import MonitorSettings, ResourceMonitor
 from holdfast.service.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import Problem
 from holdfast.service.rates import Rates, RateSettings
 from holdfast.service.readiness import Readiness
@@ -79,6 +80,11 @@ class Service:
         self._http: HttpFront | None = None
         #: Taken apart in the reverse order.
         self._parts = AsyncExitStack()
+
+    @property
+    def rules(self) -> Rules:
+        """Those in force."""
+        return self._rulebook.rules
 
     async def start(self) -> Started:
         """Everything, in the order in which the parts need each other; what fails takes the others down."""
