@@ -213,7 +213,7 @@ async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
     async with await Store.open(postgres_url) as store:
         await store.append([entry(n=0)])
         tries = 0
-        once = store.database._write_once
+        once = store.database._engine.write
 
         async def breaking(work: Any) -> Any:
             nonlocal tries
@@ -223,7 +223,7 @@ async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
                 raise ConnectionResetError(104, "Connection reset by peer")
             return result
 
-        monkeypatch.setattr(store.database, "_write_once", breaking)
+        monkeypatch.setattr(store.database._engine, "write", breaking)
         rows = await store.append([entry(n=1), entry(n=2)])
         assert tries == 2
         assert [row.seq for row in rows] == [2, 3]

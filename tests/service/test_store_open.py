@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.problems import Invalid, NotNow, Unavailable
 from holdfast.service.store import Store
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.migrations import STEPS, Step, migrate
 from holdfast.service.store.schema import METADATA, VERSIONS
 from service.conftest import OpenStore
 
 
-async def columns(connection: AsyncConnection) -> dict[str, dict[str, bool]]:
+async def columns(connection: Connection) -> dict[str, dict[str, bool]]:
     """Every column of every table, and whether it may be empty."""
 
     def look(sync: object) -> dict[str, dict[str, bool]]:
@@ -154,7 +154,7 @@ async def test_an_audit_keeps_to_the_key_that_it_began_with(open_store: OpenStor
         await open_store(audit_key=b"short")
 
 
-async def versions(connection: AsyncConnection) -> list[int]:
+async def versions(connection: Connection) -> list[int]:
     return list((await connection.execute(select(VERSIONS.c.version).order_by(VERSIONS.c.version))).scalars())
 
 

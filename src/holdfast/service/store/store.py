@@ -10,7 +10,6 @@ from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
@@ -20,6 +19,7 @@ from holdfast.service.problems import Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.file_watch import FileWatch
 from holdfast.service.store.following import follow_file, follow_notices, last_number
@@ -148,7 +148,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
             )
 
     async def _kept_key_id(self) -> str:
-        async def work(connection: AsyncConnection) -> str:
+        async def work(connection: Connection) -> str:
             kept = await connection.execute(select(FACTS.c.value).where(FACTS.c.name == "audit_key"))
             return str(kept.scalar() or "")
 
