@@ -1,8 +1,8 @@
 """SQLite in threads: one connection that writes and a few that read, each transaction as a whole in one thread.
 
 A transaction is half a dozen statements. Handing each of them to a thread and back costs more than SQLite itself,
-most of all on a busy machine, where every hand-over waits for its turn. So the work, a coroutine that awaits nothing
-but its connection, runs to its end in the thread, on a connection whose calls return at once.
+most of all on a busy machine, where every hand-over waits for its turn. So the work, a coroutine that awaits
+nothing but its connection, runs to its end in the thread, on a connection whose calls return at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ T = TypeVar("T")
 READERS: Final = 4
 #: How long to wait for the write lock, which only another process can hold: longer than a slow disk's worst flush.
 BUSY_SECONDS: Final = 10.0
-#: `?synchronous=` of the URL. `full`: a row that was told as written is there after the machine lost its power, too;
-#: each group of rows waits for the disk. `normal`: after a crash of the service alone, and nobody waits.
+#: `?synchronous=` of the URL. `full`: a row that was told as written is there after the machine lost its power,
+#: too, and each group of rows waits for the disk. `normal`: after a crash of the service alone, and nobody waits.
 SYNCHRONOUS: Final = ("full", "normal")
 
 
@@ -142,13 +142,10 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
     def _set_up(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
         # The first needs to come before the first table.
-        for pragma in (
-            "auto_vacuum=INCREMENTAL",
-            "journal_mode=WAL",
-            f"synchronous={synchronous}",
-            "foreign_keys=ON",
-        ):
-            cursor.execute(f"PRAGMA {pragma}")
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute(f"PRAGMA synchronous={synchronous}")
+        cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
 
     @event.listens_for(engine, "begin")
