@@ -279,6 +279,7 @@ ENTRIES = st.lists(
 )
 
 
+@settings(max_examples=80)
 @given(ENTRIES, st.data(), st.sampled_from([None, KEY]))
 def test_whatever_is_done_to_a_chain_shows(
     entries: list[AuditEntry], data: st.DataObject, key: bytes | None

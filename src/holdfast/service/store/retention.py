@@ -38,8 +38,11 @@ class Retention:
         `max_bytes`; of those that are open, none."""
         total = Removed()
         cutoff = None if max_age is None else self.database.clock.time() - max_age
+        # Counted once: over many sessions the sum is not for nothing.
+        size = 0 if max_bytes is None else await self.audit_size()
         while total.sessions < most:
-            why = await self._next(cutoff, max_bytes)
+            too_big = max_bytes is not None and size - total.size > max_bytes
+            why = await self._next(cutoff, too_big)
             if why is None:
                 break
             removed = await self.database.write(partial(self._remove, session_id=why[0], reason=why[1]))
@@ -59,7 +62,7 @@ class Retention:
 
         return await self.database.read(work)
 
-    async def _next(self, cutoff: float | None, max_bytes: int | None) -> tuple[str, str] | None:
+    async def _next(self, cutoff: float | None, too_big: bool) -> tuple[str, str] | None:
         """The session to remove next, and why."""
         oldest = (
             select(SESSIONS.c.session_id, SESSIONS.c.closed_at)
@@ -72,9 +75,7 @@ class Retention:
             return None
         if cutoff is not None and row[1] < cutoff:
             return row[0], "age"
-        if max_bytes is not None and await self.audit_size() > max_bytes:
-            return row[0], "size"
-        return None
+        return (row[0], "size") if too_big else None
 
     async def _remove(self, connection: Connection, session_id: str, reason: str) -> Removed:
         which = SESSIONS.c.session_id == session_id

@@ -15,7 +15,7 @@ from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
 from holdfast.service.clock import Clock
 from holdfast.service.model import AuditRow
-from holdfast.service.problems import Invalid, NotFound, NotNow, Unavailable
+from holdfast.service.problems import Invalid, NotFound, NotNow
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog
@@ -69,7 +69,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
             store = cls(database, audit_key)
             await store._check_key(look_only)
             if store._from_others is not None:
-                await store._listen_to_others(store._from_others)
+                await store._from_others.start()
         except BaseException:
             await database.close()
             raise
@@ -124,12 +124,6 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
     async def ping(self) -> None:
         """Raises `Unavailable` if the database does not answer now."""
         await self.database.ping()
-
-    async def _listen_to_others(self, others: PostgresNotices) -> None:
-        try:
-            await others.start()
-        except OSError as error:
-            raise Unavailable(f"the database {self.database.place}: {error}", reason="STORE_UNAVAILABLE") from error
 
     async def _check_key(self, look_only: bool) -> None:
         ours = key_id(self.audit_key)
