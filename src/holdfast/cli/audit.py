@@ -187,8 +187,10 @@ async def _opened(store: str | None, config: str | None, key_file: str | None) -
     from holdfast.service.settings import load_settings
 
     settings = load_settings(config, store=store, audit_key_file=key_file)
-    # SQLAlchemy and a database driver: only now, so that --help needs neither.
-    from holdfast.service.store import Store
+    try:
+        from holdfast.service.store import Store
+    except ModuleNotFoundError as error:
+        raise InvalidParams(f"the audit's database needs {error.name}: pip install 'holdfast[service]'") from None
 
     key = _key(settings.audit_key_file)
     async with await Store.open(store_url(settings.store), audit_key=key, look_only=True) as opened:
