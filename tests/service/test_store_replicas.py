@@ -81,8 +81,8 @@ async def test_a_replica_that_is_killed_loses_no_row_that_it_told_of(store_url: 
     assert program.stdout is not None
     told: dict[str, int] = {}
     for _ in range(200):
-        name, seq = (await program.stdout.readline()).split()
-        told[name.decode()] = int(seq)
+        session, seq = (await program.stdout.readline()).split()
+        told[session.decode()] = int(seq)
     program.kill()
     await program.wait()
     for line in (await program.stdout.read()).splitlines():
