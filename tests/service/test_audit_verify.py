@@ -279,7 +279,7 @@ ENTRIES = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(ENTRIES, st.data(), st.sampled_from([None, KEY]))
 def test_whatever_is_done_to_a_chain_shows(
     entries: list[AuditEntry], data: st.DataObject, key: bytes | None
@@ -324,7 +324,7 @@ TAMPERING = [
 ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     appends=st.lists(st.lists(st.tuples(st.integers(0, 3), TEXTS), min_size=1, max_size=4), min_size=2, max_size=8),
     tampering=st.sampled_from(TAMPERING),
