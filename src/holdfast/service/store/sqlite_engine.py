@@ -28,7 +28,7 @@ T = TypeVar("T")
 READERS: Final = 4
 #: How long to wait for the write lock, which only another process can hold: longer than a slow disk's worst flush.
 BUSY_SECONDS: Final = 10.0
-#: Pages of 4 KiB that are given back at a time, while nobody can write: 0.16 s for so many, measured on a busy disk.
+#: Pages of 4 KiB that are given back at a time, while nobody can write: 0.16 s, measured on a busy machine.
 VACUUM_PAGES: Final = 10_000
 #: `?synchronous=` of the URL. `full`: a row that was told as written is there after the machine lost its power,
 #: too, and each group of rows waits for the disk. `normal`: after a crash of the service alone, and nobody waits.
