@@ -23,6 +23,8 @@ TerminalEventType = Literal[
 TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
 CloseMode = Literal["graceful", "force"]
 JobsAtClose = Literal["kill", "keep"]
+ConfinementMode = Literal["bubblewrap", "landlock", "none"]
+ConfinedNetwork = Literal["none", "host", "proxy"]
 FileType = Literal["file", "directory", "symlink", "fifo", "socket", "character", "block", "other"]
 #: What a command typed in a terminal returns of its output, if nobody says how much: the latest.
 TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
@@ -30,6 +32,8 @@ TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 FILE_PIECE_BYTES: Final = 1024 * 1024
 #: Names that one page of a directory holds.
 DIRECTORY_PAGE: Final = 5_000
+#: Pids that a sample of usage names for one process: a fork bomb has more than anybody reads.
+USAGE_PIDS: Final = 1_000
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -69,6 +73,36 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     nice: int | None = None
 
 
+class Confinement(Struct, frozen=True, omit_defaults=True):
+    """What the operating system keeps a process, and all that it starts, from doing; set before it executes."""
+
+    #: `bubblewrap`: a root of its own, and namespaces. `landlock`: rights on paths, where no namespace can be had.
+    mode: ConfinementMode = "none"
+    #: Absolute real paths. Beside them: the machine's programs to read, and with `bubblewrap` a /tmp of its own.
+    writable: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    #: What must not be reached although it lies in one of those.
+    hidden: tuple[str, ...] = ()
+    #: `proxy`: nothing but what the filtering proxy at the Unix socket `proxy` lets through.
+    network: ConfinedNetwork = "host"
+    proxy: str | None = None
+    #: Refuse system calls that programs seldom need and attackers often do.
+    seccomp: bool = True
+    #: With `landlock`, no /proc of others; `bubblewrap` has a process namespace in any case.
+    hide_processes: bool = True
+    #: How much /tmp, /dev/shm and the home directory hold each, with `bubblewrap`.
+    scratch_bytes: int = 256 * 1024 * 1024
+    #: Limits of all its processes together, by cgroup.
+    total_memory_bytes: int | None = None
+    total_processes: int | None = None
+    cpu_cores: float | None = None
+
+    @property
+    def limits_tree(self) -> bool:
+        """Whether it needs a cgroup."""
+        return (self.total_memory_bytes, self.total_processes, self.cpu_cores) != (None, None, None)
+
+
 class ProcessSpec(Struct, frozen=True):
     """What to start and how. `process_id` is a key that the caller chooses, never an OS pid."""
 
@@ -88,6 +122,7 @@ class ProcessSpec(Struct, frozen=True):
     overflow: Overflow = "drop"
     lifetime: Lifetime = "server"
     limits: Limits | None = None
+    confinement: Confinement | None = None
     kind: SpecKind = "direct"
     #: Names this attempt, so that a start which is sent twice starts once.
     start_id: str | None = None
@@ -189,6 +224,50 @@ class ProcessInfo(Struct, frozen=True):
     failure: str | None = None
 
 
+class ProcessUsage(Struct, frozen=True, omit_defaults=True):
+    """What a process, a terminal or a shell uses, all that it started included.
+
+    CPU time and bytes are counted since its start, also of what has ended and was waited for; memory is what is
+    resident now, and what processes share is counted for each of them.
+    """
+
+    process_id: str
+    #: Whether the program itself runs; what it started may run on without it.
+    running: bool
+    process_count: int = 0
+    thread_count: int = 0
+    #: The lowest pids of it, `USAGE_PIDS` at most.
+    pids: tuple[int, ...] = ()
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    #: From and to storage, where the kernel lets us know.
+    read_bytes: int = 0
+    written_bytes: int = 0
+    #: What its streams have printed; of a shell, its commands included.
+    printed_bytes: int = 0
+    #: What runs in the foreground of a terminal or a shell, and for how long; None at its prompt.
+    foreground: str | None = None
+    foreground_seconds: float = 0.0
+    #: Whether that waits for input; None where the kernel does not tell.
+    awaiting_input: bool | None = False
+    #: How old the oldest of the others is, the program itself left out.
+    background_seconds: float = 0.0
+
+    @property
+    def longest_running_seconds(self) -> float:
+        """Of what it started, the longest."""
+        return max(self.foreground_seconds, self.background_seconds)
+
+
+class UsageSample(Struct, frozen=True, omit_defaults=True):
+    """One look at the processes of a sandbox."""
+
+    #: Of those that were asked for and are known.
+    usages: tuple[ProcessUsage, ...]
+    #: Pids of what processes started that are not known any more; `USAGE_PIDS` at most.
+    strays: tuple[int, ...] = ()
+
+
 class ShellInfo(Struct, frozen=True):
     """The sandbox's default shell."""
 
@@ -257,6 +336,7 @@ class ShellSpec(Struct, frozen=True):
     login: bool = False
     lifetime: Lifetime = "server"
     limits: Limits | None = None
+    confinement: Confinement | None = None
     start_id: str | None = None
 
 
@@ -345,6 +425,7 @@ class TerminalSpec(Struct, frozen=True):
     record_input: bool = False
     lifetime: Lifetime = "server"
     limits: Limits | None = None
+    confinement: Confinement | None = None
     start_id: str | None = None
 
 

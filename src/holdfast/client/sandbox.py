@@ -34,6 +34,7 @@ from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.model import (
+    Confinement,
     EnvironmentInfo,
     EnvPolicy,
     Lifetime,
@@ -45,6 +46,7 @@ from holdfast.model import (
     StdinMode,
     TerminalSize,
     TerminalSpec,
+    UsageSample,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class Sandbox(FileMethods):
         overflow: Overflow = "drop",
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
+        confinement: Confinement | None = None,
         env_policy: EnvPolicy | None = None,
         exact_env: bool = False,
     ) -> Process:
@@ -134,6 +137,7 @@ class Sandbox(FileMethods):
             overflow=overflow,
             lifetime=lifetime,
             limits=limits,
+            confinement=confinement,
             start_id=_new_id(),
         )
         try:
@@ -263,6 +267,7 @@ class Sandbox(FileMethods):
         login: bool = False,
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
+        confinement: Confinement | None = None,
         env_policy: EnvPolicy | None = None,
     ) -> Shell:
         """Start a live shell whose state persists from command to command.
@@ -281,6 +286,7 @@ class Sandbox(FileMethods):
             login=login,
             lifetime=lifetime,
             limits=limits,
+            confinement=confinement,
             start_id=_new_id(),
         )
         try:
@@ -316,6 +322,7 @@ class Sandbox(FileMethods):
         record_input: bool = False,
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
+        confinement: Confinement | None = None,
         env_policy: EnvPolicy | None = None,
         ready_timeout: float = PROMPT_SECONDS,
     ) -> Terminal:
@@ -343,6 +350,7 @@ class Sandbox(FileMethods):
             record_input=record_input,
             lifetime=lifetime,
             limits=limits,
+            confinement=confinement,
             start_id=_new_id(),
         )
         try:
@@ -402,6 +410,10 @@ class Sandbox(FileMethods):
     async def status(self) -> ServerStatus:
         """How the sandbox's server is."""
         return await self._api.status()
+
+    async def usage(self, ids: Sequence[str]) -> UsageSample:
+        """What processes, terminals and shells use, with all that they started, in one look."""
+        return await self._api.usage(ids)
 
     async def aclose(self) -> None:
         """Let go of the sandbox. Processes with `lifetime="server"` run on."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast import __version__
@@ -48,9 +48,12 @@ from holdfast.model import (
     TerminalSpec,
     TerminalStatus,
     TerminalWait,
+    UsageSample,
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_bytes, check_spec
+from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.confine.offers import Offer, offers, words
 from holdfast.runtime.files import LocalFiles
 from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
@@ -65,8 +68,9 @@ from holdfast.runtime.recorded import Past, Recorded
 from holdfast.runtime.shells import Shells
 from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.spawn import write_all
-from holdfast.runtime.starting import Started, Starter, starts_at_once
+from holdfast.runtime.starting import Started, Starter, is_jailed, starts_at_once
 from holdfast.runtime.terminals import Terminals
+from holdfast.runtime.tree_usage import Activity, Asked, UsageSampler
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
 
@@ -112,9 +116,14 @@ class LocalExec:
         )
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
+        self._sampler = UsageSampler(self._keeper)
+        self._starter.cgroups = self._cgroups
+        self.keep_to_ourselves((self._spool.path,))
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
             self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
+        #: What can be enforced here; found out once, when somebody asks.
+        self._offers: asyncio.Future[tuple[Offer, ...]] | None = None
         self._closing = False
         self._over = asyncio.Event()
         self._started_at = time.monotonic()
@@ -215,7 +224,9 @@ class LocalExec:
             started.notes.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
-        if self._cgroups is not None:
+        if started.cgroup is not None:
+            process.tree.cgroup = started.cgroup
+        elif self._cgroups is not None:
             self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
         return process
 
@@ -233,11 +244,18 @@ class LocalExec:
         process.tree.leader_lives = process.running
         if process.running:
             self._leaders.add(process.pid)
+        if process.jail is not None and process.running:
+            process.jail.find()
         if past.closed_at is None:
             if self._cgroups is not None and started.notes is not None:
                 self._cgroups.rejoin(process.tree, started.notes.key)
             process.follow(started.outputs)
         return process
+
+    def keep_to_ourselves(self, directories: Iterable[str]) -> None:
+        """No confined process reaches what is in these: our socket, and the door of our keeper beside it."""
+        found = (os.path.realpath(directory) for directory in directories)
+        self._starter.own = tuple(dict.fromkeys((*self._starter.own, *found)))
 
     def inherit_cgroups(self, keeper: int) -> None:
         """Before `take_over`: of a keeper that was killed."""
@@ -266,6 +284,7 @@ class LocalExec:
             on_growth=self._spool_grew,
             internal=on_exit is not None and not spec.tty,
             notes=started.notes,
+            jail=started.jail or (Jail(started.pid) if is_jailed(spec) else None),
         )
 
     # --- one process -----------------------------------------------------------------------------------------
@@ -344,6 +363,24 @@ class LocalExec:
 
     async def list(self) -> tuple[ProcessInfo, ...]:
         return tuple(process.info() for process in self._processes.values() if not process.internal)
+
+    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+        found = (self._asked(process_id) for process_id in dict.fromkeys(process_ids))
+        return await self._sampler.sample(
+            [each for each in found if each is not None],
+            leaders=lambda: self._leaders | self._starter.newborn,
+            known_marks=lambda: {process.tree.mark for process in self._processes.values()},
+        )
+
+    def _asked(self, process_id: str) -> Asked | None:
+        process = self._processes.get(process_id)
+        if process is None:
+            shell = self.shells.get(process_id)
+            return None if shell is None else shell.asked()
+        terminal = self.terminals.get(process_id)
+        printed = sum(log.end for log in process.logs.values())
+        activity = Activity() if terminal is None or not process.running else terminal.activity()
+        return Asked(process_id, (process.tree,), process.running, printed, activity)
 
     async def forget(self, process_id: str) -> None:
         process = self.process(process_id)
@@ -475,7 +512,9 @@ class LocalExec:
         await wait_for_port(port, host, timeout)
 
     async def info(self) -> EnvironmentInfo:
-        return environment_info()
+        if self._offers is None:
+            self._offers = asyncio.ensure_future(asyncio.to_thread(offers))
+        return environment_info(words(await asyncio.shield(self._offers)))
 
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]

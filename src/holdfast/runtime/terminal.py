@@ -37,6 +37,7 @@ from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.records import TerminalMemory
 from holdfast.runtime.timeline import Timeline
+from holdfast.runtime.tree_usage import Activity
 from holdfast.runtime.typing_in import CLEAR_LINE, ENTER, INTERRUPT
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class LiveTerminal:
         #: How many prompts there had been when something was typed last.
         self._typed_at = 0
         self._awaiting: bool | None = False
+        #: When the state became what it is, by the loop's clock.
+        self._state_since = asyncio.get_running_loop().time()
         self._closing = False
         self._prints = 0
         #: What was written down last.
@@ -196,9 +199,21 @@ class LiveTerminal:
             user=self.spec.user,
         )
 
+    def activity(self) -> Activity:
+        """What is in its foreground, and for how long: a command that outlives a server is counted anew."""
+        group = self.process.foreground_group()
+        if group == self.process.pid:
+            group = 0
+        busy = self._loop.time() - self._state_since if self.state == "BUSY" else None
+        # Nobody asks who waits at a prompt: a look costs a few files of /proc.
+        awaiting = self._ask().awaiting if group or busy is not None else False
+        return Activity(group=group, seconds=busy, awaiting=awaiting)
+
     def _cwd(self) -> str:
         try:
-            return os.readlink(f"/proc/{self.process.pid}/cwd") if self.process.running else self.process.cwd
+            return (
+                os.readlink(f"/proc/{self.process.program_pid}/cwd") if self.process.running else self.process.cwd
+            )
         except OSError:
             return self.process.cwd
 
@@ -336,6 +351,7 @@ class LiveTerminal:
         if state == self.state:
             return
         self.timeline.state = state
+        self._state_since = self._loop.time()
         self.changes += 1
         self.reason = reason
         place = self.process.logs[2].end if place is None else place
@@ -493,7 +509,7 @@ class LiveTerminal:
     def signal_foreground(self, number: signal.Signals) -> None:
         """To what the shell runs, and not to the shell."""
         group = self.process.foreground_group()
-        if group not in (0, self.process.pid):
+        if group not in (0, self.process.pid, self.process.own_group):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, number)
 
@@ -539,10 +555,9 @@ class LiveTerminal:
         await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
 
     def _hang_up(self) -> None:
-        for group in {self.process.pid, self.process.foreground_group()} - {0}:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGHUP)
-                os.killpg(group, signal.SIGCONT)
+        for group in {self.process.own_group, self.process.foreground_group()} - {0}:
+            self.process.signal_group(group, signal.SIGHUP)
+            self.process.signal_group(group, signal.SIGCONT)
 
     # --- across servers --------------------------------------------------------------------------------------
 

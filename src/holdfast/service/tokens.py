@@ -18,7 +18,7 @@ FINISHED: Final = 16 ** _WIDTHS[1] - 1
 
 
 class Position(NamedTuple):
-    """How far a reader has come. Of a terminal only `seq` and `printed` are used.
+    """How far a reader has come. Of a terminal `command` is 0.
 
     Positions of a session are ordered as the tuples are.
     """
@@ -27,7 +27,7 @@ class Position(NamedTuple):
     command: int = 0
     #: Of a terminal: its own position. Of a command: the last record that was read whole, or `FINISHED`.
     seq: int = 0
-    #: Bytes that were read of the record after it.
+    #: Bytes that were read of the record after it. Of a terminal: 1 once it is known that a program asks there.
     part: int = 0
     #: Bytes printed before this position, of the terminal or of the command: says how long a gap is.
     printed: int = 0

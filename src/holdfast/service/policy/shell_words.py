@@ -20,6 +20,7 @@ MAX_DEPTH: Final = 60
 _ANSI: Final = re.compile(
     r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))", re.S
 )
+_ANSI_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.S)
 _ANSI_LETTERS: Final = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
 
@@ -252,7 +253,7 @@ class WordReader:
         return "$"
 
     def _ansi_quoted(self) -> str:
-        match = re.compile(r"'((?:[^'\\]|\\.)*)'", re.S).match(self.text, self.at)
+        match = _ANSI_QUOTED.match(self.text, self.at)
         if match is None:
             raise Incomplete("a $' has no end")
         self.at = match.end()

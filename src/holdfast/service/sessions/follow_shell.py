@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from holdfast.errors import UnknownProcess
 from holdfast.exec_api import ExecApi
@@ -28,6 +30,7 @@ class ShellFollower(Follower):
     async def follow(self) -> Ending:
         around, session_id = self.around, self.record.session_id
         number = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
+        await self._resume()
         commands = CommandLog(around.store, around.bell, session_id)
         async with around.pool.hold(self.record.sandbox) as api:
             ending = asyncio.ensure_future(self._ending(api))
@@ -51,6 +54,14 @@ class ShellFollower(Follower):
             finally:
                 ending.cancel()
                 await asyncio.wait([ending])
+
+    async def _resume(self) -> None:
+        """How far another follower had come."""
+        last = await self.last_row("command_ended")
+        if last is not None:
+            body = msgspec.json.decode(last.body, type=dict[str, Any])
+            self.counted(body["number"])
+            self.last_exit_code, self.output_bytes = body["exit_code"], body["session_bytes"]
 
     async def _ending(self, api: ExecApi) -> Ending:
         """Wait for the shell's own end. What background jobs print late is counted."""
@@ -84,8 +95,10 @@ class ShellFollower(Follower):
                 lost = self.entry(
                     "command_ended",
                     command.command_id,
+                    number=self.record.commands_run,
                     exit_code=None,
                     detail="it did not run, or is forgotten",
+                    session_bytes=self.output_bytes,
                     **body,
                 )
                 await self.write([lost], command.number)
@@ -107,7 +120,9 @@ class ShellFollower(Follower):
                 ended = self.entry(
                     "command_ended",
                     command.command_id,
+                    number=self.record.commands_run,
                     exit_code=found.exit_code,
+                    session_bytes=self.output_bytes,
                     duration=round(duration, 6),
                     **body,
                 )

@@ -5,6 +5,7 @@ Reads terminal events; types nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -78,6 +79,8 @@ class TerminalFollower(Follower):
     _excerpt: bytearray
     _printed = 0
     _prompt = 0
+    #: The command that was begun last, if it is known who typed it.
+    _last_id = ""
     _ended: Ending | None = None
 
     async def follow(self) -> Ending:
@@ -116,8 +119,12 @@ class TerminalFollower(Follower):
     async def _resume(self) -> None:
         """What another follower began: a command whose end is not written down."""
         last = await self.last_row("command_started", "command_ended")
-        if last is not None and last.kind == "command_started":
-            body = _body(last.body)
+        if last is None:
+            return
+        body = _body(last.body)
+        self._last_id = last.command_id
+        self.counted(body["number"] - (last.kind == "command_started"))
+        if last.kind == "command_started":
             self._running = _Running(last.command_id, read_token(last.session_id, body["start"]), last.at)
 
     # --- events --------------------------------------------------------------------------------------------------
@@ -137,12 +144,15 @@ class TerminalFollower(Follower):
                 self._prompt = event.token
                 self.became(busy=False)
             elif event.type == "command":
-                command_id = await self._command_id(event.token)
+                command_id = self._last_id = await self._command_id(event.token)
                 self._running = _Running(command_id, place, event.timestamp)
                 self._excerpt.clear()
                 self._printed = 0
                 token = write_token(session_id, place)
-                entries.append(self.entry("command_started", command_id, event.timestamp, start=token))
+                number = self.record.commands_run + 1
+                entries.append(
+                    self.entry("command_started", command_id, event.timestamp, number=number, start=token)
+                )
                 self.became(busy=True)
             elif event.type == "ended" and self._running is not None:
                 entries.append(self._end(self._running, event, place))
@@ -174,6 +184,7 @@ class TerminalFollower(Follower):
             "command_ended",
             running.command_id,
             event.timestamp,
+            number=self.record.commands_run,
             exit_code=event.exit_code,
             start=write_token(session_id, running.start),
             end=write_token(session_id, place),
@@ -188,7 +199,9 @@ class TerminalFollower(Follower):
             return found
         which = AuditFilter(session_id=self.record.session_id, kinds=("input", "command"), newest_first=True)
         rows, _ = await self.around.store.rows(which, Page(_REMEMBERED))
-        for row in reversed(rows):
+        # Those before the one that was begun last are done with.
+        newer = list(itertools.takewhile(lambda row: row.command_id != self._last_id, rows))
+        for row in reversed(newer):
             body = _body(row.body)
             if body.get("lines") and body.get("position", 0) <= position:
                 self.typed.add(Typed(row.command_id, body["position"], body["lines"]))

@@ -123,9 +123,10 @@ class Follower:
             self.busy = busy
             self._on_change(self)
 
-    def counted(self) -> None:
-        """A command ended."""
-        self.record = msgspec.structs.replace(self.record, commands_run=self.record.commands_run + 1)
+    def counted(self, number: int | None = None) -> None:
+        """A command ended: the next one, or the one with this number."""
+        number = self.record.commands_run + 1 if number is None else number
+        self.record = msgspec.structs.replace(self.record, commands_run=number)
         self._changed()
 
     def _changed(self) -> None:
@@ -137,19 +138,23 @@ class Follower:
         """Many changes at once, a moment later."""
         try:
             await sleep(self.around.clock, self.around.settings.metadata_seconds)
-            while self._dirty:
-                self._dirty = False
-                record = self.record
-                await self.around.store.update_session(
-                    record.session_id,
-                    last_activity_at=record.last_activity_at,
-                    warned_at=record.warned_at,
-                    commands_run=record.commands_run,
-                )
+            await self.flush()
         except Problem:
             self._dirty = True  # with the next change
         finally:
             self._flushing = None
+
+    async def flush(self) -> None:
+        """Put what is known of the session into the database, if that is not the same."""
+        while self._dirty and not self.over.is_set():
+            self._dirty = False
+            record = self.record
+            await self.around.store.update_session(
+                record.session_id,
+                last_activity_at=record.last_activity_at,
+                warned_at=record.warned_at,
+                commands_run=record.commands_run,
+            )
 
     def entry(self, kind: str, command_id: str = "", at: float | None = None, **body: Any) -> AuditEntry:
         when = self.around.clock.time() if at is None else at
@@ -181,9 +186,10 @@ class Follower:
         record = msgspec.structs.replace(self.record, state=state, closed_at=now, close_reason=why)
         summary = self.summary(record, ending)
         if stored.audited_token < END_POSITION:
-            entries = [self.entry("session_closed", state=state, reason=why, detail=ending.reason, summary=summary)]
+            words = {"state": state, "reason": why, "detail": ending.reason, "summary": summary}
+            entries = [self.entry("session_closed", "", now, **words)]
             if state == "ERROR":
-                entries.insert(0, self.entry("error", detail=ending.reason, exit_code=ending.exit_code))
+                entries.insert(0, self.entry("error", "", now, detail=ending.reason, exit_code=ending.exit_code))
             event = event_entry(
                 record, now, "SESSION_ERROR" if state == "ERROR" else "SESSION_CLOSED", summary, state=state
             )

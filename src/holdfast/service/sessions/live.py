@@ -16,11 +16,11 @@ import msgspec
 
 from holdfast.errors import InvalidParams, UnknownTerminal
 from holdfast.exec_api import ExecApi
-from holdfast.model import EnvPolicy, JobsAtClose, TerminalSize, TerminalSpec, TerminalStatus
+from holdfast.model import EnvPolicy, JobsAtClose, TerminalRead, TerminalSize, TerminalSpec, TerminalStatus
 from holdfast.service.api import Chunk, Control, OutputRead, Prompt
 from holdfast.service.model import CloseMode, SessionRecord, State, Struct
 from holdfast.service.problems import BadToken, NotNow, TooLate
-from holdfast.service.sessions.output import Piece, terminal_chunks, unfinished_line
+from holdfast.service.sessions.output import PROMPT_BYTES, Piece, terminal_chunks, unfinished_line
 from holdfast.service.sessions.ports import Enforcement
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.settings import ServiceSettings
@@ -182,25 +182,50 @@ class TerminalLive:
 
     async def read(self, since: str, max_bytes: int, wait: float) -> OutputRead:
         position = read_token(self._id, since)
-        deadline = asyncio.get_running_loop().time() + wait
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
         async with self._pool.use(self._record.sandbox) as api:
-            found = await api.read_terminal(self._id, since=position.seq, max_bytes=max_bytes, wait=wait)
+            found = await api.read_terminal(self._id, since=position.seq, max_bytes=max_bytes)
             if found.token < position.seq:
                 raise BadToken("since: a position that this session has not reached", reason="BAD_TOKEN")
+            if found.token == position.seq and not found.closed and wait > 0:
+                # Who was told that a program waits for input, and types nothing, is not told again.
+                asked = found.state in ("BUSY", "RUNNING") and not position.part
+                reading = api.read_terminal(self._id, since=position.seq, max_bytes=max_bytes, wait=wait)
+                found = await (self._first(api, reading, wait) if asked else reading) or found
             piece = terminal_chunks(self._id, position, found)
-            printed = sum(len(chunk.payload) for chunk in piece.chunks)
             asks: Prompt | None = None
-            if found.state in ("BUSY", "RUNNING") and printed < max_bytes:
-                line = unfinished_line(piece.chunks)
-                if line or not piece.chunks:
-                    left = deadline - asyncio.get_running_loop().time()
-                    asks = await self._asked(api, line, left)
-        chunks = _with_prompt(self._id, piece, asks, found.state)
+            if found.state in ("BUSY", "RUNNING"):
+                asks = await self._asked(api, position, piece, deadline - loop.time())
+        printed = sum(len(chunk.payload) for chunk in piece.chunks)
+        if asks is not None:
+            piece = _with_prompt(self._id, piece, asks, found.state)
         token = write_token(self._id, piece.position)
-        return OutputRead(chunks, found.state, token, more=printed >= max_bytes)
+        return OutputRead(tuple(piece.chunks), found.state, token, more=printed >= max_bytes)
 
-    async def _asked(self, api: ExecApi, line: str, left: float) -> Prompt | None:
-        """Whether a program asks for input, and with what."""
+    async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
+        """What is read; None if a program waits for input before there is anything."""
+        news = asyncio.ensure_future(reading)
+        asking = asyncio.ensure_future(api.wait_terminal(self._id, "awaitingInput", timeout=wait))
+        try:
+            await asyncio.wait([news, asking], return_when=asyncio.FIRST_COMPLETED)
+            if not news.done() and asking.exception() is None:
+                reached, status = asking.result()
+                if reached and status.state in ("BUSY", "RUNNING"):
+                    return None
+            return await news
+        finally:
+            for each in (news, asking):
+                each.cancel()
+            await asyncio.gather(news, asking, return_exceptions=True)
+
+    async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> Prompt | None:
+        """Whether a program asks for input, and with what, if that is news to a reader who was at `since`."""
+        line = unfinished_line(piece.chunks)
+        if piece.chunks and not line:
+            return None  # it printed whole lines, or more happened: it does not ask, or the next read tells
+        if not piece.chunks and (since.part or piece.position.seq != since.seq):
+            return None
         settle = min(left, self._settings.settle_seconds)
         if line and settle > 0:
             # It printed a prompt, and is about to read: the kernel tells a moment later.
@@ -209,6 +234,10 @@ class TerminalLive:
             status = await api.describe_terminal(self._id)
         if not status.awaiting_input or status.state not in ("BUSY", "RUNNING"):
             return None
+        if not line:
+            before = max(0, since.seq - PROMPT_BYTES)
+            shown = terminal_chunks(self._id, Position(), await api.read_terminal(self._id, since=before))
+            line = unfinished_line(shown.chunks)
         return Prompt(line, awaiting_input=True, password=status.password_prompt)
 
     async def close(self, mode: CloseMode) -> None:
@@ -238,11 +267,11 @@ def _terminal_now(status: TerminalStatus) -> Now:
     )
 
 
-def _with_prompt(session_id: str, piece: Piece, asks: Prompt | None, state: State) -> tuple[Chunk, ...]:
-    if asks is None:
-        return tuple(piece.chunks)
+def _with_prompt(session_id: str, piece: Piece, asks: Prompt, state: State) -> Piece:
+    """The same, and the reader has been told that a program waits."""
+    told = piece.position._replace(part=1)
+    token = write_token(session_id, told)
     if not piece.chunks:
-        token = write_token(session_id, piece.position)
-        return (Chunk(session_id, token, 0.0, state, prompt=asks),)
+        return Piece([Chunk(session_id, token, 0.0, state, prompt=asks)], told)
     *earlier, last = piece.chunks
-    return (*earlier, msgspec.structs.replace(last, prompt=asks))
+    return Piece([*earlier, msgspec.structs.replace(last, prompt=asks, token=token)], told)

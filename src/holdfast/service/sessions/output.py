@@ -15,7 +15,7 @@ from holdfast.service.model import State
 from holdfast.service.tokens import FINISHED, Position, write_token
 
 #: Of an unfinished last line, this much is told as the prompt of a program.
-_PROMPT_BYTES: Final = 256
+PROMPT_BYTES: Final = 256
 
 
 class Piece(NamedTuple):
@@ -73,9 +73,9 @@ def unfinished_line(chunks: Sequence[Chunk]) -> str:
         if not chunk.payload:
             break
         tail = chunk.payload + tail
-        if b"\n" in chunk.payload or len(tail) > _PROMPT_BYTES:
+        if b"\n" in chunk.payload or len(tail) > PROMPT_BYTES:
             break
-    line = tail[-_PROMPT_BYTES:].rpartition(b"\n")[2]
+    line = tail[-PROMPT_BYTES:].rpartition(b"\n")[2]
     return line.decode("utf-8", "replace").lstrip("\r")
 
 
