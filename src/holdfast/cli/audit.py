@@ -186,8 +186,9 @@ async def _opened(store: str | None, config: str | None, key_file: str | None) -
     from holdfast.service.settings import load_settings
 
     settings = load_settings(config, store=store, audit_key_file=key_file)
-    # SQLAlchemy and a database driver: only now, so that --help needs neither.
-    from holdfast.service.store_opening import open_store
-
+    try:
+        from holdfast.service.store_opening import open_store
+    except ModuleNotFoundError as error:
+        raise InvalidParams(f"the audit's database needs {error.name}: pip install 'holdfast[service]'") from None
     async with await open_store(settings, look_only=True) as opened:
         yield opened

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import encode_body
 from holdfast.service.model import AuditEntry, AuditRow, SessionRecord
 from holdfast.service.problems import Bug, Invalid
 from holdfast.service.store.batch import Append, Change
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.model import FIRST_PAGE, Fence, Page
@@ -46,7 +46,7 @@ class AuditLog:
             raise Bug("an append came to something else", reason="STORE_BUG")
         return outcome
 
-    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
+    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord:
         """Set fields of a session; returns it as it then is.
 
         A session that is over stays as it ended: of two that set its state, the first wins, and the second gets
@@ -93,7 +93,7 @@ class AuditLog:
         """The number of a session's last row; 0 if it has none."""
         statement = select(STREAMS.c.last_seq).where(STREAMS.c.session_id == session_id)
 
-        async def work(connection: AsyncConnection) -> int:
+        async def work(connection: Connection) -> int:
             return int((await connection.execute(statement)).scalar() or 0)
 
         return await self.database.read(work)
@@ -122,7 +122,7 @@ class AuditLog:
         return statement
 
     async def read_rows(self, statement: Select[Any]) -> list[AuditRow]:
-        async def work(connection: AsyncConnection) -> list[AuditRow]:
+        async def work(connection: Connection) -> list[AuditRow]:
             return [row_of(row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)
