@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import select
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -49,3 +52,47 @@ class Machine:
                 names = set(told.read().split())
             process.wait()
         return names
+
+    def type(self, keys: bytes) -> set[str]:
+        """The same for keys at the prompt of an interactive bash, which is left by ^D."""
+        self._cwd.mkdir(exist_ok=True)
+        reading, writing = os.pipe()
+        environment = {"PATH": str(self._bin), "HOME": str(self._cwd), "TERM": "xterm", "PS1": "READY>"}
+        command = [shutil.which("bash") or "bash", "--norc", "--noprofile", "-i"]
+        master, terminal = pty.openpty()
+        with subprocess.Popen(
+            ["bash", "-c", f'exec 9>&{writing} {writing}>&-; exec "$@"', "-", *command],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            pass_fds=[writing],
+            start_new_session=True,
+            cwd=self._cwd,
+            env={**environment, "LANG": "C.UTF-8"},
+            executable=shutil.which("bash"),
+        ) as process:
+            os.close(writing)
+            os.close(terminal)
+            shown = b""
+            while b"READY>" not in shown:
+                shown += os.read(master, 4096)
+            os.write(master, keys + b"\x04" * 8)
+            names = self._until_the_end(master, reading)
+            process.wait()
+        os.close(master)
+        os.close(reading)
+        return names
+
+    def _until_the_end(self, master: int, reading: int) -> set[str]:
+        """What the programs told, while what the terminal shows is taken from it."""
+        told, open_fds = b"", [master, reading]
+        while reading in open_fds:
+            for fd in select.select(open_fds, [], [])[0]:
+                data = b""
+                with contextlib.suppress(OSError):  # the terminal's last user has gone
+                    data = os.read(fd, 4096)
+                if not data:
+                    open_fds.remove(fd)
+                elif fd == reading:
+                    told += data
+        return set(told.decode().split())
