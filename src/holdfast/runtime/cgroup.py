@@ -61,9 +61,9 @@ class Cgroup:
         return os.path.basename(self._path)
 
     @property
-    def directories(self) -> tuple[str, ...]:
-        """All that a process has to be in."""
-        return tuple(dict.fromkeys((self._path, *self._limiting)))
+    def directories(self) -> tuple[tuple[str, bool], ...]:
+        """All that a process is to be in, and whether it limits it: then it must be."""
+        return tuple((path, path in self._limiting) for path in dict.fromkeys((self._path, *self._limiting)))
 
     def take(self, pid: int) -> None:
         """Move in one that another keeper had; it may have ended meanwhile."""
@@ -96,7 +96,7 @@ class Cgroup:
 
     def remove(self) -> None:
         """Give it back; refused while somebody is in it, and then tried again by whoever ends them."""
-        for directory in self.directories:
+        for directory, _ in self.directories:
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
 
@@ -138,8 +138,8 @@ class Cgroups:
                 own.take(pid)
         remove_former(keeper)
 
-    def make_limited(self, confinement: Confinement, key: int | None) -> Cgroup:
-        """A cgroup for a process that is about to start, with the limits of all that it will be."""
+    def make(self, confinement: Confinement, key: int | None) -> Cgroup:
+        """A cgroup for a process that is about to start, with the limits of all that it will be, if it has some."""
         self._made += 1
         name = str(self._made if key is None else key)
         own = Cgroup(f"{self.parent}/{name}")

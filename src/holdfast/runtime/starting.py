@@ -201,7 +201,7 @@ class Starter:
         notes, cgroup = None, None
         try:
             notes = self._note(spec, mark, command, streams, internal)
-            cgroup = self._limited(spec, notes)
+            cgroup = self._cgroup(spec, notes)
             if cgroup is not None:
                 command = command._replace(cgroups=cgroup.directories)
             pid = await spawn_through_launcher(
@@ -243,12 +243,16 @@ class Starter:
         )
         return command._replace(confined=confined)
 
-    def _limited(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
-        if spec.confinement is None or not spec.confinement.limits_tree:
+    def _cgroup(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
+        """One to be in from the beginning, for limits; and where neither a jail holds it nor time may let it go."""
+        confinement = spec.confinement
+        if confinement is None or not (confinement.limits_tree or confinement.mode == "landlock"):
             return None
-        if self.cgroups is None:
+        if self.cgroups is not None:
+            return self.cgroups.make(confinement, None if notes is None else notes.key)
+        if confinement.limits_tree:
             raise PermissionRefused("confinement: no cgroup can be made here, and limits of a whole tree need one")
-        return self.cgroups.make_limited(spec.confinement, None if notes is None else notes.key)
+        return None
 
     def _note(
         self, spec: ProcessSpec, mark: int, command: Command, streams: _Streams, internal: bool
