@@ -84,7 +84,9 @@ async def test_what_the_excerpt_shows_is_redacted(store: MemoryStore, fake: Fake
         assert ended["output"] == "password=[redacted]\r\n"
 
 
-async def test_a_crash_is_an_error_row_and_a_state(manager: SessionManager, fake: FakeExec, store: MemoryStore) -> None:
+async def test_a_crash_is_an_error_row_and_a_state(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore
+) -> None:
     session_id, stub = await at_a_prompt(manager, fake)
     stub.starts_command("make")
     stub.crashes("SEGV")
@@ -165,7 +167,9 @@ async def test_a_database_that_comes_back_gets_the_rows_it_missed(
     assert [kind for kind in store.kinds(session_id) if "command" in kind] == ["command_started", "command_ended"]
 
 
-async def test_an_idle_session_costs_one_waiting_read(manager: SessionManager, fake: FakeExec, clock: FakeClock) -> None:
+async def test_an_idle_session_costs_one_waiting_read(
+    manager: SessionManager, fake: FakeExec, clock: FakeClock
+) -> None:
     before = len(asyncio.all_tasks())
     reads = 0
     real = fake.read_terminal

@@ -31,7 +31,8 @@ def test_token_monotonicity_a_later_position_is_the_greater_string(one: Position
 
 
 @pytest.mark.parametrize(
-    "token", ["x", "0" * 50, write_token("other", Position(seq=5)), write_token("s", Position(seq=5))[:-1] + "x", "é" * 50]
+    "token",
+    ["x", "0" * 50, write_token("other", Position(seq=5)), write_token("s", Position(seq=5))[:-1] + "x", "é" * 50],
 )
 def test_a_token_of_another_session_or_nonsense_is_a_bad_token(token: str) -> None:
     with pytest.raises(BadToken):
@@ -96,7 +97,11 @@ def test_truncation_of_a_command_is_told_where_it_is_and_how_long() -> None:
         gap=(OutputGap("stdout", 4, 100),),
     )
     piece = command_chunks("s", "c", Position(1), found, 1000, at=0.0, state="IDLE")
-    assert [(chunk.payload, chunk.skipped) for chunk in piece.chunks[:3]] == [(b"head", 0), (b"", 100), (b"tail", 0)]
+    assert [(chunk.payload, chunk.skipped) for chunk in piece.chunks[:3]] == [
+        (b"head", 0),
+        (b"", 100),
+        (b"tail", 0),
+    ]
     assert piece.position.printed == 108
 
 
@@ -107,7 +112,9 @@ def clock() -> FakeClock:
 
 async def test_replay_from_token_gives_the_same_again_and_every_token_is_a_place(clock: FakeClock) -> None:
     fake = FakeExec(terminal_program=by_hand)
-    async with running(make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)) as manager:
+    async with running(
+        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
+    ) as manager:
         session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
         stub = fake.terminal(session_id)
         stub.shows_prompt("$ ")
@@ -130,7 +137,9 @@ async def test_replay_from_token_gives_the_same_again_and_every_token_is_a_place
 
 async def test_truncation_what_a_terminal_no_longer_keeps_is_skipped_by_its_exact_size(clock: FakeClock) -> None:
     fake = FakeExec(terminal_program=by_hand, retained_bytes=100)
-    async with running(make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)) as manager:
+    async with running(
+        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
+    ) as manager:
         session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
         stub = fake.terminal(session_id)
         for number in range(50):
@@ -142,7 +151,9 @@ async def test_truncation_what_a_terminal_no_longer_keeps_is_skipped_by_its_exac
 
 async def test_a_position_that_was_not_reached_is_a_bad_token(clock: FakeClock) -> None:
     fake = FakeExec(terminal_program=by_hand)
-    async with running(make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)) as manager:
+    async with running(
+        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
+    ) as manager:
         for kind in ("terminal", "shell"):
             session_id = (await manager.create(ANN, CreateRequest(kind=kind))).view.record.session_id
             far = write_token(session_id, Position(command=3 if kind == "shell" else 0, seq=10_000))
@@ -152,7 +163,9 @@ async def test_a_position_that_was_not_reached_is_a_bad_token(clock: FakeClock) 
 
 async def test_who_was_told_that_a_program_waits_is_not_told_again_until_more_happens(clock: FakeClock) -> None:
     fake = FakeExec(terminal_program=by_hand)
-    async with running(make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)) as manager:
+    async with running(
+        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
+    ) as manager:
         session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
         stub = fake.terminal(session_id)
         stub.shows_prompt("$ ")
@@ -169,7 +182,9 @@ async def test_who_was_told_that_a_program_waits_is_not_told_again_until_more_ha
 
 async def test_a_stream_ends_after_everything_when_the_session_does(clock: FakeClock) -> None:
     fake = FakeExec(terminal_program=by_hand)
-    async with running(make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)) as manager:
+    async with running(
+        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
+    ) as manager:
         created = await manager.create(ANN, CreateRequest())
         session_id = created.view.record.session_id
         stub = fake.terminal(session_id)

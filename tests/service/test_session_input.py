@@ -85,7 +85,10 @@ async def test_a_command_that_the_rules_deny_is_not_typed_whatever_pieces_it_com
     await manager.send_input(ANN, session_id, b"m -rf x")
     with pytest.raises(Denied, match="nothing is removed here") as refused:
         await manager.send_input(ANN, session_id, b"\n")
-    assert (refused.value.reason, refused.value.details["rule"].startswith("rules.toml:")) == ("POLICY_DENIED", True)
+    assert (refused.value.reason, refused.value.details["rule"].startswith("rules.toml:")) == (
+        "POLICY_DENIED",
+        True,
+    )
     assert stub.typed == [b"r", b"m -rf x"]
     assert [body["verdict"] for body in store.bodies(session_id, "decision")] == ["deny"]
     assert store.events(session_id)[-1] == "POLICY_VIOLATION"

@@ -195,7 +195,9 @@ async def test_closing_says_how_long_how_much_and_why(
     assert refused.value.reason == "SESSION_CLOSED"
 
 
-async def test_what_fails_while_it_is_opened_is_closed_and_written_down(store: MemoryStore, clock: FakeClock) -> None:
+async def test_what_fails_while_it_is_opened_is_closed_and_written_down(
+    store: MemoryStore, clock: FakeClock
+) -> None:
     class Broken(FakeExec):
         async def wait_terminal(self, *args: Any, **more: Any) -> Any:
             raise ConnectionLost("the line broke")

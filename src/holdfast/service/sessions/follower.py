@@ -172,6 +172,7 @@ class Follower:
             await self.around.store.append(entries, fence=fence)
         except NotNow as problem:
             raise LeaseLost(self.record.session_id) from problem
+        position = max(position, self.record.audited_token)
         self.record = msgspec.structs.replace(self.record, audited_token=position)
 
     async def last_row(self, *kinds: str) -> AuditRow | None:
