@@ -1,4 +1,4 @@
-"""Subscriptions: of one session or of all that one may see, in order, resumed after a token, at the reader's speed."""
+"""Subscriptions: of one session or of all that one may see, in order, resumed by token, at the reader's speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.service.api import CreateRequest, Event
 from holdfast.service.problems import BadToken, Unavailable
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.store.model import MISSED
+from holdfast.service.store.model import MISSED, Notice
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
 from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
@@ -171,7 +171,7 @@ async def test_the_bell_rings_again_after_the_store_failed(store: MemoryStore, c
             super().__init__(clock)
             self.tries = 0
 
-        async def listen(self):  # type: ignore[no-untyped-def, override]
+        async def listen(self) -> AsyncIterator[Notice]:
             self.tries += 1
             if self.tries == 1:
                 raise Unavailable("away", reason="STORE_UNAVAILABLE")

@@ -1,4 +1,4 @@
-"""What the follower writes down: commands with their ids, ends and excerpts, once, whoever follows and however often."""
+"""What followers write down: commands with their ids, ends and excerpts, once, whoever follows."""
 
 from __future__ import annotations
 
@@ -161,9 +161,7 @@ async def test_a_database_that_comes_back_gets_the_rows_it_missed(
     store.failures += [Unavailable("away", reason="STORE_UNAVAILABLE")] * 2
     stub.starts_command("make")
     stub.shows_prompt("$ ", exit_code=4)
-    async with asyncio.timeout(5):
-        while "command_ended" not in store.kinds(session_id):
-            await asyncio.sleep(0.01)
+    await store.until(lambda: "command_ended" in store.kinds(session_id))
     assert [kind for kind in store.kinds(session_id) if "command" in kind] == ["command_started", "command_ended"]
 
 

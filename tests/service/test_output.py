@@ -79,7 +79,8 @@ def _recorded(*chunks: OutputChunk, gap: tuple[OutputGap, ...] = (), exited: boo
 @given(st.integers(1, 12))
 def test_a_command_is_read_in_bites_of_any_size_without_loss(size: int) -> None:
     whole = [OutputChunk("stdout", 0, b"first line\n", 1), OutputChunk("stderr", 0, b"oops\n", 2)]
-    position, read, ended = Position(7), b"", []
+    position, read = Position(7), b""
+    ended: list[int] = []
     while not ended:
         left = [chunk for chunk in whole if chunk.seq > position.seq]
         piece = command_chunks("s", "c", position, _recorded(*left), size, at=0.0, state="BUSY")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.service.api import Control, CreateRequest, RunRequest
+from holdfast.service.model import Kind
 from holdfast.service.problems import Denied, Invalid, TooLate
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
@@ -221,7 +222,8 @@ async def test_a_signal_that_the_profile_does_not_allow_is_refused(store: Memory
 async def test_run_command_is_judged_and_written_down(store: MemoryStore, clock: FakeClock) -> None:
     fake = FakeExec(shell_commands={"make": answers("built\n", exit_code=2)})
     async with running(make_manager(store, connecting(fake), clock=clock, text=GUARDED)) as manager:
-        for kind, printed in (("terminal", b"built\r\n"), ("shell", b"built\n")):
+        kinds: list[tuple[Kind, bytes]] = [("terminal", b"built\r\n"), ("shell", b"built\n")]
+        for kind, printed in kinds:
             session_id = (await manager.create(ANN, CreateRequest(kind=kind))).view.record.session_id
             ran = await manager.run_command(ANN, RunRequest("make", session_id))
             assert (ran.stdout, ran.exit_code) == (printed, 2)

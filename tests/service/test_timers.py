@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -57,9 +56,7 @@ async def opened(manager: SessionManager, fake: FakeExec, **policy: float) -> tu
 
 async def until_over(store: MemoryStore, session_id: str) -> None:
     """Closing goes over real event loop turns, however many."""
-    async with asyncio.timeout(5):
-        while not store.records[session_id].over:
-            await asyncio.sleep(0)
+    await store.until(lambda: store.records[session_id].over)
 
 
 async def test_idle_timeout_scheduling_warns_waits_and_closes_with_a_summary(
