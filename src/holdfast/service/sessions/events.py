@@ -179,7 +179,7 @@ class EventStreams:
                         if (event := _event(row, types)) is not None:
                             yield event
                         over = over or _type_of(row) in ("SESSION_CLOSED", "SESSION_ERROR")
-                    if over and session_id:
+                    if session_id and (over or (await self._store.session(session_id)).over):
                         return
                     # A session that is over is remembered for a while: notices may come after the rows were read.
                     if len(told) > _MAX_REMEMBERED:
