@@ -22,11 +22,12 @@ VERBS = {
     "connect": "Bridge stdin and stdout to the server's socket.",
     "call": "Call a service that the host offers, from inside a sandbox.",
     "model_proxy": "Serve models of the host to programs inside, over HTTP.",
+    "egress": "Let confined processes reach some hosts, and no others.",
     "bridge": "Run an agent in a sandbox with a bridge to a model around it.",
     "bundle": "Make the tree that is put into sandboxes without Python.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
 
-#: Verbs that need the standard library and msgspec alone, `model_proxy` also h11: they run inside sandboxes, where
-#: typer and rich are not.
-PLAIN_VERBS = ("exec", "connect", "serve", "call", "model_proxy")
+#: Verbs that need the standard library and msgspec alone, `model_proxy` and `egress` also h11: they run inside
+#: sandboxes, where typer and rich are not.
+PLAIN_VERBS = ("exec", "connect", "serve", "call", "model_proxy", "egress")

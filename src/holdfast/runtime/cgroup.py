@@ -15,11 +15,14 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from holdfast.runtime.confine.resource_groups import ResourceGroups
+
 if TYPE_CHECKING:
+    from holdfast.model import Confinement
     from holdfast.runtime.process_tree import Tree
 
 #: Most commands are over before this; moving them would be work for nothing.
@@ -29,10 +32,12 @@ JOIN_AFTER_SECONDS: Final = 0.25
 class Cgroup:
     """The cgroup of one process. It exists from the first `join`."""
 
-    __slots__ = ("_path", "joined_at")
+    __slots__ = ("_limiting", "_path", "joined_at")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limiting: Sequence[str] = ()) -> None:
+        """`limiting` are directories of the same in other hierarchies, which limit it (`resource_groups`)."""
         self._path = path
+        self._limiting = tuple(limiting)
         #: By the monotonic clock: what its process forked later is inside.
         self.joined_at: float | None = None
 
@@ -49,6 +54,11 @@ class Cgroup:
     @property
     def name(self) -> str:
         return os.path.basename(self._path)
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """All that a process has to be in."""
+        return tuple(dict.fromkeys((self._path, *self._limiting)))
 
     def take(self, pid: int) -> None:
         """Move in one that another keeper had; it may have ended meanwhile."""
@@ -73,8 +83,9 @@ class Cgroup:
 
     def remove(self) -> None:
         """Give it back; refused while somebody is in it, and then tried again by whoever ends them."""
-        with contextlib.suppress(OSError):
-            os.rmdir(self._path)
+        for directory in self.directories:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
 
 
 class Cgroups:
@@ -82,6 +93,7 @@ class Cgroups:
 
     def __init__(self, parent: str) -> None:
         self.parent = parent
+        self._limits = ResourceGroups(os.path.basename(parent))
         self._made = 0
         self._loop = asyncio.get_running_loop()
         self._young: deque[tuple[float, Tree, int | None]] = deque()
@@ -113,6 +125,20 @@ class Cgroups:
                 own.take(pid)
         remove_former(keeper)
 
+    def make_limited(self, confinement: Confinement, key: int | None) -> Cgroup:
+        """A cgroup for a process that is about to start, with the limits of all that it will be."""
+        self._made += 1
+        name = str(self._made if key is None else key)
+        own = Cgroup(f"{self.parent}/{name}")
+        try:
+            os.makedirs(f"{self.parent}/{name}", exist_ok=True)
+            limited = Cgroup(f"{self.parent}/{name}", self._limits.make(name, confinement))
+        except BaseException:
+            own.remove()
+            raise
+        limited.joined_at = time.monotonic()
+        return limited
+
     def join_later(self, tree: Tree, key: int | None = None) -> None:
         """Give a process a cgroup once it has lived for a while. One timer serves all that wait.
 
@@ -124,7 +150,7 @@ class Cgroups:
 
     def rejoin(self, tree: Tree, key: int) -> None:
         """The same for a process of an earlier server, which may have its cgroup."""
-        found = Cgroup(f"{self.parent}/{key}")
+        found = Cgroup(f"{self.parent}/{key}", self._limits.existing(str(key)))
         if found.exists():
             tree.cgroup = found
         elif tree.leader_lives:
@@ -149,6 +175,7 @@ class Cgroups:
             self._timer.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
         _remove_below(self.parent)
+        self._limits.close()
 
 
 def _hierarchies() -> Iterator[tuple[str, str]]:
