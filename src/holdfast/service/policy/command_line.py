@@ -10,11 +10,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from holdfast.service.model import Struct
-from holdfast.service.policy.shell_grammar import SCRIPT_LEVELS, Assignment, Grammar, Redirection, SimpleCommand
+from holdfast.service.policy.shell_grammar import Grammar
+from holdfast.service.policy.shell_redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
 from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word
 from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, WRAPPERS, NotKnown, split
 
@@ -80,6 +80,8 @@ class CommandLine(Struct, frozen=True):
     incomplete: str = ""
     #: What puts something into the background: `&`, `nohup`, ...
     background: tuple[str, ...] = ()
+    #: Letters of the text before the line that is not complete.
+    taken: int = 0
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -97,15 +99,16 @@ def read_command_line(text: str, *, shell: str = "bash", interactive: bool = Fal
     reading = _Reading()
     if control := re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text):
         reading.unknown(f"it holds the control character {control[0]!r}")
-    incomplete = ""
+    incomplete, taken = "", len(text)
     for posix in _DIALECTS[name]:
+        grammar = reading.grammar(text, posix=posix, history=interactive, depth=0, via=())
         try:
-            reading.grammar(text, posix=posix, history=interactive, depth=0, via=()).read()
+            grammar.read()
         except Incomplete as error:
             incomplete = str(error)
-    return CommandLine(
-        tuple(dict.fromkeys(reading.commands)), tuple(reading.reasons), incomplete, tuple(reading.backgrounds)
-    )
+            taken = min(taken, grammar.taken)
+    commands = tuple(dict.fromkeys(reading.commands))
+    return CommandLine(commands, tuple(reading.reasons), incomplete, tuple(reading.backgrounds), taken)
 
 
 class _Reading:
@@ -123,18 +126,7 @@ class _Reading:
             self.reasons[reason] = None
 
     def grammar(self, text: str, *, posix: bool, history: bool, depth: int, via: tuple[str, ...]) -> Grammar:
-        look = _Look(self, posix, via)
-        return Grammar(
-            text,
-            posix=posix,
-            history=history,
-            depth=depth,
-            emit=look.simple,
-            tell_unknown=self.unknown,
-            tell_background=lambda what: self.backgrounds.update({what: None}),
-            tell_variable=look.variable,
-            read_script=partial(self.script, posix=posix, via=via),
-        )
+        return Grammar(text, _Look(self, posix, via), posix=posix, history=history, depth=depth)
 
     def script(self, text: str, depth: int, *, posix: bool, via: tuple[str, ...]) -> None:
         if (text, posix) in self._scripts:
@@ -172,9 +164,18 @@ class _Look:
         if command.words:
             self._run(command.words, command.redirections, self._via)
 
+    def unknown(self, reason: str) -> None:
+        self._reading.unknown(reason)
+
+    def background(self, what: str) -> None:
+        self._reading.backgrounds[what] = None
+
+    def script(self, text: str, depth: int) -> None:
+        self._reading.script(text, depth, posix=self._posix, via=self._via)
+
     def variable(self, name: str) -> None:
         if _STEERING.fullmatch(name):
-            self._reading.unknown(f"it sets {name}, which decides what runs")
+            self.unknown(f"it sets {name}, which decides what runs")
 
     def _assigned(self, assignments: Iterable[Assignment]) -> None:
         for each in assignments:
@@ -184,26 +185,26 @@ class _Look:
     def _stored(self, value: Word) -> None:
         """Arithmetic runs what stands in a variable, if it looks like an index: `x='a[$(...)]'; ((x))`."""
         if value.quoted and value.known and ("$(" in value.text or "`" in value.text):
-            self._reading.unknown("a variable is given a text that holds a command")
+            self.unknown("a variable is given a text that holds a command")
 
     def _run(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         first = words[0]
         if not first.known or (first.tilde and "/" not in first.text):
-            self._reading.unknown(f"which program `{first.text[:80]}` is, is known only when it runs")
+            self.unknown(f"which program `{first.text[:80]}` is, is known only when it runs")
             return
         if len(self._reading.commands) >= MAX_COMMANDS or len(via) > _MAX_WRAPPERS:
-            self._reading.unknown(f"more than {MAX_COMMANDS:,} commands, or {_MAX_WRAPPERS} wrappers around one")
+            self.unknown(f"more than {MAX_COMMANDS:,} commands, or {_MAX_WRAPPERS} wrappers around one")
             return
         name = posixpath.basename(first.text)
         if name in BACKGROUND:
-            self._reading.backgrounds[name] = None
+            self.background(name)
         place = len(self._reading.commands)
         self._reading.commands.append(Command(first.text, words[1:], via))
         transparent = False
         try:
             transparent = self._inner(name, words, redirections, (*via, name))
         except NotKnown as reason:
-            self._reading.unknown(str(reason))
+            self.unknown(str(reason))
         if transparent:
             self._reading.commands[place] = Command(first.text, words[1:], via, transparent=True)
 
@@ -248,14 +249,14 @@ class _Look:
         if name == "command" and taken.given & {"v", "V"}:
             return False
         if name in ("sudo", "doas") and taken.given & {"b", "background"}:
-            self._reading.backgrounds[name] = None
+            self.background(name)
         if not rest:
             if taken.given & {"i", "s", "login", "shell"} and name in ("sudo", "doas"):
                 raise NotKnown(f"`{name}` starts a shell")
             return name == "time"
         if name == "xargs":
             replaced = taken.values.get("I", Word("")).text
-            rest = (*(LATER if replaced and replaced in word.text else word for word in rest), LATER)
+            rest = (*(_filled_in(word, replaced) for word in rest), LATER)
         if name == "watch" and not taken.given & {"x", "exec"}:
             self._joined(rest, via, _DIALECTS["sh"])
             return False
@@ -303,10 +304,12 @@ class _Look:
 
     def _script(self, words: tuple[Word, ...], via: tuple[str, ...], dialects: tuple[bool, ...]) -> None:
         for word in words[:1]:
+            # Of a script that is not all known, what is known still counts: `sh -c "rm $x"` runs rm.
+            text = word.text if word.known else word.text.removeprefix('"').removesuffix('"')
+            for posix in dialects:
+                self._reading.script(text, self._depth + SCRIPT_LEVELS, posix=posix, via=via)
             if not word.exact:
                 raise NotKnown(f"the script `{word.text[:80]}` of `{via[-1]}` is known only when it runs")
-            for posix in dialects:
-                self._reading.script(word.text, self._depth + SCRIPT_LEVELS, posix=posix, via=via)
 
     def _joined(self, words: tuple[Word, ...], via: tuple[str, ...], dialects: tuple[bool, ...]) -> None:
         if any(not word.exact for word in words):
@@ -346,9 +349,14 @@ class _Look:
                 at += 1
                 continue
             end = next((i for i in range(at + 1, len(words)) if words[i].text in (";", "+")), len(words))
-            inner = tuple(LATER if "{}" in word.text else word for word in words[at + 1 : end])
+            inner = tuple(_filled_in(word, "{}") for word in words[at + 1 : end])
             if inner:
                 self._run(inner, redirections, via)
             at = end + 1
         if strays or any(word.splits for word in words[1:]):
             raise NotKnown("`find` may be given a command that is known only when it runs")
+
+
+def _filled_in(word: Word, mark: str) -> Word:
+    """A word in which a program puts something in the mark's place."""
+    return Word(word.text, known=False, quoted=True) if mark and mark in word.text else word

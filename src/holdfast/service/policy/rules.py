@@ -1,7 +1,7 @@
 """Rules from a TOML text: read, checked and inherited; pure.
 
-Every complaint has the file, the line, the key and what is expected, and all of them are told at once. A key that is
-not known is one: a rule that was misspelt must not be a rule that is not there.
+Every complaint has the file, the line, the key and what is expected, and all of them are told at once. A key that
+is not known is one: a rule that was misspelt must not be a rule that is not there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def default_rules(workspaces: str = "") -> Rules:
 
 
 def load_rules(text: str, name: str, *, workspaces: str = "") -> Rules:
-    """The rules of a file; `name` stands in complaints and in decisions, `workspaces` holds if the file has none."""
+    """The rules of a file; `name` stands in complaints and decisions, `workspaces` holds if the file has none."""
     if len(text) > MAX_BYTES:
         raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} letters"])
     try:
@@ -249,7 +249,7 @@ class _Loader:
             if at in self._lines and not _HOST.fullmatch(host):
                 self._complain(at, f"{host!r} is none of HOST, *.DOMAIN, HOST:PORT")
         hosts = (*path, "network", "hosts")
-        if hosts in self._lines and profile.network.mode != "allow-list":
+        if hosts in self._lines and profile.network.hosts and profile.network.mode != "allow-list":
             self._complain(hosts, f"the mode is {profile.network.mode!r}; hosts belong to 'allow-list'")
         for variable in profile.environment.set:
             at = (*path, "environment", "set", variable)
@@ -292,7 +292,7 @@ class _Loader:
     def _converted(self, value: Any, kind: Any, path: Path) -> Any:
         if typing.get_origin(kind) is typing.Annotated:
             return _measured(value, typing.get_args(kind)[1].extra["unit"])
-        if isinstance(kind, types.UnionType):
+        if typing.get_origin(kind) in (typing.Union, types.UnionType):
             kind = next(each for each in typing.get_args(kind) if each is not type(None))
         if typing.get_origin(kind) is tuple:
             if not isinstance(value, list):

@@ -7,11 +7,17 @@ early is `Incomplete`. What a command does with its words is the business of `co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
-from holdfast.service.model import Struct
-from holdfast.service.policy.shell_words import LATER, META, Incomplete, Unreadable, Word, WordReader
+from holdfast.service.policy.shell_redirections import (
+    Assignment,
+    Findings,
+    HereDocument,
+    Redirection,
+    RedirectionReader,
+    SimpleCommand,
+)
+from holdfast.service.policy.shell_words import LATER, META, Incomplete, Unreadable, Word
 
 _COMPOUND: Final = ("if", "while", "until", "for", "select", "case", "function", "[[", "{", "coproc")
 _CLOSERS: Final = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
@@ -21,80 +27,24 @@ _BASH_ONLY: Final = frozenset(["select", "function", "[[", "coproc", "time"])
 _RESERVED_WORD: Final = re.compile(
     "(" + "|".join(re.escape(word) for word in sorted(_RESERVED, key=len, reverse=True)) + r")(?=[ \t\n;&|()<>]|\Z)"
 )
-_REDIRECTION: Final = re.compile(
-    r"(?P<target>[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})?(?P<op><<<|<<-|<<|<>|<&|>&|>>|>\||&>>|&>|<|>)"
-)
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?\+?=")
+_NAMED_COPROC: Final = re.compile(
+    r"[A-Za-z_][A-Za-z0-9_]*[ \t]+(?=\(|(?:if|while|until|for|select|case|\{|\[\[)[ \t\n])"
+)
+_PARENTHESES: Final = re.compile(r"\([ \t]*\)")
+_TIME: Final = re.compile(r"time[ \t]+(-p(?=[ \t])|(?=-))?")
+_IN: Final = re.compile(r"in(?=[ \t\n;]|\Z)")
 _END: Final = "the end"
-#: How many levels a script within a script counts for: it costs more of the stack than a substitution.
-SCRIPT_LEVELS: Final = 6
 
 
-class Redirection(Struct, frozen=True):
-    """`OP WORD`."""
+class Grammar(RedirectionReader):
+    """Tells `Findings` each simple command, at every level."""
 
-    op: str
-    word: Word
-
-
-class Assignment(Struct, frozen=True):
-    """`NAME=VALUE` before a command or alone."""
-
-    name: str
-    value: Word
-
-
-class SimpleCommand(Struct, frozen=True):
-    """A command as it was typed. Without words, it only assigns or redirects."""
-
-    words: tuple[Word, ...]
-    assignments: tuple[Assignment, ...] = ()
-    redirections: tuple[Redirection, ...] = ()
-
-
-class HereDocument:
-    """One that was announced by `<<`; its text begins after the line."""
-
-    def __init__(self, delimiter: str, *, strip: bool, literal: bool) -> None:
-        self.delimiter = delimiter
-        self.strip = strip
-        self.literal = literal
-        self.redirection: Redirection | None = None
-        self.text = ""
-        self.known = False
-
-
-class Grammar(WordReader):
-    """Gives each simple command to `emit`, and what cannot be known to `tell_unknown`.
-
-    `tell_background` hears of `&` and of `coproc`; `read_script` reads text that is a script of its own.
-    """
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        posix: bool,
-        history: bool,
-        depth: int,
-        emit: Callable[[SimpleCommand, int], None],
-        tell_unknown: Callable[[str], None],
-        tell_background: Callable[[str], None],
-        tell_variable: Callable[[str], None],
-        read_script: Callable[[str, int], None],
-    ) -> None:
-        super().__init__(text, posix=posix, history=history, depth=depth)
-        self._emit = emit
-        self._tell_unknown = tell_unknown
-        self._tell_background = tell_background
-        self._tell_variable = tell_variable
-        self._read_script = read_script
+    def __init__(self, text: str, findings: Findings, *, posix: bool, history: bool, depth: int) -> None:
+        super().__init__(text, findings, posix=posix, history=history, depth=depth)
+        #: Up to here there are whole lines that a shell has taken.
+        self.taken = 0
         self._words_of_ours = _RESERVED - _BASH_ONLY if posix else _RESERVED
-        self._announced: list[HereDocument] = []
-        #: Those that the text around us announced: their lines must not begin within us.
-        self._around = 0
-        #: Commands with here-documents wait for the text of these.
-        self._waiting: list[tuple[SimpleCommand, list[HereDocument]]] = []
 
     def read(self) -> None:
         """All of it. A shell at a prompt goes on at the next line after one that it refused: so do we."""
@@ -120,12 +70,6 @@ class Grammar(WordReader):
         if self._announced:
             raise Incomplete(f"the end {self._announced[0].delimiter!r} of a here-document is missing")
 
-    def _flush(self) -> None:
-        """Commands whose here-documents did not come: without these."""
-        waiting, self._waiting = self._waiting, []
-        for command, _ in waiting:
-            self._emit(command, self.depth)
-
     def commands_until(self, closer: str) -> None:
         self.deeper()
         announced, around = self._announced, self._around
@@ -136,18 +80,14 @@ class Grammar(WordReader):
             raise Unreadable("a here-document that does not end before its `)`")
         self._announced, self._around = announced, around
 
-    def script(self, text: str) -> None:
-        self._read_script(text, self.depth + SCRIPT_LEVELS)
-
-    def unknown(self, reason: str) -> None:
-        self._tell_unknown(reason)
-
     # --- lists -----------------------------------------------------------------------------------------------
 
     def _list(self, stops: tuple[str, ...]) -> str:
         """Commands up to one of these, which is taken and returned."""
         while True:
             self._blanks(lines=True)
+            if _END in stops:
+                self.taken = self.text.rfind("\n", 0, self.at) + 1
             if not self.peek():
                 if _END in stops:
                     return _END
@@ -157,7 +97,7 @@ class Grammar(WordReader):
             self._and_or()
             self._blanks()
             if self.peek() == "&" and self.peek(2) != "&&":
-                self._tell_background("&")
+                self._findings.background("&")
                 self.at += 1
             elif self.peek() == ";" and self.peek(2) not in (";;", ";&"):
                 self.at += 1
@@ -180,32 +120,6 @@ class Grammar(WordReader):
             self.at += len(word)
             return word
         return ""
-
-    def _blanks(self, *, lines: bool = False) -> None:
-        """Over blanks and comments, and with `lines` over the ends of lines."""
-        while char := self.peek():
-            if char in " \t":
-                self.at += 1
-            elif self.peek(2) == "\\\n":
-                self.at += 2
-            elif char == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-            elif char == "\n" and lines:
-                self._line_end()
-            else:
-                return
-
-    def _line_end(self) -> None:
-        self.at += 1
-        if self._around:
-            raise Unreadable("a line ends between a here-document's announcement and its text")
-        announced, self._announced = self._announced, []
-        for document in announced:
-            self._here_text(document)
-        waiting, self._waiting = self._waiting, []
-        for command, documents in waiting:
-            self._finish(command, documents)
 
     def _reserved(self) -> str:
         match = _RESERVED_WORD.match(self.text, self.at)
@@ -231,10 +145,10 @@ class Grammar(WordReader):
     def _pipeline(self) -> None:
         while self._reserved() in ("!", "time"):
             if self._reserved() == "time":
-                flag = re.compile(r"time[ \t]+(-p(?=[ \t])|(?=-))?").match(self.text, self.at)
+                flag = _TIME.match(self.text, self.at)
                 if flag and flag[1] == "":  # options that only the program of that name has
                     break
-                self._emit(SimpleCommand((Word("time"),)), self.depth)
+                self._findings.simple(SimpleCommand((Word("time"),)), self.depth)
                 self.at += flag.end() - flag.start() if flag else 4
             else:
                 self.at += 1
@@ -291,7 +205,7 @@ class Grammar(WordReader):
             self._blanks()
             self.word()
             self._blanks()
-            if match := re.compile(r"\([ \t]*\)").match(self.text, self.at):
+            if match := _PARENTHESES.match(self.text, self.at):
                 self.at = match.end()
             self._function_body()
         else:
@@ -307,9 +221,9 @@ class Grammar(WordReader):
                 self._expansion()
             self.at += 2
         else:
-            self._tell_variable(self.word().text)
+            self._findings.variable(self.word().text)
             self._blanks(lines=True)
-            if re.compile(r"in(?=[ \t\n;])").match(self.text, self.at):
+            if _IN.match(self.text, self.at):
                 self.at += 2
                 self._words()
         self._blanks()
@@ -339,7 +253,7 @@ class Grammar(WordReader):
         self._blanks(lines=True)
         if not self.peek():
             raise Incomplete("in is missing")
-        if not re.compile(r"in(?=[ \t\n])").match(self.text, self.at):
+        if not _IN.match(self.text, self.at):
             raise Unreadable("`case` without `in`")
         self.at += 2
         while True:
@@ -383,11 +297,9 @@ class Grammar(WordReader):
         self._redirections()
 
     def _coproc(self) -> None:
-        self._tell_background("coproc")
+        self._findings.background("coproc")
         self._blanks()
-        named = re.compile(
-            r"[A-Za-z_][A-Za-z0-9_]*[ \t]+(?=\(|(?:if|while|until|for|select|case|\{|\[\[)[ \t\n])"
-        ).match(self.text, self.at)
+        named = _NAMED_COPROC.match(self.text, self.at)
         if named and self._reserved() == "":
             self.at = named.end()
         self._command()
@@ -405,7 +317,9 @@ class Grammar(WordReader):
                 return
         except Unreadable:
             if words:
-                self._emit(SimpleCommand((*words, LATER), tuple(assignments), tuple(redirections)), self.depth)
+                self._findings.simple(
+                    SimpleCommand((*words, LATER), tuple(assignments), tuple(redirections)), self.depth
+                )
             raise
         if not words and not assignments and not redirections:
             raise Unreadable(f"a command is missing before {self.peek()!r}")
@@ -413,7 +327,7 @@ class Grammar(WordReader):
         if documents:
             self._waiting.append((command, documents))
         else:
-            self._emit(command, self.depth)
+            self._findings.simple(command, self.depth)
 
     def _parts(
         self,
@@ -444,14 +358,6 @@ class Grammar(WordReader):
             else:
                 words.append(word)
 
-    def _finish(self, command: SimpleCommand, documents: list[HereDocument]) -> None:
-        """With the texts of its here-documents as what it reads."""
-        texts = {id(each.redirection): Word(each.text, known=each.known) for each in documents}
-        redirections = tuple(
-            Redirection("<<", texts[id(each)]) if id(each) in texts else each for each in command.redirections
-        )
-        self._emit(SimpleCommand(command.words, command.assignments, redirections), self.depth)
-
     def _array(self) -> Word:
         if self.posix:
             raise Unreadable("`(` is not expected here")
@@ -469,108 +375,10 @@ class Grammar(WordReader):
             self.word()
 
     def _function(self, name: Word) -> None:
-        match = re.compile(r"\([ \t]*\)").match(self.text, self.at)
+        match = _PARENTHESES.match(self.text, self.at)
         if match is None or not name.plain:
             if not self.text[self.at + 1 :].strip(" \t"):
                 raise Incomplete(") is missing")
             raise Unreadable("`(` is not expected here")
         self.at = match.end()
         self._function_body()
-
-    # --- redirections ----------------------------------------------------------------------------------------
-
-    def _redirections(self) -> None:
-        found: list[Redirection] = []
-        documents: list[HereDocument] = []
-        self._blanks()
-        while self._redirection(found, documents):
-            self._blanks()
-
-    def _redirection(self, found: list[Redirection], documents: list[HereDocument]) -> bool:
-        match = _REDIRECTION.match(self.text, self.at)
-        if match is None:
-            return False
-        op = match["op"]
-        if self.posix and op.startswith("&"):
-            return False
-        if op in "<>" and self.text.startswith("(", match.end()) and not match["target"] and not self.posix:
-            return False
-        self.at = match.end()
-        self._blanks()
-        if op in ("<<", "<<-"):
-            document = self._announcement(strip=op == "<<-")
-            document.redirection = Redirection("<<", Word(document.delimiter, known=False))
-            found.append(document.redirection)
-            documents.append(document)
-            self._announced.append(document)
-            return True
-        begin = self.at
-        word = self.word()
-        if self.at == begin:
-            raise (Unreadable if self.peek() else Incomplete)(f"{op} without what it leads to")
-        found.append(Redirection(op, word))
-        return True
-
-    def _announcement(self, *, strip: bool) -> HereDocument:
-        begin = self.at
-        out: list[str] = []
-        quoted = False
-        while (char := self.peek()) and char not in META:
-            if char == "\\":
-                out.append(self._escaped() or "")
-                quoted = True
-            elif char in "'\"":
-                close = self.text.find(char, self.at + 1)
-                if close < 0:
-                    raise Incomplete(f"a {char} has no end")
-                out.append(self.text[self.at + 1 : close])
-                self.at = close + 1
-                quoted = True
-            else:
-                out.append(char)
-                self.at += 1
-        delimiter = "".join(out)
-        if self.at == begin or re.search(r"[$`\\\n]", delimiter):
-            raise Unreadable("the end of a here-document that cannot be read")
-        return HereDocument(delimiter, strip=strip, literal=quoted)
-
-    def _here_text(self, document: HereDocument) -> None:
-        lines: list[str] = []
-        while True:
-            if self.at >= len(self.text):
-                raise Incomplete(f"the end {document.delimiter!r} of a here-document is missing")
-            line = self._text_line()
-            while not document.literal and (len(line) - len(line.rstrip("\\"))) % 2 and self.at < len(self.text):
-                line = line[:-1] + self._text_line()
-            if document.strip:
-                line = line.lstrip("\t")
-            if line == document.delimiter:
-                break
-            lines.append(line + "\n")
-        document.text = "".join(lines)
-        document.known = True
-        if not document.literal:
-            document.known = self._read_here_text(document.text)
-
-    def _text_line(self) -> str:
-        end = self.text.find("\n", self.at)
-        line = self.text[self.at :] if end < 0 else self.text[self.at : end]
-        self.at = len(self.text) if end < 0 else end + 1
-        return line
-
-    def _read_here_text(self, text: str) -> bool:
-        inner = Grammar(
-            text,
-            posix=self.posix,
-            history=False,
-            depth=self.depth + 1,
-            emit=self._emit,
-            tell_unknown=self._tell_unknown,
-            tell_background=self._tell_background,
-            tell_variable=self._tell_variable,
-            read_script=self._read_script,
-        )
-        try:
-            return inner.here_text()
-        except Incomplete as error:
-            raise Unreadable(str(error)) from None

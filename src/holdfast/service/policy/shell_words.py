@@ -20,7 +20,12 @@ MAX_DEPTH: Final = 60
 _ANSI: Final = re.compile(
     r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))", re.S
 )
+_ANSI_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.S)
 _ANSI_LETTERS: Final = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+#: Letters that mean nothing to a shell, taken at once: most of what is typed.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
+_PLAIN_QUOTED: Final = re.compile(r'[^"\\$`!]+')
+_PLAIN_TEXT: Final = re.compile(r"[^\\$`]+")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
 
 
@@ -130,9 +135,11 @@ class WordReader:
                 break
             else:
                 self._history_mark()
-                out.append(char)
-                mask.append(char)
-                self.at += 1
+                run = _PLAIN.match(text, self.at)
+                letters = run[0] if run else char
+                out.append(letters)
+                mask.append(letters)
+                self.at += len(letters)
                 continue
             if piece is None:
                 known = False
@@ -196,8 +203,10 @@ class WordReader:
                 known = False
             else:
                 self._history_mark(within_quotes=True)
-                out.append(char)
-                self.at += 1
+                run = _PLAIN_QUOTED.match(self.text, self.at)
+                letters = run[0] if run else char
+                out.append(letters)
+                self.at += len(letters)
         self.at += 1
         return "".join(out) if known else None
 
@@ -252,7 +261,7 @@ class WordReader:
         return "$"
 
     def _ansi_quoted(self) -> str:
-        match = re.compile(r"'((?:[^'\\]|\\.)*)'", re.S).match(self.text, self.at)
+        match = _ANSI_QUOTED.match(self.text, self.at)
         if match is None:
             raise Incomplete("a $' has no end")
         self.at = match.end()
@@ -304,7 +313,10 @@ class WordReader:
     def here_text(self) -> bool:
         """All of the text as a here-document reads it; whether it has no expansion."""
         while self.at < len(self.text):
-            self._expansion()
+            if run := _PLAIN_TEXT.match(self.text, self.at):
+                self.at = run.end()
+            else:
+                self._expansion()
         return not re.search(r"[$`\\]", self.text)
 
     def arithmetic(self) -> bool:

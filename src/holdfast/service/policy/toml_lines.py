@@ -1,7 +1,7 @@
 """On which line of a TOML text each key stands, which `tomllib` does not tell; pure.
 
-Made for text that `tomllib` has already accepted: this looks only at what is needed to find keys. A path is names of
-keys and, in arrays, indexes.
+Made for text that `tomllib` has already accepted: this looks only at what is needed to find keys. A path is names
+of keys and, in arrays, indexes.
 """
 
 from __future__ import annotations

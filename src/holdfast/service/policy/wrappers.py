@@ -49,10 +49,8 @@ class Split(Struct, frozen=True):
 _SUDO: Final = Wrapper(
     "ABbEeHikKlnNPSsvV",
     "CDghpRrTtUu",
-    ("askpass", "background", "bell", "edit", "login", "non-interactive", "preserve-env", "preserve-groups")
-    + ("remove-timestamp", "reset-timestamp", "set-home", "shell", "stdin", "validate", "list", "no-update"),
-    ("close-from", "chdir", "group", "host", "prompt", "chroot", "role", "type", "command-timeout", "other-user")
-    + ("user",),
+    ("askpass", "background", "edit", "login", "non-interactive", "preserve-env", "set-home", "shell", "stdin"),
+    ("close-from", "chdir", "group", "host", "prompt", "chroot", "command-timeout", "other-user", "user"),
     assigns=True,
     transparent=False,
 )
@@ -61,8 +59,7 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
     "env": Wrapper(
         "i0v",
         "uCa",
-        ("ignore-environment", "null", "debug", "list-signal-handling", "block-signal", "default-signal")
-        + ("ignore-signal",),
+        ("ignore-environment", "null", "debug", "block-signal", "default-signal", "ignore-signal"),
         ("unset", "chdir", "argv0"),
         assigns=True,
     ),
@@ -123,9 +120,7 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
         ("ruid", "euid", "rgid", "egid", "reuid", "regid", "groups", "bounding-set", "inh-caps", "ambient-caps"),
         transparent=False,
     ),
-    "unshare": Wrapper(
-        "cfimnpruCTU", "RSGw", ("fork", "map-root-user", "mount-proc", "net", "user", "pid", "mount")
-    ),
+    "unshare": Wrapper("cfimnpruCTU", "RSGw", ("fork", "map-root-user", "net", "user", "pid"), transparent=False),
     "xvfb-run": Wrapper("al", "efnpsw", ("auto-servernum", "listen-tcp"), ("server-args", "server-num")),
     "dbus-run-session": Wrapper("", "", (), ("dbus-daemon", "config-file")),
 }
@@ -152,8 +147,10 @@ OPAQUE: Final[dict[str, str]] = {
 }
 #: What runs on while the prompt is back, or after the session.
 BACKGROUND: Final = frozenset(
-    ["nohup", "setsid", "disown", "bg", "tmux", "screen", "at", "batch", "crontab", "systemd-run"]
-    + ["start-stop-daemon", "daemonize"]
+    [
+        *("nohup", "setsid", "disown", "bg", "tmux", "screen", "at", "batch", "crontab"),
+        *("systemd-run", "start-stop-daemon", "daemonize"),
+    ]
 )
 
 
