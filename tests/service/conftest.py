@@ -20,6 +20,8 @@ import pytest
 
 from holdfast.service.store import Store
 
+#: What a cluster with the databases of all tests here takes, generously.
+MEMORY_BYTES = 1 << 30
 #: Nothing of a test's database outlives the test, so nothing of it needs to be on a disk.
 SETTINGS = {
     "listen_addresses": "",
@@ -57,8 +59,9 @@ class Cluster:
         log = str(self._place / "log")
         self._control("start", "-l", log, "-o", f"{options} -k {self._place}")
 
-    def stop(self) -> None:
-        self._control("stop", "-m", "immediate")
+    def stop(self, mode: str = "immediate") -> None:
+        """`immediate` loses what was not yet on the disk, `fast` does not."""
+        self._control("stop", "-m", mode)
 
     def new_database(self) -> str:
         name = f"test_{next(self._count)}"
@@ -84,6 +87,13 @@ class Cluster:
             )
             output.seek(0)
             assert done.returncode == 0, output.read().decode(errors="replace")
+
+
+def memory() -> str | None:
+    """Where files are in memory, if there is room: a database in each test is many files, and many flushes."""
+    if not os.access("/dev/shm", os.W_OK) or shutil.disk_usage("/dev/shm").free < MEMORY_BYTES:
+        return None
+    return "/dev/shm"
 
 
 def _has_user(name: str) -> bool:
@@ -113,7 +123,7 @@ def postgres() -> Iterator[Cluster]:
     if programs is None:
         pytest.skip("no PostgreSQL: initdb is neither in /usr/lib/postgresql/*/bin nor in PATH")
     # Not pytest's directory: the path of a Unix socket has to be short.
-    place = Path(tempfile.mkdtemp(prefix="hf-pg-"))
+    place = Path(tempfile.mkdtemp(prefix="hf-pg-", dir=memory()))
     cluster = Cluster(programs, place)
     try:
         cluster.start()
@@ -130,8 +140,9 @@ def postgres_url(postgres: Cluster) -> str:
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/service.db"
+def sqlite_url() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="hf-db-", dir=memory()) as directory:
+        yield f"sqlite:///{directory}/service.db"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

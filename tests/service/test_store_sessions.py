@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from holdfast.testing import FakeClock
 from service.conftest import OpenStore
 from service.session_records import entry, record
 
-MANY = {"per_agent": 1000, "total": 1000}
+MANY: dict[str, Any] = {"per_agent": 1000, "total": 1000}
 
 
 async def test_a_session_comes_back_as_it_was_written(store: Store) -> None:
@@ -126,7 +127,7 @@ async def test_metadata_updates(store: Store) -> None:
     slower = type(policy)("other", 1.0, 2.0, 3.0, resources=Resources(memory_bytes=5))
     assert (await store.update_session("s1", policy=slower, warned_at=None)).policy == slower
     assert (await store.session("s1")).warned_at is None
-    for name in ("session_id", "agent_id", "audited_token", "nonsense"):
+    for name in ("agent_id", "created_at", "audited_token", "nonsense"):
         with pytest.raises(Invalid, match=f"{name} of a session cannot be set"):
             await store.update_session("s1", **{name: "x"})
 
@@ -140,7 +141,7 @@ async def test_of_two_that_tell_how_a_session_ended_the_first_is_believed(open_s
         other.update_session("s1", state="ERROR", close_reason="crashed"),
     )
     kept = await one.session("s1")
-    assert results == [kept, kept]
+    assert list(results) == [kept, kept]
     assert (kept.state, kept.close_reason) in (("CLOSED", "asked"), ("ERROR", "crashed"))
     assert kept.closed_at == 5000.0
     # What is not about its end may still change.

@@ -25,6 +25,7 @@ VERBS = {
     "egress": "Let confined processes reach some hosts, and no others.",
     "bridge": "Run an agent in a sandbox with a bridge to a model around it.",
     "bundle": "Make the tree that is put into sandboxes without Python.",
+    "audit": "Show what the session service wrote down, and verify it.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
 

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import encode_body
 from holdfast.service.model import AuditEntry, AuditRow, SessionRecord
 from holdfast.service.problems import Bug, Invalid
 from holdfast.service.store.batch import Append, Change
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.model import FIRST_PAGE, Fence, Page
@@ -35,8 +35,9 @@ class AuditLog:
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
         """Write these down, all or none, each as the next row of its session; returns the rows once on disk.
 
-        With a fence: only if its lease still holds (else `NotNow`, LEASE_LOST), and with the session's
-        `audited_token` moved to the fence's. Was that reached before, these were written before: nothing is done.
+        Rows of several sessions are returned session by session. With a fence: only if its lease still holds (else
+        `NotNow`, LEASE_LOST), and with the session's `audited_token` moved to the fence's. Was that reached before,
+        these were written before: nothing is done.
         """
         for entry in entries:
             _check(entry)
@@ -45,7 +46,7 @@ class AuditLog:
             raise Bug("an append came to something else", reason="STORE_BUG")
         return outcome
 
-    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
+    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord:
         """Set fields of a session; returns it as it then is.
 
         A session that is over stays as it ended: of two that set its state, the first wins, and the second gets
@@ -70,12 +71,12 @@ class AuditLog:
             position: tuple[type, ...] = (int,)
         else:
             order, position = [row.at, row.session_id, row.seq], (float, str, int)
-        statement = self._filtered(which).limit(page_size(page) + 1)
+        statement = self.filtered(which).limit(page_size(page) + 1)
         statement = statement.order_by(*(each.desc() if which.newest_first else each for each in order))
         if page.token:
             at = decode_token(page.token, *position)
             statement = statement.where(after(order, at, backwards=which.newest_first))
-        found = await self._read(statement)
+        found = await self.read_rows(statement)
         if len(found) <= page_size(page):
             return found, ""
         last = found[page_size(page) - 1]
@@ -84,7 +85,7 @@ class AuditLog:
 
     async def rows_after(self, session_id: str, seq: int, limit: int = 1_000) -> list[AuditRow]:
         """The next rows of a session: what a subscription that has come to `seq` is to get."""
-        return await self._read(
+        return await self.read_rows(
             select(ROWS).where(ROWS.c.session_id == session_id, ROWS.c.seq > seq).order_by(ROWS.c.seq).limit(limit)
         )
 
@@ -92,12 +93,13 @@ class AuditLog:
         """The number of a session's last row; 0 if it has none."""
         statement = select(STREAMS.c.last_seq).where(STREAMS.c.session_id == session_id)
 
-        async def work(connection: AsyncConnection) -> int:
+        async def work(connection: Connection) -> int:
             return int((await connection.execute(statement)).scalar() or 0)
 
         return await self.database.read(work)
 
-    def _filtered(self, which: AuditFilter) -> Select[Any]:
+    def filtered(self, which: AuditFilter) -> Select[Any]:
+        """The statement that finds the rows, in no order."""
         row = ROWS.c
         statement = select(ROWS)
         if which.session_id is not None:
@@ -119,8 +121,8 @@ class AuditLog:
             statement = statement.where(find(row.body, needle) > 0)
         return statement
 
-    async def _read(self, statement: Select[Any]) -> list[AuditRow]:
-        async def work(connection: AsyncConnection) -> list[AuditRow]:
+    async def read_rows(self, statement: Select[Any]) -> list[AuditRow]:
+        async def work(connection: Connection) -> list[AuditRow]:
             return [row_of(row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)

@@ -7,10 +7,10 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import ColumnElement, exists, func, insert, select
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.model import OVER, Policy, SessionRecord
 from holdfast.service.problems import Exhausted, Exists, NotFound
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.model import FIRST_PAGE, Page, SessionFilter
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
@@ -49,7 +49,7 @@ class SessionRows:
         lease is that replica's from the beginning, for so many seconds, at epoch 1.
         """
 
-        async def work(connection: AsyncConnection) -> SessionRecord:
+        async def work(connection: Connection) -> SessionRecord:
             if not self.database.is_sqlite:
                 await connection.execute(select(func.pg_advisory_xact_lock(_COUNT_LOCK)))
             if record.request_id:
@@ -106,18 +106,18 @@ class SessionRows:
         return await self._records(select(SESSIONS).where(IS_OPEN).order_by(SESSIONS.c.created_at))
 
     async def _records(self, statement: Any) -> list[SessionRecord]:
-        async def work(connection: AsyncConnection) -> list[SessionRecord]:
+        async def work(connection: Connection) -> list[SessionRecord]:
             return [record_of(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self.database.read(work)
 
 
-async def _one(connection: AsyncConnection, condition: ColumnElement[bool]) -> SessionRecord | None:
+async def _one(connection: Connection, condition: ColumnElement[bool]) -> SessionRecord | None:
     row = (await connection.execute(select(SESSIONS).where(condition))).mappings().first()
     return None if row is None else record_of(row)
 
 
-async def _within_limits(connection: AsyncConnection, agent_id: str, per_agent: int, total: int) -> None:
+async def _within_limits(connection: Connection, agent_id: str, per_agent: int, total: int) -> None:
     count = select(func.count()).select_from(SESSIONS).where(IS_OPEN)
     if (await connection.execute(count.where(SESSIONS.c.agent_id == agent_id))).scalar_one() >= per_agent:
         raise Exhausted(

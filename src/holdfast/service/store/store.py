@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
 from holdfast.service.clock import Clock
-from holdfast.service.problems import Invalid, NotFound, NotNow, Unavailable
+from holdfast.service.model import AuditRow
+from holdfast.service.problems import Invalid, NotFound, NotNow
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
+from holdfast.service.store.file_watch import FileWatch
+from holdfast.service.store.following import follow_file, follow_notices, last_number
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.leases import LeaseRows
 from holdfast.service.store.migrations import check_version, migrate
@@ -28,6 +34,7 @@ from holdfast.service.store.verification import Verification, Verifier
 
 #: A shorter key could be guessed.
 MIN_KEY_BYTES: Final = 16
+_ALL: Final = AuditFilter()
 
 
 class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention):
@@ -62,7 +69,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
             store = cls(database, audit_key)
             await store._check_key(look_only)
             if store._from_others is not None:
-                await store._listen_to_others(store._from_others)
+                await store._from_others.start()
         except BaseException:
             await database.close()
             raise
@@ -88,6 +95,16 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
         """Notices of rows that are appended from now on, by whichever replica; of one session, or of all."""
         return self._notices.listen(session_id)
 
+    @asynccontextmanager
+    async def follow(self, which: AuditFilter = _ALL) -> AsyncIterator[AsyncIterator[AuditRow]]:
+        """Rows that are appended from the moment on when the block is entered, also by other processes."""
+        if self.database.is_sqlite:
+            with FileWatch(str(self.database.url.database)) as watch:
+                yield follow_file(self, which, watch, await last_number(self))
+        else:
+            async with self.listen() as notices:
+                yield follow_notices(self, which, notices)
+
     async def verify(self, session_id: str | None = None, *, head: tuple[int, str] | None = None) -> Verification:
         """Whether the audit of one session, or all of it, is as it was written.
 
@@ -108,12 +125,6 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
         """Raises `Unavailable` if the database does not answer now."""
         await self.database.ping()
 
-    async def _listen_to_others(self, others: PostgresNotices) -> None:
-        try:
-            await others.start()
-        except OSError as error:
-            raise Unavailable(f"the database {self.database.place}: {error}", reason="STORE_UNAVAILABLE") from error
-
     async def _check_key(self, look_only: bool) -> None:
         ours = key_id(self.audit_key)
         if not look_only:
@@ -131,7 +142,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
             )
 
     async def _kept_key_id(self) -> str:
-        async def work(connection: AsyncConnection) -> str:
+        async def work(connection: Connection) -> str:
             kept = await connection.execute(select(FACTS.c.value).where(FACTS.c.name == "audit_key"))
             return str(kept.scalar() or "")
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import exists, select, tuple_
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.audit.chain import (
     ABOUT_STREAMS,
@@ -26,6 +25,7 @@ from holdfast.service.audit.chain import (
     StreamMark,
 )
 from holdfast.service.model import SERVICE_STREAM, AuditRow, Struct
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.schema import ROWS, STREAMS
 
 #: Rows and streams that are looked at together.
@@ -38,7 +38,7 @@ class Verification(Struct, frozen=True):
     """What was found."""
 
     rows: int
-    streams: int
+    sessions: int
     #: Sessions of which only their removal by retention is left.
     removed: int
     breaks: tuple[Break, ...]
@@ -56,13 +56,13 @@ class Verification(Struct, frozen=True):
 class Verifier:
     """One look at the log."""
 
-    def __init__(self, connection: AsyncConnection, key: bytes | None) -> None:
+    def __init__(self, connection: Connection, key: bytes | None) -> None:
         self._connection = connection
         self._key = key
         self._breaks: list[Break] = []
         self._further = 0
         self._rows = 0
-        self._streams = 0
+        self._sessions = 0
         self._removed = 0
         self._trimmed = (0, GENESIS)
         self._own_base = 0
@@ -95,7 +95,7 @@ class Verifier:
     def _result(self, own: RowMapping | None) -> Verification:
         return Verification(
             rows=self._rows,
-            streams=self._streams,
+            sessions=self._sessions,
             removed=self._removed,
             breaks=tuple(self._breaks),
             further=self._further,
@@ -119,7 +119,6 @@ class Verifier:
                 self._say(SERVICE_STREAM, 0, "missing", "its head is gone")
             return
         self._own_base = own["base_seq"]
-        self._streams += 1
         check = StreamCheck(SERVICE_STREAM, self._key, base_seq=own["base_seq"], base_hash=own["base_hash"])
         async for rows in self._row_pages(SERVICE_STREAM, own["base_seq"]):
             self._found(*check.feed(rows))
@@ -187,7 +186,7 @@ class Verifier:
                 self._removed += 1
                 await self._removed_stream(each, own.get(each["removed_seq"]))
                 continue
-            self._streams += 1
+            self._sessions += 1
             if each["base_seq"]:
                 self._say(name, 1, "missing", f"the rows to {each['base_seq']} are gone, and not by retention")
             check = StreamCheck(name, self._key)
