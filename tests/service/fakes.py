@@ -6,14 +6,14 @@ The store keeps the promises of the real one that sessions rely on: limits, one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import msgspec
 
 from holdfast.exec_api import ExecApi
-from holdfast.model import Confinement, Limits
+from holdfast.model import EnvironmentInfo, Limits
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, SystemClock
 from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, Policy, SessionRecord, Struct
@@ -21,7 +21,7 @@ from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.ports import PlanEnforcement, SessionStore, Told
+from holdfast.service.sessions.ports import SessionStore, Told
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.settings import ServiceSettings
@@ -106,7 +106,7 @@ class MemoryStore:
         more = start + page.size < len(found)
         return found[start : start + page.size], str(start + page.size) if more else ""
 
-    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord:
+    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
         self._fail()
         record = await self.session(session_id)
         if not record.over:
@@ -277,15 +277,13 @@ def _matches(row: AuditRow, which: AuditFilter) -> bool:
 class NoEnforcement(Struct, frozen=True):
     """A plan of nothing."""
 
-    confinement: Confinement | None = None
+    confinement: Any = None
     limits: Limits | None = None
     enforced: tuple[Guard, ...] = ()
     unenforced: tuple[Guard, ...] = ()
 
 
-def plan_nothing(
-    policy: Policy, offers: Collection[str], *, proxy: str | None = None, hidden: tuple[str, ...] = ()
-) -> NoEnforcement:
+def plan_nothing(policy: Policy, info: EnvironmentInfo) -> NoEnforcement:
     return NoEnforcement(unenforced=("filesystem",))
 
 
@@ -305,7 +303,6 @@ def make_manager(
     clock: Clock | None = None,
     text: str = "",
     told: list[Told] | None = None,
-    plan: PlanEnforcement = plan_nothing,
     **values: Any,
 ) -> SessionManager:
     """A manager that is not started."""
@@ -316,7 +313,7 @@ def make_manager(
         store=store,
         rules=Rulebook(rules(text)),
         pool=pool,
-        plan=plan,
+        plan=plan_nothing,
         clock=clock,
         settings=chosen,
         tell=(told if told is not None else []).append,

@@ -19,7 +19,6 @@ from holdfast.errors import HoldfastError
 from holdfast.service.api import Created, CreateRequest, SessionView
 from holdfast.service.model import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
 from holdfast.service.problems import Denied, Invalid, NotNow, Problem, TooLate
-from holdfast.service.sessions.egress import close_egress, is_needed, open_egress
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.live import Now
 from holdfast.service.sessions.ports import Enforcement, PlanEnforcement, Told
@@ -39,10 +38,9 @@ _FIRST_EPOCH: Final = 1
 class Creation:
     """`CreateSession`."""
 
-    def __init__(self, manager: SessionManager, plan: PlanEnforcement, hidden: tuple[str, ...]) -> None:
+    def __init__(self, manager: SessionManager, plan: PlanEnforcement) -> None:
         self._manager = manager
         self._plan = plan
-        self._hidden = hidden
 
     async def create(self, caller: Caller, request: CreateRequest) -> Created:
         manager = self._manager
@@ -139,16 +137,11 @@ class Creation:
         return Created(SessionView(opened, now.state, now.cwd or opened.initial_cwd, now.prompt), token)
 
     async def _planned(self, record: SessionRecord) -> Enforcement:
-        pool = self._manager.pool
         try:
-            info = await pool.info(record.sandbox)
+            info = await self._manager.pool.info(record.sandbox)
         except HoldfastError as error:
             raise problem_of(error, record.sandbox) from error
-        proxy = None
-        if is_needed(record, info):
-            async with pool.use(record.sandbox) as api:
-                proxy = await open_egress(api, record, info)
-        return self._plan(record.policy, info.features, proxy=proxy, hidden=self._hidden)
+        return self._plan(record.policy, info)
 
     async def _make_directories(self, record: SessionRecord) -> None:
         """An agent's workspace is there from its first session on."""
@@ -184,23 +177,18 @@ class Creation:
 
     async def _clean_up(self, record: SessionRecord, error: BaseException) -> None:
         manager = self._manager
-        await self._close_all(record)
+        with contextlib.suppress(Problem):
+            await manager.live(record).close("force")
         reason = getattr(error, "reason", "") or type(error).__name__
         detail = error.message if isinstance(error, HoldfastError) else str(error) or "its caller gave up"
         await self._over(record, f"could not be opened: {detail}", reason)
         manager.leases.given_up(record.session_id)
         manager.forget(record.session_id)
 
-    async def _close_all(self, record: SessionRecord) -> None:
-        with contextlib.suppress(Problem):
-            await self._manager.live(record).close("force")
-        with contextlib.suppress(Problem):
-            async with self._manager.pool.use(record.sandbox) as api:
-                await close_egress(api, record)
-
     async def abandoned(self, record: SessionRecord) -> None:
         """Its creator died while it was made."""
-        await self._close_all(record)
+        with contextlib.suppress(Problem):
+            await self._manager.live(record).close("force")
         await self._over(record, "the service ended while it was being made", "ABANDONED")
 
     async def _over(self, record: SessionRecord, detail: str, reason: str) -> None:

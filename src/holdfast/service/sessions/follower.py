@@ -18,7 +18,6 @@ from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, sleep
 from holdfast.service.model import AuditEntry, AuditRow, SessionRecord, State, Struct
 from holdfast.service.problems import NotNow, Problem
-from holdfast.service.sessions.egress import close_egress
 from holdfast.service.sessions.events import NoticeBell, event_entry
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.sessions.sandbox_pool import SandboxPool, is_gone
@@ -197,8 +196,6 @@ class Follower:
             entries = [self.entry("session_closed", "", now, **words)]
             if state == "ERROR":
                 entries.insert(0, self.entry("error", "", now, detail=ending.reason, exit_code=ending.exit_code))
-            if (network := await self._close_egress()) is not None:
-                entries.insert(0, self.entry("network", "", now, **network))
             event = event_entry(
                 record, now, "SESSION_ERROR" if state == "ERROR" else "SESSION_CLOSED", summary, state=state
             )
@@ -215,16 +212,6 @@ class Follower:
         self.record = msgspec.structs.replace(record, summary=summary)
         self.over.set()
         around.tell(Told("session_over", record.kind, now - record.created_at, why))
-
-    async def _close_egress(self) -> dict[str, Any] | None:
-        """What its filtering proxy decided, if it had one."""
-        if self.record.policy.network != "allow-list":
-            return None
-        try:
-            async with self.around.pool.hold(self.record.sandbox) as api:
-                return await close_egress(api, self.record) or None
-        except HoldfastError:
-            return None  # gone with its sandbox
 
     def summary(self, record: SessionRecord, ending: Ending) -> str:
         """The last words on a session."""

@@ -39,7 +39,6 @@ from holdfast.service.model import (
     State,
 )
 from holdfast.service.problems import Invalid, NotFound, NotNow, Problem, Unavailable
-from holdfast.service.sessions import enforcement
 from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.closing import Closing
 from holdfast.service.sessions.command_log import CommandLog
@@ -72,10 +71,7 @@ _MAX_PAGE: Final = 1_000
 
 
 class SessionManager:
-    """The service's sessions, as one replica sees them.
-
-    `hidden` are paths of the service's own, its database say, that no session may reach where it runs beside us.
-    """
+    """The service's sessions, as one replica sees them."""
 
     def __init__(
         self,
@@ -83,10 +79,9 @@ class SessionManager:
         store: SessionStore,
         rules: Rulebook,
         pool: SandboxPool,
+        plan: PlanEnforcement,
         clock: Clock,
         settings: ServiceSettings,
-        plan: PlanEnforcement = enforcement.plan,
-        hidden: tuple[str, ...] = (),
         redact: Redact = as_is,
         usage: FindUsage = no_usage,
         tell: Tell = tell_nobody,
@@ -112,7 +107,7 @@ class SessionManager:
         self._approvals = Approvals(store, self.bell, self._heap, clock, redact, spawn, self._deliver)
         self._input.approvals = self._approvals
         self._events = EventStreams(store, self.bell, clock)
-        self._creation = Creation(self, plan, hidden)
+        self._creation = Creation(self, plan)
         self._closing = Closing(self)
 
     async def start(self) -> None:

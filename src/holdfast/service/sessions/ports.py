@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
-from holdfast.model import Confinement, Limits
+from holdfast.model import EnvironmentInfo, Limits
 from holdfast.service.api import AuditFilter
 from holdfast.service.model import (
     Approval,
@@ -43,7 +43,7 @@ class SessionStore(Protocol):
 
     async def sessions(self, which: SessionFilter = ..., page: Page = ...) -> tuple[list[SessionRecord], str]: ...
 
-    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord: ...
+    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord: ...
 
     async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[Lease]:
         """Sessions that are not over and that nobody has, or no longer."""
@@ -91,7 +91,7 @@ class Enforcement(Protocol):
     """How a policy is enforced in one sandbox: `enforcement.Plan`."""
 
     @property
-    def confinement(self) -> Confinement | None: ...
+    def confinement(self) -> Any: ...
 
     @property
     def limits(self) -> Limits | None: ...
@@ -103,14 +103,8 @@ class Enforcement(Protocol):
     def unenforced(self) -> tuple[Guard, ...]: ...
 
 
-class PlanEnforcement(Protocol):
-    """`enforcement.plan`: what the policy wants, of what the sandbox offers. `Denied` for what cannot be had."""
-
-    def __call__(
-        self, policy: Policy, offers: Collection[str], *, proxy: str | None = None, hidden: tuple[str, ...] = ()
-    ) -> Enforcement: ...
-
-
+#: `enforcement.plan`: what the policy wants, of what the sandbox offers. `Denied` for a guard that cannot be had.
+PlanEnforcement = Callable[[Policy, EnvironmentInfo], Enforcement]
 #: What the monitor last saw of a session.
 FindUsage = Callable[[str], Usage | None]
 
