@@ -62,6 +62,7 @@ class MemoryStore:
         self._epochs: dict[str, int] = {}
         self._listeners: set[asyncio.Queue[Notice]] = set()
         self._approvals: dict[str, Approval] = {}
+        self._waiters: set[asyncio.Event] = set()
         #: Raised by the next calls, once each.
         self.failures: list[Exception] = []
 
@@ -110,6 +111,7 @@ class MemoryStore:
         record = await self.session(session_id)
         if not record.over:
             record = self.records[session_id] = msgspec.structs.replace(record, **fields)
+            self._changed()
         return record
 
     async def claim(self, replica: str, seconds: float, limit: int) -> list[Lease]:
@@ -161,6 +163,7 @@ class MemoryStore:
                 AuditRow(each.session_id, seq, each.at, each.agent_id, each.kind, each.command_id, body, "", "")
             )
         self.log += rows
+        self._changed()
         for row in rows:
             for listener in self._listeners:
                 listener.put_nowait(Notice(row.session_id, row.seq))
@@ -221,6 +224,22 @@ class MemoryStore:
             for each in self._approvals.values()
             if not each.outcome and session_id in ("", each.session_id) and agent_id in ("", each.agent_id)
         ]
+
+    def _changed(self) -> None:
+        for waiter in self._waiters:
+            waiter.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something to hold of what is kept here."""
+        changed = asyncio.Event()
+        self._waiters.add(changed)
+        try:
+            async with asyncio.timeout(10):
+                while not holds():
+                    changed.clear()
+                    await changed.wait()
+        finally:
+            self._waiters.discard(changed)
 
     # --- for tests -----------------------------------------------------------------------------------------------
 

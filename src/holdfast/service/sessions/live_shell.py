@@ -173,11 +173,11 @@ class ShellLive:
         number = position.command
         over = position.seq == FINISHED or number == 0
         following = await self._commands.after(number if over else number - 1)
-        if not following:
+        if not following and over:
             return None
         if over:
             position = Position(following[0].number)
-        elif following[0].number != number:
+        elif not following or following[0].number != number:
             raise BadToken("since: a position that this session never had", reason="BAD_TOKEN")
         command_id = following[0].command_id
         try:

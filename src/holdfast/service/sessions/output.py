@@ -40,6 +40,8 @@ def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> Pi
         chunk = _terminal_chunk(session_id, event, Position(seq=event.token, printed=printed), skipped)
         if chunk is not None:
             chunks.append(chunk)
+    if found.token == since.seq:
+        return Piece(chunks, since)  # where nothing happened, what its reader was told stays told
     return Piece(chunks, Position(seq=found.token, printed=printed))
 
 
