@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, Final
 from unittest import mock
@@ -26,6 +27,14 @@ from holdfast.testing.servers import server_environment
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
 API: Final = "/holdfast.session.v1.SessionService/"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """The log, the database and the processes of others tell nobody that they changed."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
 
 
 class Place:

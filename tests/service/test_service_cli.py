@@ -12,12 +12,11 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service
+from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
 
 
 @pytest.fixture
@@ -36,14 +35,6 @@ def service() -> Iterator[RunningService]:
 @pytest.fixture(scope="module")
 def token(service: RunningService) -> str:
     return service.place.new_agent("shared")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """The log and the database of another process tell nobody that they changed."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def text(encoded: str) -> str:
