@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -123,6 +124,7 @@ async def test_the_environment_is_the_programs_alone(box: Sandbox, work: Path) -
     process = await box.start(
         ["sh", "-c", 'echo "$SECRET $LD_PRELOAD"; cat'],
         env={"SECRET": "hunter2", "LD_PRELOAD": "/no/such/library.so"},
+        stdin="open",
         confinement=confinement,
         cwd=str(work),
     )
@@ -308,6 +310,42 @@ async def test_closing_a_confined_terminal_that_is_busy(box: Sandbox, work: Path
     status = await terminal.close(grace=30)
     assert status.state == "CLOSED"
     assert _running("sleep\x004325\x00") == []
+
+
+async def test_keys_of_a_program_without_a_shell_are_for_the_program(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    """It has the process group of bwrap, which a Ctrl-C must not end."""
+    script = "trap 'echo heard' INT; echo ready; while read line; do echo got $line; done; exit 6"
+    terminal = await box.terminal(["bash", "-c", script], cwd=str(work), confinement=confinement)
+    process = await box.process(terminal.id)
+    await process.wait_for_output("ready", timeout=30)
+    await terminal.send_keys("C-c")
+    await process.wait_for_output("heard", timeout=30)
+    await terminal.signal("INT")
+    await process.wait_for_output(re.compile(rb"heard.*heard", re.DOTALL), timeout=30)
+    await terminal.send("word\n")
+    await process.wait_for_output("got word", timeout=30)
+    assert (await terminal.describe()).state == "RUNNING"
+    await terminal.send_keys("C-d")
+    assert await terminal.wait(30) == holdfast.ExitStatus(6)
+
+
+async def test_background_jobs_that_are_kept(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    shell = await box.shell(cwd=str(work), confinement=confinement)
+    await shell.run("sleep 4329 &")
+    await shell.close(keep=True)
+    assert len(_running("sleep\x004329\x00")) == 1
+    await shell.close()
+    assert _running("sleep\x004329\x00") == []
+
+
+async def test_a_kill_by_signal(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    process = await box.start(["sh", "-c", "echo ready; sleep 4330"], cwd=str(work), confinement=confinement)
+    await process.wait_for_output("ready", timeout=30)
+    await process.signal("KILL")
+    assert (await process.wait(30)).exit_code == 137
+    assert _running("sleep\x004330\x00") == []
 
 
 # --- across servers --------------------------------------------------------------------------------------------

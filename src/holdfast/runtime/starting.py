@@ -240,6 +240,7 @@ class Starter:
             cwd=command.cwd,
             as_root=as_root,
             own=self.own,
+            tty=spec.tty,
         )
         return command._replace(confined=confined)
 
