@@ -37,6 +37,7 @@ from holdfast.model import (
     TerminalSpec,
     TerminalStatus,
     TerminalWait,
+    UsageSample,
 )
 
 
@@ -236,6 +237,10 @@ class ExecApi(Protocol):
     async def describe(self, process_id: str) -> ProcessInfo: ...
 
     async def list(self) -> tuple[ProcessInfo, ...]: ...
+
+    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+        """What processes, terminals and shells use, and all that they started. Ids that nobody has are left out."""
+        ...
 
     async def forget(self, process_id: str) -> None:
         """Drop an ended process and its output now rather than after its retention."""

@@ -32,6 +32,8 @@ TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 FILE_PIECE_BYTES: Final = 1024 * 1024
 #: Names that one page of a directory holds.
 DIRECTORY_PAGE: Final = 5_000
+#: Pids that a sample of usage names for one process: a fork bomb has more than anybody reads.
+USAGE_PIDS: Final = 1_000
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -220,6 +222,50 @@ class ProcessInfo(Struct, frozen=True):
     user: str | None = None
     #: Why its output, or how it ended, is not all known.
     failure: str | None = None
+
+
+class ProcessUsage(Struct, frozen=True, omit_defaults=True):
+    """What a process, a terminal or a shell uses, all that it started included.
+
+    CPU time and bytes are counted since its start, also of what has ended and was waited for; memory is what is
+    resident now, and what processes share is counted for each of them.
+    """
+
+    process_id: str
+    #: Whether the program itself runs; what it started may run on without it.
+    running: bool
+    process_count: int = 0
+    thread_count: int = 0
+    #: The lowest pids of it, `USAGE_PIDS` at most.
+    pids: tuple[int, ...] = ()
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    #: From and to storage, where the kernel lets us know.
+    read_bytes: int = 0
+    written_bytes: int = 0
+    #: What its streams have printed; of a shell, its commands included.
+    printed_bytes: int = 0
+    #: What runs in the foreground of a terminal or a shell, and for how long; None at its prompt.
+    foreground: str | None = None
+    foreground_seconds: float = 0.0
+    #: Whether that waits for input; None where the kernel does not tell.
+    awaiting_input: bool | None = False
+    #: How old the oldest of the others is, the program itself left out.
+    background_seconds: float = 0.0
+
+    @property
+    def longest_running_seconds(self) -> float:
+        """Of what it started, the longest."""
+        return max(self.foreground_seconds, self.background_seconds)
+
+
+class UsageSample(Struct, frozen=True, omit_defaults=True):
+    """One look at the processes of a sandbox."""
+
+    #: Of those that were asked for and are known.
+    usages: tuple[ProcessUsage, ...]
+    #: Pids of what processes started that are not known any more; `USAGE_PIDS` at most.
+    strays: tuple[int, ...] = ()
 
 
 class ShellInfo(Struct, frozen=True):

@@ -483,6 +483,7 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     wait_for_port = _Blocking(sandbox.Sandbox.wait_for_port)
     info = _Blocking(sandbox.Sandbox.info)
     status = _Blocking(sandbox.Sandbox.status)
+    usage = _Blocking(sandbox.Sandbox.usage)
 
     def processes(self) -> list[Process]:
         """Handles on all processes: those that run, and those that ended and are still kept."""

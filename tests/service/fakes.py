@@ -16,7 +16,7 @@ from holdfast.exec_api import ExecApi
 from holdfast.model import EnvironmentInfo, Limits
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, SystemClock
-from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, Policy, SessionRecord, Struct
+from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
@@ -106,7 +106,7 @@ class MemoryStore:
         more = start + page.size < len(found)
         return found[start : start + page.size], str(start + page.size) if more else ""
 
-    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
+    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord:
         self._fail()
         record = await self.session(session_id)
         if not record.over:
@@ -283,7 +283,7 @@ class NoEnforcement(Struct, frozen=True):
     unenforced: tuple[Guard, ...] = ()
 
 
-def plan_nothing(policy: Policy, info: EnvironmentInfo) -> NoEnforcement:
+def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> NoEnforcement:
     return NoEnforcement(unenforced=("filesystem",))
 
 

@@ -10,7 +10,7 @@ import holdfast
 from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.config import ExecServerConfig
 from holdfast.errors import DuplicateProcess, InvalidParams, TimeoutError, UnknownProcess
-from holdfast.model import EnvPolicy, Limits, ProcessInfo, ProcessSpec, TerminalSize
+from holdfast.model import EnvPolicy, Limits, ProcessInfo, ProcessSpec, ProcessUsage, TerminalSize
 from holdfast.testing import FakeExec, hangs, prints
 
 
@@ -153,3 +153,16 @@ async def test_an_unknown_address_names_itself_and_the_kinds(address: str) -> No
 async def test_settings_are_for_inprocess_only() -> None:
     with pytest.raises(InvalidParams, match="config"):
         await open_exec("unix:/nowhere", config=ExecServerConfig())
+
+
+async def test_the_fake_tells_what_a_test_says_of_usage(fake: FakeExec) -> None:
+    box = Sandbox(fake)
+    await box.start(["hang"], id="hung")
+    await box.shell(id="shell")
+    fake.usages["given"] = ProcessUsage("given", True, process_count=7, memory_bytes=1000)
+    fake.strays = (5,)
+    sample = await box.usage(["shell", "given", "nobody", "hung"])
+    assert [usage.process_id for usage in sample.usages] == ["shell", "given", "hung"]
+    shell, given, _ = sample.usages
+    assert (shell.running, shell.process_count, shell.foreground) == (True, 1, None)
+    assert (given.memory_bytes, sample.strays) == (1000, (5,))

@@ -183,23 +183,11 @@ def _head(text: str | None) -> tuple[int, str] | None:
 @asynccontextmanager
 async def _opened(store: str | None, config: str | None, key_file: str | None) -> AsyncIterator[Store]:
     """The service's database, to look at."""
-    from holdfast.service.places import store_url
     from holdfast.service.settings import load_settings
 
     settings = load_settings(config, store=store, audit_key_file=key_file)
-    try:
-        from holdfast.service.store import Store
-    except ModuleNotFoundError as error:
-        raise InvalidParams(f"the audit's database needs {error.name}: pip install 'holdfast[service]'") from None
+    # SQLAlchemy and a database driver: only now, so that --help needs neither.
+    from holdfast.service.store_opening import open_store
 
-    key = _key(settings.audit_key_file)
-    async with await Store.open(store_url(settings.store), audit_key=key, look_only=True) as opened:
+    async with await open_store(settings, look_only=True) as opened:
         yield opened
-
-
-def _key(path: str) -> bytes | None:
-    """The key in a file, without the line's end that editors put there: as the service reads it."""
-    if not path:
-        return None
-    with open(path, "rb") as file:
-        return file.read().strip()

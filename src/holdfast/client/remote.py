@@ -35,6 +35,7 @@ from holdfast.model import (
     TerminalSpec,
     TerminalStatus,
     TerminalWait,
+    UsageSample,
 )
 from holdfast.wire import messages as m, methods
 
@@ -137,6 +138,9 @@ class RemoteExec:
 
     async def list(self) -> tuple[ProcessInfo, ...]:
         return (await self.connection.call(methods.PROCESS_LIST, _EMPTY)).processes
+
+    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+        return await self.connection.call(methods.PROCESS_USAGE, m.UsageParams(tuple(process_ids)))
 
     async def forget(self, process_id: str) -> None:
         call = self.connection.begin(methods.PROCESS_FORGET, m.ProcessParams(process_id))

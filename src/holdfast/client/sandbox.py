@@ -46,6 +46,7 @@ from holdfast.model import (
     StdinMode,
     TerminalSize,
     TerminalSpec,
+    UsageSample,
 )
 
 if TYPE_CHECKING:
@@ -409,6 +410,10 @@ class Sandbox(FileMethods):
     async def status(self) -> ServerStatus:
         """How the sandbox's server is."""
         return await self._api.status()
+
+    async def usage(self, ids: Sequence[str]) -> UsageSample:
+        """What processes, terminals and shells use, with all that they started, in one look."""
+        return await self._api.usage(ids)
 
     async def aclose(self) -> None:
         """Let go of the sandbox. Processes with `lifetime="server"` run on."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 #: Most commands are over before this; moving them would be work for nothing.
 JOIN_AFTER_SECONDS: Final = 0.25
+_PROCS_BYTES: Final = 64 * 1024
 
 
 class Cgroup:
@@ -52,6 +53,10 @@ class Cgroup:
             self.remove()  # the process is gone, or not ours to move: the tree finds it all the same
 
     @property
+    def path(self) -> str:
+        return self._path
+
+    @property
     def name(self) -> str:
         return os.path.basename(self._path)
 
@@ -71,10 +76,18 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         try:
-            with open(f"{self._path}/cgroup.procs", "rb", buffering=0) as file:
-                return [int(line) for line in file.readall().splitlines()]
+            fd = os.open(f"{self._path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return []
+        pids = b""
+        try:
+            while piece := os.read(fd, _PROCS_BYTES):
+                pids += piece
+        except OSError:
+            return []  # removed meanwhile
+        finally:
+            os.close(fd)
+        return [int(line) for line in pids.splitlines()]
 
     def kill(self) -> None:
         """KILL to every member at once, where the kernel can (version 2, since 5.14)."""

@@ -48,6 +48,7 @@ from holdfast.model import (
     TerminalSpec,
     TerminalStatus,
     TerminalWait,
+    UsageSample,
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_bytes, check_spec
@@ -69,6 +70,7 @@ from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.spawn import write_all
 from holdfast.runtime.starting import Started, Starter, is_jailed, starts_at_once
 from holdfast.runtime.terminals import Terminals
+from holdfast.runtime.tree_usage import Activity, Asked, UsageSampler
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
 
@@ -114,6 +116,7 @@ class LocalExec:
         )
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
+        self._sampler = UsageSampler(self._keeper)
         self._starter.cgroups = self._cgroups
         self.keep_to_ourselves((self._spool.path,))
         self._orphans: OrphanReaper | None = None
@@ -360,6 +363,24 @@ class LocalExec:
 
     async def list(self) -> tuple[ProcessInfo, ...]:
         return tuple(process.info() for process in self._processes.values() if not process.internal)
+
+    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+        found = (self._asked(process_id) for process_id in dict.fromkeys(process_ids))
+        return await self._sampler.sample(
+            [each for each in found if each is not None],
+            leaders=lambda: self._leaders | self._starter.newborn,
+            known_marks=lambda: {process.tree.mark for process in self._processes.values()},
+        )
+
+    def _asked(self, process_id: str) -> Asked | None:
+        process = self._processes.get(process_id)
+        if process is None:
+            shell = self.shells.get(process_id)
+            return None if shell is None else shell.asked()
+        terminal = self.terminals.get(process_id)
+        printed = sum(log.end for log in process.logs.values())
+        activity = Activity() if terminal is None or not process.running else terminal.activity()
+        return Asked(process_id, (process.tree,), process.running, printed, activity)
 
     async def forget(self, process_id: str) -> None:
         process = self.process(process_id)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from holdfast.errors import ResourceExhausted
 
 #: Marks are large so that they limit nothing, and below 2**63 so that the kernel and Python agree on them.
-_MARK_BASE: Final = 1 << 62
+MARK_BASE: Final = 1 << 62
 _MARK_DIGITS: Final = 19
 #: Marks where the limit cannot; `env -i` sheds it.
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 def new_mark() -> int:
     """A mark for one process."""
-    return _MARK_BASE | secrets.randbits(61)
+    return MARK_BASE | secrets.randbits(61)
 
 
 def limits_can_mark() -> bool:

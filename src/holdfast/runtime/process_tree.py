@@ -40,6 +40,11 @@ class Tree:
         self._mark = mark
         self._tables = tables
 
+    @property
+    def mark(self) -> int:
+        """What everything that it started carries."""
+        return self._mark
+
     async def members(self, others: Container[int]) -> dict[int, Entry]:
         """Who is alive of it. `others` are the leaders of other processes, so that they need not be looked at."""
         # As it was when the table was read: the leader may be reaped before we go on, and in the table its children

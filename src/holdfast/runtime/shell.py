@@ -47,6 +47,7 @@ from holdfast.runtime.shell_dialect import Answer, Dialect
 from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.shell_memory import KEPT_INTERRUPTS, KNOWN_COMMANDS
 from holdfast.runtime.shell_program import ShellProgram
+from holdfast.runtime.tree_usage import Activity, Asked
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
@@ -116,6 +117,8 @@ class LiveShell:
         self.reason = ""
         self.restarts = 0
         self.commands_run = 0
+        #: Bytes of commands that have ended.
+        self._printed_before = 0
         #: What background jobs print after their command has ended, and what a profile prints.
         self.record = Recorded(
             spec.shell_id,
@@ -202,6 +205,17 @@ class LiveShell:
             user=self.spec.user,
             login=self.spec.login,
         )
+
+    def asked(self) -> Asked:
+        """What is to be known to tell what it uses: its program, and those that it had before."""
+        programs = [*self._former, self._program.process] if self._program.pid else [*self._former]
+        printed = self._printed_before + sum(log.end for log in self.record.logs.values())
+        activity, current = Activity(), self._current
+        if current is not None and current.began is not None:
+            printed += sum(log.end for log in current.logs.values())
+            activity = Activity(seconds=self._loop.time() - current.began, since_ticks=current.began_ticks)
+        trees = tuple(program.tree for program in programs)
+        return Asked(self.id, trees, self.state != "closed", printed, activity)
 
     def process_spec(
         self, process_id: str, cwd: str | None, *, login: bool = False, start_id: str | None = None
@@ -407,6 +421,7 @@ class LiveShell:
         """Its end is in its journal: what its streams print from now on is ours."""
         command.give_streams(self.record)
         self.commands_run += 1
+        self._printed_before += sum(log.end for log in command.logs.values())
         self._ended.append(command)
         while len(self._ended) > KEPT_COMMANDS + self._sent_ahead:
             self._on_forget(self._ended.popleft())

@@ -210,6 +210,9 @@ class Shells:
         except KeyError:
             raise UnknownShell(f"no shell has the id {shell_id!r}") from None
 
+    def get(self, shell_id: str) -> LiveShell | None:
+        return self._shells.get(shell_id)
+
     def describe(self, shell_id: str) -> ShellStatus:
         return self.shell(shell_id).info()
 

@@ -152,7 +152,9 @@ async def spawn_through_launcher(
         with _soft_limits(soft_limits), oom_score.for_children():
             pid = plan.run(
                 os.fsencode(python[0]),
-                [b"holdfast-launcher", *map(os.fsencode, [*python[1:], "-I", "-S", _LAUNCHER])],
+                # By its path: Python looks for its library beside the name that it was called by, and with another
+                # name in the working directory, where `/` has the library of the system's Python.
+                [os.fsencode(word) for word in (*python, "-I", "-S", _LAUNCHER)],
                 [b"LC_ALL=C.UTF-8"],
             )
         for fd in opened:

@@ -37,6 +37,7 @@ from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.records import TerminalMemory
 from holdfast.runtime.timeline import Timeline
+from holdfast.runtime.tree_usage import Activity
 from holdfast.runtime.typing_in import CLEAR_LINE, ENTER, INTERRUPT
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class LiveTerminal:
         #: How many prompts there had been when something was typed last.
         self._typed_at = 0
         self._awaiting: bool | None = False
+        #: When the state became what it is, by the loop's clock.
+        self._state_since = asyncio.get_running_loop().time()
         self._closing = False
         self._prints = 0
         #: What was written down last.
@@ -195,6 +198,16 @@ class LiveTerminal:
             application_cursor=self.modes.application_cursor,
             user=self.spec.user,
         )
+
+    def activity(self) -> Activity:
+        """What is in its foreground, and for how long: a command that outlives a server is counted anew."""
+        group = self.process.foreground_group()
+        if group == self.process.pid:
+            group = 0
+        busy = self._loop.time() - self._state_since if self.state == "BUSY" else None
+        # Nobody asks who waits at a prompt: a look costs a few files of /proc.
+        awaiting = self._ask().awaiting if group or busy is not None else False
+        return Activity(group=group, seconds=busy, awaiting=awaiting)
 
     def _cwd(self) -> str:
         try:
@@ -338,6 +351,7 @@ class LiveTerminal:
         if state == self.state:
             return
         self.timeline.state = state
+        self._state_since = self._loop.time()
         self.changes += 1
         self.reason = reason
         place = self.process.logs[2].end if place is None else place

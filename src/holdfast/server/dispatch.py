@@ -19,6 +19,7 @@ from holdfast.model import (
     ServerStatus,
     Snapshot,
     TerminalSize,
+    UsageSample,
 )
 from holdfast.runtime.starting import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
@@ -78,6 +79,7 @@ class Dispatcher:
         self._add(w.PROCESS_SNAPSHOT, self._snapshot)
         self._add(w.PROCESS_DESCRIBE, self._describe)
         self._add(w.PROCESS_LIST, self._list)
+        self._add(w.PROCESS_USAGE, self._usage)
         self._add(w.PROCESS_FORGET, self._forget)
         self._add(w.PROCESS_SUBSCRIBE, self._subscribe)
         self._add(w.PROCESS_UNSUBSCRIBE, self._unsubscribe)
@@ -254,6 +256,9 @@ class Dispatcher:
 
     async def _list(self, connection: ServerConnection, params: m.Empty) -> m.ListResult:
         return m.ListResult(await self._exec.list())
+
+    def _usage(self, connection: ServerConnection, params: m.UsageParams) -> Waiting[UsageSample]:
+        return self._exec.usage(params.process_ids)
 
     async def _forget(self, connection: ServerConnection, params: m.ProcessParams) -> m.Empty:
         await self._exec.forget(params.process_id)

@@ -112,17 +112,19 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     follow_bytes: int = 256 * 1024
 
     # --- callers ---------------------------------------------------------------------------------------------
-    #: Calls a second that an agent may make on average and at once; new sessions are counted apart.
-    calls_per_second: float = 50.0
-    calls_burst: int = 200
-    sessions_per_second: float = 2.0
-    sessions_burst: int = 20
-    #: Calls and streams of one agent that may be open at a time.
-    max_open_calls: int = 64
+    #: Calls a second of one agent on one replica, on average and at once; 0 is no limit. A replica answers some
+    #: thousands of small calls a second on a core; one agent should not get them all.
+    calls_per_second: float = 500.0
+    calls_burst: int = 1_000
+    #: The same for new sessions: each is processes in a sandbox, tens of milliseconds of work there.
+    creates_per_second: float = 10.0
+    creates_burst: int = 50
+    #: Calls of one agent that may be open at a time; long polls count, one for each session and some beside them.
+    concurrent_calls: int = 256
+    #: And streams: each holds a connection to the sandbox's output for as long as it lasts.
+    concurrent_streams: int = 128
     #: How long a token that was looked up is believed: a removed one stops working within this time.
     token_cache_seconds: float = 5.0
-    #: The largest message taken, with room for base64 and fields around `max_input_bytes`.
-    max_message_bytes: int = 8 * MIB
 
     # --- watching --------------------------------------------------------------------------------------------
     #: How often the monitor looks. More often costs more and tells little.
@@ -131,7 +133,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     long_running_seconds: float = 300.0
     #: The share of a limit at which the owner is warned.
     resource_warning: float = 0.8
+    #: How logs look on stderr: `auto` is for people where that is a terminal, else JSON.
     log_format: Literal["auto", "json", "text"] = "auto"
+    #: Calls that go well are told at `debug`.
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def allows_sandbox(self, address: str) -> bool:
@@ -143,11 +147,15 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_settings(
     path: str | None = None, environ: Mapping[str, str] | None = None, **flags: Any
 ) -> ServiceSettings:
-    """Settings from file, environment and flags; a wrong one is an error that names it and its source."""
+    """Settings from file, environment and flags; a wrong one is an error that names it and its source.
+
+    Without a path the file is the one that HOLDFAST_SERVICE_CONFIG names, if it does.
+    """
     values: dict[str, Any] = {}
-    if path:
-        values.update(_from_file(path))
-    values.update(_from_environment(os.environ if environ is None else environ))
+    environ = os.environ if environ is None else environ
+    if file := path or environ.get(f"{PREFIX}CONFIG"):
+        values.update(_from_file(file))
+    values.update(_from_environment(environ))
     values.update({name: value for name, value in flags.items() if value is not None})
     try:
         settings = msgspec.convert(values, ServiceSettings)

@@ -83,6 +83,7 @@ from holdfast.model import (
     OutputGap,
     ProcessInfo,
     ProcessSpec,
+    ProcessUsage,
     ReadResult,
     ServerStatus,
     ShellInfo,
@@ -96,6 +97,7 @@ from holdfast.model import (
     TerminalSpec,
     TerminalStatus,
     TerminalWait,
+    UsageSample,
 )
 from holdfast.runtime.checks import check_run
 from holdfast.testing.fake_files import FakeFiles
@@ -144,6 +146,9 @@ class FakeExec:
         self.ports: set[int] = set()
         #: Its files, for tests to look at.
         self.files = FakeFiles()
+        #: What processes, terminals and shells use, by their ids, as `usage` is to tell it; and the pids of strays.
+        self.usages: dict[str, ProcessUsage] = {}
+        self.strays: tuple[int, ...] = ()
         self.closed = False
         self._retained_bytes = retained_bytes
         self._retained_events = retained_events
@@ -318,6 +323,32 @@ class FakeExec:
 
     async def list(self) -> tuple[ProcessInfo, ...]:
         return tuple(self._info(process) for process in self._processes.values())
+
+    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+        """What a test has put into `usages`; of others, whether they run and what they printed."""
+        found = (self._usage(process_id) for process_id in dict.fromkeys(process_ids))
+        return UsageSample(tuple(usage for usage in found if usage is not None), self.strays)
+
+    def _usage(self, process_id: str) -> ProcessUsage | None:
+        if process_id in self.usages:
+            return self.usages[process_id]
+        if process_id in self._shells:
+            shell = self._shells[process_id]
+            running, printed = shell.state != "closed", shell.record.printed
+            command = shell.status().command
+        elif process_id in self._processes:
+            process = self._processes[process_id]
+            running, printed, command = process.status is None, process.printed, None
+        else:
+            return None
+        return ProcessUsage(
+            process_id,
+            running,
+            process_count=int(running),
+            thread_count=int(running),
+            printed_bytes=sum(printed.values()),
+            foreground=None if command is None else "".join(words(command)[:1]),
+        )
 
     async def forget(self, process_id: str) -> None:
         if self.process(process_id).status is None:

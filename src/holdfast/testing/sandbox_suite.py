@@ -343,6 +343,16 @@ async def files_come_back_as_they_went(box: Sandbox, subject: Subject) -> None:
         await box.exec(["rm", "-rf", directory])
 
 
+async def what_a_process_uses_is_told_with_all_that_it_started(box: Sandbox, subject: Subject) -> None:
+    async with _started(box, "(sh -c 'echo $$; exec sleep 1000' &); echo $$; exec cat") as process:
+        found = await process.wait_for_output(re.compile(rb"(\d+)\s+(\d+)\s"), timeout=PATIENCE_SECONDS)
+        (usage,) = (await box.usage([process.id, "nobody"])).usages
+        # Inside of it pids are its own, and so are those that its server tells.
+        assert usage.pids == tuple(sorted(map(int, found.text.split()))), (usage, found)
+        assert (usage.running, usage.process_count, usage.printed_bytes) == (True, 2, len(found.data)), usage
+        assert usage.memory_bytes > 0
+
+
 async def nothing_is_left(box: Sandbox, subject: Subject) -> None:
     """The last: the checks before it have left neither processes nor shells nor terminals behind."""
     status = await box.status()
@@ -411,5 +421,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     a_terminal_runs_commands,
     a_program_on_a_terminal_is_told_its_size,
     files_come_back_as_they_went,
+    what_a_process_uses_is_told_with_all_that_it_started,
     nothing_is_left,
 )

@@ -133,6 +133,12 @@ class ListResult(Struct, frozen=True):
     processes: tuple[ProcessInfo, ...]
 
 
+class UsageParams(Struct, frozen=True):
+    """Of processes, terminals and shells."""
+
+    process_ids: tuple[str, ...]
+
+
 class SubscribeParams(Struct, frozen=True):
     process_id: str
     subscription: str

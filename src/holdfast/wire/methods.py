@@ -21,6 +21,7 @@ from holdfast.model import (
     TerminalRead,
     TerminalSpec,
     TerminalStatus,
+    UsageSample,
 )
 from holdfast.wire import file_messages as f, messages as m
 
@@ -70,6 +71,7 @@ PROCESS_WAIT = Method("process/wait", m.WaitParams, m.WaitResult)
 PROCESS_SNAPSHOT = Method("process/snapshot", m.ProcessParams, Snapshot)
 PROCESS_DESCRIBE = Method("process/describe", m.ProcessParams, ProcessInfo)
 PROCESS_LIST = Method("process/list", m.Empty, m.ListResult)
+PROCESS_USAGE = Method("process/usage", m.UsageParams, UsageSample)
 PROCESS_FORGET = Method("process/forget", m.ProcessParams, m.Empty)
 PROCESS_SUBSCRIBE = Method("process/subscribe", m.SubscribeParams, m.Empty)
 PROCESS_UNSUBSCRIBE = Method("process/unsubscribe", m.UnsubscribeParams, m.Empty)

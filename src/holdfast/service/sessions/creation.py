@@ -21,7 +21,7 @@ from holdfast.service.model import SERVICE_STREAM, AuditEntry, Caller, SessionRe
 from holdfast.service.problems import Denied, Invalid, NotNow, Problem, TooLate
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.live import Now
-from holdfast.service.sessions.ports import Enforcement, PlanEnforcement, Told
+from holdfast.service.sessions.ports import Enforcement, PlanEnforcement, Prepare, Told
 from holdfast.service.sessions.sandbox_pool import problem_of
 from holdfast.service.store.model import Lease
 from holdfast.service.tokens import Position, write_token
@@ -38,9 +38,10 @@ _FIRST_EPOCH: Final = 1
 class Creation:
     """`CreateSession`."""
 
-    def __init__(self, manager: SessionManager, plan: PlanEnforcement) -> None:
+    def __init__(self, manager: SessionManager, plan: PlanEnforcement, prepare: Prepare) -> None:
         self._manager = manager
         self._plan = plan
+        self._prepare = prepare
 
     async def create(self, caller: Caller, request: CreateRequest) -> Created:
         manager = self._manager
@@ -129,7 +130,6 @@ class Creation:
         await manager.store.append(
             [AuditEntry(session_id, manager.clock.time(), record.agent_id, "session_created", "", body)]
         )
-        await self._make_directories(record)
         now, token = await manager.desk(record).live.open(environment, plan)
         if now.state in ("CLOSED", "ERROR"):
             raise NotNow(f"the session ended before its first prompt: {now.reason}", reason="SESSION_CLOSED")
@@ -139,15 +139,12 @@ class Creation:
     async def _planned(self, record: SessionRecord) -> Enforcement:
         try:
             info = await self._manager.pool.info(record.sandbox)
+            await self._prepare(record, info)
+        except Problem:
+            raise
         except HoldfastError as error:
             raise problem_of(error, record.sandbox) from error
-        return self._plan(record.policy, info)
-
-    async def _make_directories(self, record: SessionRecord) -> None:
-        """An agent's workspace is there from its first session on."""
-        async with self._manager.pool.use(record.sandbox) as api:
-            for path in record.policy.writable:
-                await api.files.make_dir(path)
+        return self._plan(record, info)
 
     async def _opened(self, record: SessionRecord, plan: Enforcement, now: Now) -> SessionRecord:
         manager = self._manager

@@ -231,7 +231,8 @@ class InputDesk:
             return self._for_a_program(record, now, data)
         await self._know_the_line(record, desk, typed)
         result = self.rules.input(record, desk.line, typed, now.cwd)
-        decision, lines = result.decision, result.lines
+        decision = result.decision
+        lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
         judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
         if judged.verdict == "ask" and (not lines or judged.open):
             # What somebody allows must be all that is typed.

@@ -16,7 +16,7 @@ from holdfast.service.problems import NotFound, Problem
 from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower
 from holdfast.service.sessions.follower import Follower, LeaseLost, Surroundings
-from holdfast.service.sessions.ports import Told
+from holdfast.service.sessions.ports import Told, Watcher
 from holdfast.service.sessions.timers import SessionTimers
 from holdfast.service.store.model import Lease
 
@@ -35,9 +35,13 @@ class Leases:
         #: Sessions that are being made here: their lease is ours, and they are not followed yet.
         self._in_the_making: set[str] = set()
         self._task: asyncio.Task[None] | None = None
+        self.watcher: Watcher | None = None
 
     def __len__(self) -> int:
         return len(self._followers)
+
+    def followers(self) -> list[Follower]:
+        return [follower for follower, _ in self._followers.values()]
 
     def follower(self, session_id: str) -> Follower | None:
         found = self._followers.get(session_id)
@@ -49,6 +53,8 @@ class Leases:
 
     def given_up(self, session_id: str) -> None:
         self._in_the_making.discard(session_id)
+        if self.watcher is not None:
+            self.watcher.closed(session_id)
 
     def follow(self, record: SessionRecord, lease: Lease) -> Follower:
         """It is there: follow it."""
@@ -59,6 +65,8 @@ class Leases:
         self._followers[record.session_id] = (follower, task)
         task.add_done_callback(lambda done: self._over(follower, done))
         self._timers.watch(follower)
+        if self.watcher is not None:
+            self.watcher.watch(record)
         return follower
 
     def _over(self, follower: Follower, task: asyncio.Task[None]) -> None:
@@ -67,6 +75,9 @@ class Leases:
         if found is not None and found[1] is task:
             del self._followers[session_id]
             self._timers.forget(session_id)
+            if self.watcher is not None:
+                leave = self.watcher.closed if follower.over.is_set() else self.watcher.forget
+                leave(session_id)
         if not task.cancelled():
             task.result()  # a bug of ours is not kept quiet: the loop's handler tells it
 

@@ -52,11 +52,13 @@ from holdfast.service.sessions.live_shell import ShellLive
 from holdfast.service.sessions.ports import (
     FindUsage,
     PlanEnforcement,
+    Prepare,
     Redact,
     SessionStore,
     Tell,
     as_is,
     no_usage,
+    nothing_to_prepare,
     tell_nobody,
 )
 from holdfast.service.sessions.rulebook import Rulebook
@@ -80,6 +82,7 @@ class SessionManager:
         rules: Rulebook,
         pool: SandboxPool,
         plan: PlanEnforcement,
+        prepare: Prepare = nothing_to_prepare,
         clock: Clock,
         settings: ServiceSettings,
         redact: Redact = as_is,
@@ -107,7 +110,7 @@ class SessionManager:
         self._approvals = Approvals(store, self.bell, self._heap, clock, redact, spawn, self._deliver)
         self._input.approvals = self._approvals
         self._events = EventStreams(store, self.bell, clock)
-        self._creation = Creation(self, plan)
+        self._creation = Creation(self, plan, prepare)
         self._closing = Closing(self)
 
     async def start(self) -> None:
@@ -229,6 +232,10 @@ class SessionManager:
     async def _close_for(self, session_id: str, reason: str) -> None:
         record = await self.store.session(session_id)
         await self._closing.close(record, "graceful", by="", reason=reason)
+
+    async def close_over_limit(self, record: SessionRecord) -> None:
+        """The last step about a session that is over a limit which nobody else enforces."""
+        await self._closing.close(record, "force", by="", reason="over a limit")
 
     # --- input and output ----------------------------------------------------------------------------------------
 

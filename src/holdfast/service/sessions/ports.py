@@ -5,7 +5,7 @@ The real store is `service.store`; tests have a small one in memory. A type chec
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
 from holdfast.model import EnvironmentInfo, Limits
@@ -15,7 +15,6 @@ from holdfast.service.model import (
     AuditEntry,
     AuditRow,
     Guard,
-    Policy,
     SessionRecord,
     Struct,
     Usage,
@@ -43,7 +42,7 @@ class SessionStore(Protocol):
 
     async def sessions(self, which: SessionFilter = ..., page: Page = ...) -> tuple[list[SessionRecord], str]: ...
 
-    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord: ...
+    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord: ...
 
     async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[Lease]:
         """Sessions that are not over and that nobody has, or no longer."""
@@ -104,9 +103,25 @@ class Enforcement(Protocol):
 
 
 #: `enforcement.plan`: what the policy wants, of what the sandbox offers. `Denied` for a guard that cannot be had.
-PlanEnforcement = Callable[[Policy, EnvironmentInfo], Enforcement]
+PlanEnforcement = Callable[[SessionRecord, EnvironmentInfo], Enforcement]
+#: What must be there in the sandbox before a session is opened: its workspace, the proxy of an allow-list.
+Prepare = Callable[[SessionRecord, EnvironmentInfo], Awaitable[None]]
 #: What the monitor last saw of a session.
 FindUsage = Callable[[str], Usage | None]
+
+
+class Watcher(Protocol):
+    """Who wants to know which sessions are ours: the monitor."""
+
+    def watch(self, record: SessionRecord) -> None: ...
+
+    def forget(self, session_id: str) -> None:
+        """Another replica has it."""
+        ...
+
+    def closed(self, session_id: str) -> None:
+        """It is over."""
+        ...
 
 
 class Told(Struct, frozen=True):
@@ -126,6 +141,10 @@ Tell = Callable[[Told], None]
 
 def tell_nobody(told: Told) -> None:
     """For a service without metrics."""
+
+
+async def nothing_to_prepare(record: SessionRecord, info: EnvironmentInfo) -> None:
+    """For sandboxes that have everything."""
 
 
 def no_usage(session_id: str) -> Usage | None:

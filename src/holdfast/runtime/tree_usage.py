@@ -1,0 +1,282 @@
+"""What processes use, each with all that it started: one look at /proc for however many are asked for.
+
+Reads /proc and the files of cgroups; changes nothing. Who belongs to whom is found as a kill finds it
+(`process_table`). A look is done in short slices between which the event loop runs, because a thousand processes
+take some tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from holdfast.model import USAGE_PIDS, ProcessUsage, UsageSample
+from holdfast.runtime.foreground import ticks_since_boot
+from holdfast.runtime.process_table import MARK_BASE, Entry, ProcessTable, read_mark
+from holdfast.runtime.process_tree import Tree
+
+#: How long the event loop waits for us at a time: a turn of it costs microseconds, which a slice this long hides.
+SLICE_SECONDS: Final = 0.001
+#: Only what is older can be a stray: one that is being started is nobody's for a moment.
+STRAY_SECONDS: Final = 1.0
+_FILE_BYTES: Final = 4096
+
+
+class Activity(NamedTuple):
+    """What the owner of a process knows of its foreground, beyond what /proc shows."""
+
+    #: The foreground group of a terminal; 0 if there is none.
+    group: int = 0
+    #: How long a command has run; None if none does, or if nobody can tell.
+    seconds: float | None = None
+    #: By the kernel's clock of process starts: what a shell started before this is in the background.
+    since_ticks: int | None = None
+    awaiting: bool | None = False
+
+
+class Asked(NamedTuple):
+    """One whose usage is wanted: a shell has had several programs, anything else has one."""
+
+    process_id: str
+    trees: tuple[Tree, ...]
+    running: bool
+    printed: int
+    activity: Activity = Activity()
+
+
+class Stat(NamedTuple):
+    """One process as /proc/PID/stat shows it. Times are in clock ticks, memory is in pages."""
+
+    name: str
+    parent: int
+    group: int
+    session: int
+    cpu: int
+    threads: int
+    started: bytes
+    resident: int
+    dead: bool
+
+
+def parse_stat(text: bytes) -> Stat:
+    """The name stands in parentheses and may hold anything, parentheses included."""
+    start, end = text.index(b"("), text.rindex(b")")
+    f = text[end + 2 :].split(b" ", 22)
+    # Of what has ended the parent has the times, once it has waited for it.
+    cpu = int(f[11]) + int(f[12]) + int(f[13]) + int(f[14])
+    return Stat(
+        text[start + 1 : end].decode("utf-8", "replace"),
+        int(f[1]),
+        int(f[2]),
+        int(f[3]),
+        cpu,
+        int(f[17]),
+        f[19],
+        int(f[21]),
+        f[0] in (b"Z", b"X"),
+    )
+
+
+def counter(text: bytes, name: bytes) -> int:
+    """The number behind a name at the start of a line, as /proc/PID/io and the files of cgroups have it; 0 if there
+    is none. A thousand processes are a thousand such files: the rest of them is not parsed."""
+    start = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
+    if start == 0 and not text.startswith(name):
+        return 0
+    line = text[start + len(name) : text.find(b"\n", start)]
+    return int(line.lstrip(b": "))
+
+
+class UsageSampler:
+    """Looks for all who ask, one look at a time."""
+
+    def __init__(self, keeper: int | None = None) -> None:
+        self._turn = asyncio.Lock()
+        self._parents = (os.getpid(),) if keeper is None else (os.getpid(), keeper)
+        #: Orphans' marks, by pid and start: they do not change. Only those of the last look are kept.
+        self._marks: dict[tuple[int, bytes], int | None] = {}
+        self._tick = 1.0 / os.sysconf("SC_CLK_TCK")
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._slice_began = 0.0
+
+    async def sample(
+        self,
+        asked: Sequence[Asked],
+        *,
+        leaders: Callable[[], Container[int]],
+        known_marks: Callable[[], Container[int]],
+    ) -> UsageSample:
+        """`leaders` are the processes that we started, `known_marks` those of all that are not forgotten; both are
+        asked once the table is read, in which there may be some that were started meanwhile."""
+        async with self._turn:
+            self._slice_began = time.perf_counter()
+            # As it is before the table is read: see `Tree.members`.
+            lives = {tree.leader: tree.leader_lives for each in asked for tree in each.trees}
+            stats = await self._read_all()
+            table = ProcessTable(
+                {pid: Entry(pid, s.parent, s.session, s.started, s.dead) for pid, s in stats.items()}
+            )
+            orphans = await self._orphans(table, leaders())
+            now = ticks_since_boot()
+            usages: list[ProcessUsage] = []
+            for each in asked:
+                members = self._members(each, table, orphans, lives)
+                usages.append(await self._usage(each, {pid: stats[pid] for pid in members}, now))
+                await self._breathe()
+            return UsageSample(tuple(usages), self._strays(table, orphans, known_marks(), now))
+
+    async def _breathe(self) -> None:
+        if time.perf_counter() - self._slice_began > SLICE_SECONDS:
+            await asyncio.sleep(0)
+            self._slice_began = time.perf_counter()
+
+    async def _read_all(self) -> dict[int, Stat]:
+        stats: dict[int, Stat] = {}
+        for name in os.listdir("/proc"):
+            if name[0].isdecimal():
+                text = _read(f"/proc/{name}/stat")
+                if text:
+                    stats[int(name)] = parse_stat(text)
+                await self._breathe()
+        return stats
+
+    # --- who belongs to whom ---------------------------------------------------------------------------------
+
+    async def _orphans(self, table: ProcessTable, leaders: Container[int]) -> dict[int, list[int]]:
+        """Those whose parent died, by the mark that they carry."""
+        found: dict[int, list[int]] = {}
+        marks: dict[tuple[int, bytes], int | None] = {}
+        for pid in table.adopted:
+            if pid in leaders:
+                continue
+            key = (pid, table.entries[pid].started)
+            mark = marks[key] = self._marks[key] if key in self._marks else read_mark(pid)
+            if mark is not None:
+                found.setdefault(mark, []).append(pid)
+            await self._breathe()
+        self._marks = marks
+        return found
+
+    def _members(
+        self, asked: Asked, table: ProcessTable, orphans: Mapping[int, list[int]], lives: Mapping[int, bool]
+    ) -> dict[int, Entry]:
+        """As `ProcessTable.members` has it, with the orphans looked at once for all."""
+        roots: set[int] = set()
+        for tree in asked.trees:
+            of_session = table.sessions.get(tree.leader, ())
+            if lives[tree.leader]:
+                roots.add(tree.leader)
+                roots.update(of_session)
+            else:
+                roots.update(pid for pid in of_session if table.carries(pid, tree.mark))
+            roots.update(orphans.get(tree.mark, ()))
+            if tree.cgroup is not None:
+                roots.update(tree.cgroup.pids())
+        return table.descendants(roots)
+
+    def _strays(
+        self, table: ProcessTable, orphans: Mapping[int, list[int]], known_marks: Container[int], now: int
+    ) -> tuple[int, ...]:
+        ours = {child for parent in self._parents for child in table.children.get(parent, ())}
+        roots = [
+            pid
+            for mark, pids in orphans.items()
+            if mark >= MARK_BASE and mark not in known_marks
+            for pid in pids
+            if pid in ours and (now - int(table.entries[pid].started)) * self._tick > STRAY_SECONDS
+        ]
+        return tuple(sorted(table.descendants(roots))[:USAGE_PIDS])
+
+    # --- what they use ---------------------------------------------------------------------------------------
+
+    async def _usage(self, asked: Asked, members: Mapping[int, Stat], now: int) -> ProcessUsage:
+        read = written = 0
+        for pid in members:
+            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone
+            read += counter(counters, b"read_bytes:")
+            written += counter(counters, b"write_bytes:")
+            await self._breathe()
+        cpu = sum(stat.cpu for stat in members.values()) * self._tick
+        memory = sum(stat.resident for stat in members.values()) * self._page
+        cgroups = [tree.cgroup.path for tree in asked.trees if tree.cgroup is not None]
+        if cgroups:
+            # A cgroup counts what ended and was never waited for; the tree what ran before the cgroup was there.
+            cpu = max(cpu, sum(cgroup_cpu_seconds(path) for path in cgroups))
+            memory = sum(cgroup_memory(path) for path in cgroups) or memory
+        name, seconds, background = _activity(asked, members, now, self._tick)
+        return ProcessUsage(
+            process_id=asked.process_id,
+            running=asked.running,
+            process_count=len(members),
+            thread_count=sum(stat.threads for stat in members.values()),
+            pids=tuple(sorted(members)[:USAGE_PIDS]),
+            cpu_seconds=round(cpu, 3),
+            memory_bytes=memory,
+            read_bytes=read,
+            written_bytes=written,
+            printed_bytes=asked.printed,
+            foreground=name,
+            foreground_seconds=round(seconds, 3),
+            awaiting_input=asked.activity.awaiting if name is not None else False,
+            background_seconds=round(background, 3),
+        )
+
+
+def cgroup_cpu_seconds(path: str) -> float:
+    """0 where the kernel does not count it: version 1 has it in another hierarchy."""
+    return counter(_read(f"{path}/cpu.stat"), b"usage_usec ") / 1e6
+
+
+def cgroup_memory(path: str) -> int:
+    """What the limit of a cgroup is compared with, less the file pages that the kernel would give up first.
+
+    0 where nobody gave it a memory controller.
+    """
+    current = _read(f"{path}/memory.current").strip()
+    if not current.isdigit():
+        return 0
+    spare = counter(_read(f"{path}/memory.stat"), b"inactive_file ")
+    return max(0, int(current) - spare)
+
+
+def _activity(asked: Asked, members: Mapping[int, Stat], now: int, tick: float) -> tuple[str | None, float, float]:
+    """The name of what is in the foreground, for how long, and how old the oldest of the others is."""
+    activity = asked.activity
+    leaders = {tree.leader for tree in asked.trees}
+    others = {pid: stat for pid, stat in members.items() if pid not in leaders}
+    if activity.group:
+        front = {pid: stat for pid, stat in others.items() if stat.group == activity.group}
+    elif activity.since_ticks is not None:
+        front = {pid: stat for pid, stat in others.items() if int(stat.started) >= activity.since_ticks}
+    else:
+        front = {}
+    background = _oldest((stat for pid, stat in others.items() if pid not in front), now) * tick
+    if front:
+        first = front.get(activity.group) or min(front.values(), key=lambda stat: int(stat.started))
+        return first.name, max(_oldest(front.values(), now) * tick, activity.seconds or 0.0), background
+    if activity.seconds is not None:
+        # A builtin, or a loop between two programs: the shell itself works.
+        own = next((members[pid].name for pid in leaders if pid in members), "")
+        return own, activity.seconds, background
+    return None, 0.0, background
+
+
+def _oldest(stats: Iterable[Stat], now: int) -> int:
+    return max((now - int(stat.started) for stat in stats), default=0)
+
+
+def _read(path: str) -> bytes:
+    """What a small file of the kernel says; nothing if there is none, or if it is not for us."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _FILE_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -1,0 +1,57 @@
+"""Profiles that operators gave to agents when they made them (`agent add --profile`), laid over what the rules say.
+
+The store knows them; the rules are asked in a call that cannot wait, so they are looked up just before a session is
+made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from holdfast.service.api import Created, CreateRequest
+from holdfast.service.model import Caller, Policy
+from holdfast.service.policy.engine import resolve
+from holdfast.service.policy.profiles import Rules
+from holdfast.service.problems import NotFound
+from holdfast.service.sessions.manager import SessionManager
+from holdfast.service.sessions.rulebook import Rulebook
+from holdfast.service.store import Store
+
+
+class AgentRulebook(Rulebook):
+    """The rules in force, with profiles that single agents were given."""
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self._given: dict[str, str] = {}
+
+    def give(self, agent_id: str, profile: str) -> None:
+        """The agent's own profile is this one; empty is the one that the rules say."""
+        if profile:
+            self._given[agent_id] = profile
+        else:
+            self._given.pop(agent_id, None)
+
+    def resolve(self, agent_id: str, request: CreateRequest, *, operator: bool) -> Policy:
+        if agent_id not in self._given:
+            return super().resolve(agent_id, request, operator=operator)
+        agent = msgspec.structs.replace(self.rules.agent(agent_id), profile=self._given[agent_id])
+        rules = msgspec.structs.replace(self.rules, agents={**self.rules.agents, agent_id: agent})
+        return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
+
+
+class AgentSessions(SessionManager):
+    """The sessions, made by the profile that their agent was given."""
+
+    agents: Store
+    rulebook: AgentRulebook
+
+    async def create(self, caller: Caller, request: CreateRequest) -> Created:
+        agent_id = request.agent_id or caller.agent_id
+        profile = ""
+        with contextlib.suppress(NotFound):  # an operator may name one that has no token
+            profile = str((await self.agents.agent(agent_id)).limits.get("profile", ""))
+        self.rulebook.give(agent_id, profile)
+        return await super().create(caller, request)
