@@ -142,8 +142,8 @@ class InputDesk:
         busy: bool,
     ) -> InputTaken:
         now = await desk.live.now()
-        if now.state in ("CLOSED", "ERROR"):
-            raise NotNow(f"session {record.session_id!r} is over: {now.reason}", reason="SESSION_CLOSED")
+        if now.state in ("CLOSING", "CLOSED", "ERROR"):
+            raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
         if not repeated:
             judged = await self._judge(record, desk, now, data, controls)
