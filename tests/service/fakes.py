@@ -106,7 +106,7 @@ class MemoryStore:
         more = start + page.size < len(found)
         return found[start : start + page.size], str(start + page.size) if more else ""
 
-    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
+    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord:
         self._fail()
         record = await self.session(session_id)
         if not record.over:
@@ -293,6 +293,8 @@ def rules(text: str = "") -> Rules:
 
 def settings(**values: Any) -> ServiceSettings:
     values.setdefault("sandbox", "fake")
+    # Rows at once: tests look for them after some turns of the loop.
+    values.setdefault("gather_seconds", 0.0)
     return ServiceSettings(**values)
 
 

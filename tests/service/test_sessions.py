@@ -1,4 +1,4 @@
-"""The SessionManager over a fake sandbox: limits, metadata, what is refused, and what is left when it fails."""
+"""The SessionManager over a fake sandbox: limits, metadata, refusals, what is left when opening fails."""
 
 from __future__ import annotations
 

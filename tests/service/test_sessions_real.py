@@ -185,7 +185,7 @@ async def test_reconnect_flow_a_restarted_service_finds_its_sessions_and_goes_on
     session_id = created.view.record.session_id
     shell = (await first.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
     await first.send_input(ANN, session_id, b"x=kept; echo one\n")
-    _, token, _ = await read_until(first, session_id, lambda _, chunk: chunk.state == "IDLE", created.token)
+    _, token, _ = await read_until(first, session_id, lambda _, chunk: chunk.exit_code is not None, created.token)
     await first.run_command(ANN, RunRequest("y=kept", shell))
     # Started before the service goes away, ended while it is away.
     await first.send_input(ANN, session_id, b"sleep 0.3; (exit 7)\n")

@@ -15,6 +15,7 @@ import typer
 
 from holdfast.cli.exit_codes import FAILED
 from holdfast.cli.sandbox_option import JsonOption
+from holdfast.cli.service_extra import service_extra
 from holdfast.cli.typed_verb import run_async
 from holdfast.errors import InvalidParams
 
@@ -186,9 +187,9 @@ async def _opened(store: str | None, config: str | None, key_file: str | None) -
     from holdfast.service.settings import load_settings
 
     settings = load_settings(config, store=store, audit_key_file=key_file)
-    try:
+    # SQLAlchemy and a database driver: only now, so that --help needs neither.
+    with service_extra():
         from holdfast.service.store_opening import open_store
-    except ModuleNotFoundError as error:
-        raise InvalidParams(f"the audit's database needs {error.name}: pip install 'holdfast[service]'") from None
+
     async with await open_store(settings, look_only=True) as opened:
         yield opened

@@ -78,7 +78,7 @@ def _events(found: pb.SessionMetadata, chunks: list[pb.OutputChunk]) -> Iterator
 
 
 async def from_store(url: str | None, session_id: str, *, input: bool) -> str:
-    """What the sandbox keeps of the terminal of a session in this database; `NotFound` if it has no such session."""
+    """What the sandbox keeps of the terminal of a session in this database; `NotFound` if it has no such one."""
     from holdfast.client.sandbox import connect
     from holdfast.service.settings import load_settings
 

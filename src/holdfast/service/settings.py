@@ -108,6 +108,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: How long one read of the follower waits in the sandbox's server. It returns at once when something happens;
     #: the wait is as long as that, so that idle sessions cost nothing.
     follow_seconds: float = 600.0
+    #: What happens within so many seconds goes to the log together: a short command costs one write, not two, and
+    #: the next one's input does not wait for it.
+    gather_seconds: float = 0.05
     #: What one read of the follower takes.
     follow_bytes: int = 256 * 1024
 

@@ -27,7 +27,7 @@ class Position(NamedTuple):
     command: int = 0
     #: Of a terminal: its own position. Of a command: the last record that was read whole, or `FINISHED`.
     seq: int = 0
-    #: Bytes that were read of the record after it. Of a terminal: 1 once its reader knows that a program asks.
+    #: Bytes that were read of the record after it. Of a terminal: 1 once it is known that a program asks there.
     part: int = 0
     #: Bytes printed before this position, of the terminal or of the command: says how long a gap is.
     printed: int = 0

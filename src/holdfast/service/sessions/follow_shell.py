@@ -112,6 +112,7 @@ class ShellFollower(Follower):
             # The exit has a number of its own, after all output.
             if found.exited and (not found.chunks or seq > found.chunks[-1].seq):
                 self.last_exit_code = found.exit_code
+                self.became(busy=False)
                 self.counted()
                 self.touched("output")
                 duration = max(0.0, around.clock.time() - command.at)

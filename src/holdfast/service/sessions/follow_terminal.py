@@ -5,6 +5,7 @@ Reads terminal events; types nothing.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -91,28 +92,29 @@ class TerminalFollower(Follower):
 
     async def follow(self) -> Ending:
         around, session_id = self.around, self.record.session_id
+        settings, loop = around.settings, asyncio.get_running_loop()
         await self._resume()
         audited = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
         # What a running command printed is read again: its excerpt begins there.
         token = audited if self._running is None else min(audited, self._running.start.seq)
         async with around.pool.hold(self.record.sandbox) as api:
             await self._look(api)
+            pending: list[AuditEntry] = []
+            written_by = 0.0
             while True:
-                found = await api.read_terminal(
-                    session_id,
-                    since=token,
-                    max_bytes=around.settings.follow_bytes,
-                    wait=around.settings.follow_seconds,
-                )
-                entries = await self._take(found.events, audited)
+                wait = settings.follow_seconds if not pending else max(0.0, written_by - loop.time())
+                found = await api.read_terminal(session_id, since=token, max_bytes=settings.follow_bytes, wait=wait)
+                if not pending:
+                    written_by = loop.time() + settings.gather_seconds
+                pending += await self._take(found.events, audited)
                 token = found.token
+                if pending and (self._ended is not None or loop.time() >= written_by):
+                    await self.write(pending, token)
+                    pending = []
                 if self._ended is not None:
-                    if entries:
-                        await self.write(entries, token)
                     return self._ended
-                if entries:
-                    await self.write(entries, token)
-                self.read_to = token
+                if not pending:
+                    self.read_to = token
                 if found.closed:
                     status = await api.describe_terminal(session_id)
                     state = "ERROR" if status.state == "ERROR" else "CLOSED"
@@ -126,7 +128,11 @@ class TerminalFollower(Follower):
     async def _resume(self) -> None:
         """What another follower began: a command whose end is not written down."""
         last = await self.last_row("command_started", "command_ended")
+        self._running, self._last_id = None, ""
+        self._excerpt.clear()
+        self._printed = 0
         if last is None:
+            self.counted(0)
             return
         body = _body(last.body)
         self._last_id = last.command_id

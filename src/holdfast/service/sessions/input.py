@@ -142,8 +142,8 @@ class InputDesk:
         busy: bool,
     ) -> InputTaken:
         now = await desk.live.now()
-        if now.state in ("CLOSED", "ERROR"):
-            raise NotNow(f"session {record.session_id!r} is over: {now.reason}", reason="SESSION_CLOSED")
+        if now.state in ("CLOSING", "CLOSED", "ERROR"):
+            raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
         if not repeated:
             judged = await self._judge(record, desk, now, data, controls)
@@ -231,7 +231,8 @@ class InputDesk:
             return self._for_a_program(record, now, data)
         await self._know_the_line(record, desk, typed)
         result = self.rules.input(record, desk.line, typed, now.cwd)
-        decision, lines = result.decision, result.entered
+        decision = result.decision
+        lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
         judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
         if judged.verdict == "ask" and (not lines or judged.open):
             # What somebody allows must be all that is typed.
