@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, Invalid, NotNow
 from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.events import event_entry
+from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
 from holdfast.service.sessions.leases import Leases
 from holdfast.service.sessions.live import Live, Now
@@ -35,6 +37,10 @@ from holdfast.service.store.model import Page
 #: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
 _LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
+#: Commands of a shell that may be over before the follower has read the first of them, and how long it is waited
+#: for: longer than it takes, shorter than a caller's patience with a database that is away.
+_UNREAD_COMMANDS: Final = 3
+_FOLLOW_SECONDS: Final = 2.0
 _STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -65,6 +71,8 @@ class Desk:
         self.line = LineBuffer()
         #: The row of the last input that we sent: if the log has a later one, another replica typed since.
         self.last_row = 0
+        #: The rows of the last commands of a shell.
+        self.recent: deque[int] = deque(maxlen=_UNREAD_COMMANDS)
 
 
 class InputDesk:
@@ -159,6 +167,8 @@ class InputDesk:
             rows = await self._store.append(entries)
             desk.last_row, desk.line = rows[-1].seq, judged.line
             self._note(record, command_id, now, data)
+            if data and record.kind == "shell":
+                await self._let_follow(record, desk, now, rows[0].seq)
         await desk.live.send(command_id, data, controls)
         self._touch(record)
         after = await desk.live.now()
@@ -209,6 +219,13 @@ class InputDesk:
         lines = data.count(b"\n") + data.count(b"\r")
         if isinstance(follower, TerminalFollower) and lines:
             follower.typed.add(Typed(command_id, now.position, lines))
+
+    async def _let_follow(self, record: SessionRecord, desk: Desk, now: Now, number: int) -> None:
+        """A shell keeps what its last four commands printed: do not run on before the follower has read them."""
+        follower = self._leases.follower(record.session_id)
+        if isinstance(follower, ShellFollower) and now.state == "IDLE" and len(desk.recent) == _UNREAD_COMMANDS:
+            await follower.caught_up(desk.recent[0], _FOLLOW_SECONDS)
+        desk.recent.append(number)
 
     def _touch(self, record: SessionRecord) -> None:
         follower = self._leases.follower(record.session_id)
@@ -369,6 +386,8 @@ class InputDesk:
         async with desk.lock:
             rows = await self._store.append([self._entry(record, "command", command_id, body)])
             desk.last_row = rows[-1].seq
+            if record.kind == "shell":
+                await self._let_follow(record, desk, now, rows[0].seq)
             desk.line = LineBuffer()  # what stood there is deleted before a command is typed
         self._note(record, command_id, now, data + b"\n")
 
