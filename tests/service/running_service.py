@@ -135,7 +135,7 @@ def new_place() -> Iterator[Place]:
     try:
         yield place
     finally:
-        place.holdfast("stop")
+        place.verb("stop")
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -14,8 +14,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
+from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
 
 
@@ -44,16 +46,49 @@ def text(encoded: str) -> str:
 # --- starting and stopping -------------------------------------------------------------------------------------
 
 
-def test_the_first_start_makes_an_operator_whose_token_is_shown_once(place: Place) -> None:
+def test_the_first_start_makes_an_operator_and_the_next_goes_on_with_its_sessions(place: Place) -> None:
     with running_service(place) as first:
         token = first.operator
         assert re.fullmatch(r"hf_[\w-]{43}", token)
-        assert first.post("ListSessions", token)[0] == 200
         assert token not in first.log()
-    assert stat.S_IMODE(os.stat(place.database).st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(place.database).st_mode) == 0o600
+        shell = first.post("CreateSession", token, kind="SHELL")[1]["sessionId"]
+        first.post("RunCommand", token, sessionId=shell, command="X=kept; cd /usr")
+        assert_stream_ends_with_the_service(first, token, first.post("CreateSession", token)[1]["sessionId"])
     with running_service(place) as second:
         assert second.operator == ""
-        assert second.post("ListSessions", token)[0] == 200
+        ran = second.post("RunCommand", token, sessionId=shell, command="echo $X $PWD")[1]
+        assert text(ran["stdout"]) == "kept /usr\n"
+        closed = second.post("CloseSession", token, sessionId=shell)[1]
+        assert closed["finalState"] == "CLOSED"
+    verified = place.verb("audit", "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def assert_stream_ends_with_the_service(service: RunningService, token: str, session_id: str) -> None:
+    """TERM ends it with UNAVAILABLE, so that its client comes back to the next one."""
+    with grpc.insecure_channel(service.grpc) as channel:
+        stub = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
+        who = (("authorization", f"Bearer {token}"),)
+        stream = stub.StreamOutput(pb.StreamOutputRequest(session_id=session_id), metadata=who)
+        assert next(stream).session_id == session_id
+        service.process.send_signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError) as ended:
+            for _ in stream:
+                pass
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert service.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Place) -> None:
+    with running_service(place) as first:
+        token = first.operator
+        session_id = first.post("CreateSession", token)[1]["sessionId"]
+        first.process.kill()
+        first.process.wait(PATIENCE_SECONDS)
+    with running_service(place) as second:
+        ran = second.post("RunCommand", token, sessionId=session_id, command="echo alive")[1]
+        assert text(ran["stdout"]).splitlines() == ["alive"]
 
 
 def test_for_people_it_prints_where_it_listens_and_a_curl_line_that_works(place: Place) -> None:
@@ -77,52 +112,6 @@ def test_for_people_it_prints_where_it_listens_and_a_curl_line_that_works(place:
         assert text(json.loads(done.stdout)["stdout"]).splitlines() == ["hello"]
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_SECONDS) == 0
-
-
-def test_a_service_that_is_started_again_goes_on_with_its_sessions(place: Place) -> None:
-    with running_service(place) as first:
-        token = first.operator
-        session_id = first.post("CreateSession", token, kind="SHELL")[1]["sessionId"]
-        first.post("RunCommand", token, sessionId=session_id, command="X=kept; cd /usr")
-    with running_service(place) as second:
-        ran = second.post("RunCommand", token, sessionId=session_id, command="echo $X $PWD")[1]
-        assert text(ran["stdout"]) == "kept /usr\n"
-        closed = second.post("CloseSession", token, sessionId=session_id)[1]
-        assert closed["finalState"] == "CLOSED"
-    verified = place.verb("audit", "verify")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-
-
-def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Place) -> None:
-    with running_service(place) as first:
-        token = first.operator
-        session_id = first.post("CreateSession", token)[1]["sessionId"]
-        first.process.kill()
-        first.process.wait(PATIENCE_SECONDS)
-    with running_service(place) as second:
-        ran = second.post("RunCommand", token, sessionId=session_id, command="echo alive")[1]
-        assert text(ran["stdout"]).splitlines() == ["alive"]
-
-
-def test_a_stream_ends_with_unavailable_when_the_service_stops(place: Place) -> None:
-    import grpc
-
-    from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-
-    with running_service(place) as service:
-        token = service.operator
-        session_id = service.post("CreateSession", token)[1]["sessionId"]
-        with grpc.insecure_channel(service.grpc) as channel:
-            stub = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
-            who = (("authorization", f"Bearer {token}"),)
-            stream = stub.StreamOutput(pb.StreamOutputRequest(session_id=session_id), metadata=who)
-            assert next(stream).session_id == session_id
-            service.process.send_signal(signal.SIGTERM)
-            with pytest.raises(grpc.RpcError) as ended:
-                for _ in stream:
-                    pass
-            assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert service.process.wait(PATIENCE_SECONDS) == 0
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------
