@@ -100,6 +100,13 @@ async def test_nothing_that_it_started_survives_its_end(
     assert [pid for pid in _running("sleep\x004321\x00") if is_alive(pid)] == []
 
 
+async def until_running(command_line: str, count: int) -> None:
+    """A job that was forked may not have been executed yet."""
+    async with asyncio.timeout(30):
+        while len(_running(command_line)) < count:
+            await asyncio.sleep(0.005)
+
+
 def _running(command_line: str) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
@@ -221,7 +228,8 @@ async def test_limits_of_the_tree_hold_from_the_first_moment(box: Sandbox, confi
     script = "i=0; while [ $i -lt 30 ]; do sleep 4328 & i=$((i+1)); done; echo none refused"
     process = await box.start(["dash", "-c", script], confinement=limited, cwd=confinement.writable[0])
     assert (await process.wait(60)).exit_code == 2
-    assert 10 < len(_running("sleep\x004328\x00")) < 20
+    await until_running("sleep\x004328\x00", 10)
+    assert len(_running("sleep\x004328\x00")) < 20
     await process.terminate(force=True)
     await process.forget()
     # Somebody may have been at his end in it: then it goes with the next that is made.
@@ -345,7 +353,7 @@ async def test_background_jobs_that_are_kept(box: Sandbox, work: Path, confineme
     shell = await box.shell(cwd=str(work), confinement=confinement)
     await shell.run("sleep 4329 &")
     await shell.close(keep=True)
-    assert len(_running("sleep\x004329\x00")) == 1
+    await until_running("sleep\x004329\x00", 1)
     await shell.close()
     assert _running("sleep\x004329\x00") == []
 
