@@ -103,8 +103,8 @@ async def test_nothing_that_it_started_survives_its_end(
 async def until_running(command_line: str, count: int) -> None:
     """A job that was forked may not have been executed yet, and one that was killed not be gone."""
     async with asyncio.timeout(30):
-        while (len(_running(command_line)) < count) if count else _running(command_line):
-            await asyncio.sleep(0.005)  # noqa: ASYNC110 - nobody tells
+        while (len(_running(command_line)) < count) if count else _running(command_line):  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.005)
 
 
 def _running(command_line: str) -> list[int]:
