@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
-from holdfast.runtime.confine.composing import compose, environment_for
+from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.oom import OomScore
@@ -69,6 +69,8 @@ class Started(NamedTuple):
         if self.notes is not None:
             self.notes.undo()
         os.waitpid(self.pid, 0)
+        if self.cgroup is not None:
+            self.cgroup.remove()
 
 
 class _Streams:
@@ -218,11 +220,22 @@ class Starter:
                 raise PermissionRefused(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
-        jail = None
-        if is_jailed(spec):
-            jail = Jail(pid)
+        started = Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup)
+        return await self._found_in_jail(started) if is_jailed(spec) else started
+
+    async def _found_in_jail(self, started: Started) -> Started:
+        jail = Jail(started.pid)
+        # It may end while we look, and is nobody's until we return.
+        self.newborn.add(started.pid)
+        try:
             await jail.wait_found()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup, jail)
+        except BaseException:
+            jail.close()
+            started.undo()
+            raise
+        finally:
+            self.newborn.discard(started.pid)
+        return started._replace(jail=jail)
 
     async def _confined(self, spec: ProcessSpec, command: Command) -> Command:
         confinement = spec.confinement
@@ -263,7 +276,8 @@ class Starter:
         return self._keeping.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
 
     def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
-        cwd = resolve_cwd(spec.cwd)
+        cwd = default_cwd(spec.confinement) if spec.cwd is None else None
+        cwd = cwd or resolve_cwd(spec.cwd)
         environment = build_environment(spec, self._environ, account)
         if spec.confinement is not None:
             environment = environment_for(spec.confinement, environment)

@@ -42,6 +42,13 @@ def find_bwrap() -> str | None:
     return shutil.which("bwrap", path=_PROGRAM_PATH)
 
 
+def default_cwd(confinement: Confinement | None) -> str | None:
+    """Where a confined process starts if nobody says where: the server's own directory would not be there."""
+    if confinement is None or confinement.mode == "none":
+        return None
+    return next(iter(confinement.writable), "/")
+
+
 def environment_for(confinement: Confinement, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of a confined process: where its proxy is, and a place for its temporary files."""
     variables = dict(environment)
