@@ -68,6 +68,8 @@ def test_prompt_detection_of_a_program_is_its_unfinished_line() -> None:
     assert unfinished_line(chunks(b"hello\r\n>>> ")) == ">>> "
     assert unfinished_line(chunks(b"hello\r\nNa", b"me: ")) == "Name: "
     assert unfinished_line(chunks(b"done\r\n")) == ""
+    assert unfinished_line(chunks(b"make\r\n\x1b[?2004l\r")) == ""
+    assert unfinished_line(chunks(b"\x1b]0;title\x07\x1b[1;32m(Pdb)\x1b[0m ")) == "(Pdb) "
     assert unfinished_line([*chunks(b">>> "), Chunk("s", "", 0.0, "IDLE", exit_code=0)]) == ""
 
 

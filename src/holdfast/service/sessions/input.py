@@ -171,7 +171,7 @@ class InputDesk:
                 await self._let_follow(record, desk, now, rows[0].seq)
         await desk.live.send(command_id, data, controls)
         self._touch(record)
-        after = await desk.live.now()
+        after = await desk.live.settled()
         return InputTaken(True, command_id, after.state, queue_busy=after.queue_busy or busy)
 
     def _entries(

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.errors import InvalidParams, UnknownTerminal
+from holdfast.errors import InvalidParams, TerminalClosed, UnknownTerminal
 from holdfast.exec_api import ExecApi
 from holdfast.model import EnvPolicy, JobsAtClose, TerminalRead, TerminalSize, TerminalSpec, TerminalStatus
 from holdfast.service.api import Chunk, Control, OutputRead, Prompt
@@ -75,6 +75,10 @@ class Live(Protocol):
 
     async def now(self) -> Now: ...
 
+    async def settled(self) -> Now:
+        """The same after something was typed: what waits to be run makes it BUSY."""
+        ...
+
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None: ...
 
     async def type_command(self, command_id: str, command: str) -> None:
@@ -123,6 +127,11 @@ class TerminalLive:
     async def now(self) -> Now:
         async with self._pool.use(self._record.sandbox) as api:
             return _terminal_now(await api.describe_terminal(self._id))
+
+    async def settled(self) -> Now:
+        async with self._pool.use(self._record.sandbox) as api:
+            now = _terminal_now(await api.describe_terminal(self._id))
+            return msgspec.structs.replace(now, state=await self._settled(api)) if now.state == "IDLE" else now
 
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
         async with self._pool.use(self._record.sandbox) as api:
@@ -197,11 +206,22 @@ class TerminalLive:
             asks: Prompt | None = None
             if found.state in ("BUSY", "RUNNING"):
                 asks = await self._asked(api, position, piece, deadline - loop.time())
+            state: State = found.state
+            if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
+                state = await self._settled(api)
         printed = sum(len(chunk.payload) for chunk in piece.chunks)
         if asks is not None:
             piece = _with_prompt(self._id, piece, asks, found.state)
         token = write_token(self._id, piece.position)
-        return OutputRead(tuple(piece.chunks), found.state, token, more=printed >= max_bytes)
+        return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
+
+    async def _settled(self, api: ExecApi) -> State:
+        """The state of a terminal that shows a prompt: BUSY, if a line that was typed there has not begun yet."""
+        try:
+            idle, status = await api.wait_terminal(self._id, "idle", timeout=0.0)
+        except TerminalClosed:
+            return (await api.describe_terminal(self._id)).state
+        return status.state if idle or status.state != "IDLE" else "BUSY"
 
     async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
         """What is read; None if a program waits for input before there is anything."""

@@ -73,6 +73,9 @@ class ShellLive:
         async with self._pool.use(self._record.sandbox) as api:
             return shell_now(await api.describe_shell(self._id))
 
+    async def settled(self) -> Now:
+        return await self.now()
+
     # --- commands ------------------------------------------------------------------------------------------------
 
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
