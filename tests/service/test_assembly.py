@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import structlog
 from msgspec.structs import replace
@@ -26,7 +27,8 @@ from holdfast.service.rules_file import read_rules, shown_rules
 from holdfast.service.sessions.ports import Told
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
-from holdfast.service.tracing import NullTracer
+from holdfast.service.tracing import NullTracer, OtelTracer
+from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from holdfast.testing import FakeClock
 
 
@@ -202,6 +204,29 @@ async def test_a_database_that_does_not_answer_is_told_to_probes_without_its_nam
     await clock.advance(PING_SECONDS)
     await until_ready(readiness, True)
     await keeping.stop()
+
+
+async def test_a_call_is_a_span_with_children_for_the_work_in_the_sandbox(
+    settings: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="no OpenTelemetry here")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    service = Service(settings, tracer=OtelTracer(provider))
+    started = await service.start()
+    async with grpc.aio.insecure_channel(started.grpc) as channel:
+        stub: Any = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
+        who = (("authorization", f"Bearer {started.operator_token}"),)
+        await stub.RunCommand(pb.RunCommandRequest(command="true"), metadata=who)
+    await service.stop()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    call = spans["SessionService/RunCommand"]
+    for work in ("shell.open_shell", "shell.run", "shell.close"):
+        assert spans[work].context.trace_id == call.context.trace_id, work
 
 
 # --- what is seen ----------------------------------------------------------------------------------------------

@@ -11,13 +11,16 @@ import contextlib
 import msgspec
 
 from holdfast.service.api import Created, CreateRequest
-from holdfast.service.model import Caller, Policy
+from holdfast.service.model import Caller, Policy, SessionRecord
 from holdfast.service.policy.engine import resolve
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import NotFound
+from holdfast.service.sessions.live import Live
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store import Store
+from holdfast.service.traced_live import traced
+from holdfast.service.tracing import Tracer
 
 
 class AgentRulebook(Rulebook):
@@ -43,10 +46,14 @@ class AgentRulebook(Rulebook):
 
 
 class AgentSessions(SessionManager):
-    """The sessions, made by the profile that their agent was given."""
+    """The sessions, made by the profile that their agent was given, and with spans for what is done for them."""
 
     agents: Store
     rulebook: AgentRulebook
+    tracer: Tracer
+
+    def live(self, record: SessionRecord) -> Live:
+        return traced(super().live(record), self.tracer, record)
 
     async def create(self, caller: Caller, request: CreateRequest) -> Created:
         agent_id = request.agent_id or caller.agent_id

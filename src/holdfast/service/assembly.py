@@ -46,7 +46,7 @@ from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
 from holdfast.service.store_opening import open_store
 from holdfast.service.thresholds import ThresholdSettings
-from holdfast.service.tracing import open_tracer
+from holdfast.service.tracing import Tracer, open_tracer
 from holdfast.service.watching import SandboxesOutside, Watchers
 
 #: How long calls that are under way have to finish when the service stops. `docker stop` waits 10 s in all.
@@ -70,9 +70,11 @@ class Started(Struct, frozen=True):
 class Service:
     """One replica. `start`, then `stop` once."""
 
-    def __init__(self, settings: ServiceSettings, clock: Clock | None = None) -> None:
+    def __init__(self, settings: ServiceSettings, clock: Clock | None = None, tracer: Tracer | None = None) -> None:
+        """Without a tracer, spans go where the environment says (`OTEL_*`)."""
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._tracer = tracer or open_tracer(os.environ)
         self.readiness = Readiness()
         self.metrics = Metrics()
         self._redact = Redactor(settings.redact)
@@ -96,8 +98,7 @@ class Service:
 
     async def _start(self) -> Started:
         settings, clock, parts = self._settings, self._clock, self._parts
-        tracer = open_tracer(os.environ)
-        parts.callback(tracer.close)
+        parts.callback(self._tracer.close)
         store = await open_store(settings, clock=clock)
         parts.push_async_callback(store.close)
         token = await agents.make_first_operator(store)
@@ -107,7 +108,7 @@ class Service:
         parts.push_async_callback(housekeeping.stop)
 
         access = Access(store, clock, AccessSettings(remember_seconds=settings.token_cache_seconds))
-        admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, tracer))
+        admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, self._tracer))
         started = await self._fronts(Handler(manager), admission)
         self.readiness.set("service")
         return replace(started, store=store.database.place, operator_token=token)
@@ -132,7 +133,8 @@ class Service:
             usage=monitor.latest,
             tell=tell_metrics(self.metrics),
         )
-        manager.agents, manager.rulebook, outside.manager = store, self._rulebook, manager
+        manager.agents, manager.rulebook, manager.tracer = store, self._rulebook, self._tracer
+        outside.manager = manager
         manager.leases.watcher = Watchers(monitor, egress)
         self._manager = manager
         parts.push_async_callback(manager.stop)
