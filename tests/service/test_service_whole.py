@@ -222,5 +222,7 @@ def test_metrics_count_what_happened(service: RunningService, agent: Client) -> 
     # Who follows the session may not have seen yet that the command has ended.
     active = [float(value) for name, value in samples.items() if name.startswith('sessions_active{kind="shell"')]
     assert sum(active) >= 1
+    assert float(samples["holdfast_audit_append_seconds_count"]) > 0
+    assert float(samples['holdfast_store_seconds_count{operation="find_agent"}']) > 0
     assert float(samples['holdfast_rpc_calls_total{code="OK",front="grpc",method="RunCommand"}']) >= 1
     agent.close(session_id)

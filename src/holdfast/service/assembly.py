@@ -12,16 +12,17 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from holdfast.client.sandbox import open_exec
+from holdfast.errors import HoldfastError
+from holdfast.exec_api import ExecApi
 from holdfast.service import agents
 from holdfast.service.access import Access, AccessSettings
 from holdfast.service.admission import Admission
-from holdfast.service.agent_profiles import AgentRulebook, AgentSessions
+from holdfast.service.agent_sessions import AgentRulebook, AgentSessions
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import Clock, SystemClock
 from holdfast.service.grpc_front import GrpcFront, GrpcSettings
@@ -30,6 +31,7 @@ from holdfast.service.housekeeping import Housekeeping
 from holdfast.service.http_front import HttpFront, HttpSettings
 from holdfast.service.listening import TlsFiles
 from holdfast.service.logs import LogSettings, configure_logs
+from holdfast.service.metered_store import MeteredStore
 from holdfast.service.metrics import Metrics
 from holdfast.service.model import Struct
 from holdfast.service.monitor import MonitorSettings, ResourceMonitor
@@ -99,7 +101,10 @@ class Service:
     async def _start(self) -> Started:
         settings, clock, parts = self._settings, self._clock, self._parts
         parts.callback(self._tracer.close)
-        store = await open_store(settings, clock=clock)
+        store = await open_store(settings, clock=clock, kind=MeteredStore)
+        assert isinstance(store, MeteredStore)
+        store.metrics = self.metrics
+        self._store = store
         parts.push_async_callback(store.close)
         token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
@@ -115,8 +120,9 @@ class Service:
 
     async def _sessions(self, store: Store) -> AgentSessions:
         settings, clock, parts = self._settings, self._clock, self._parts
-        connect = partial(open_exec, reconnect_deadline=settings.reconnect_seconds)
-        pool = SandboxPool(connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds)
+        pool = SandboxPool(
+            self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
+        )
         outside = SandboxesOutside(pool, store, clock)
         monitor = ResourceMonitor(outside, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
@@ -134,6 +140,7 @@ class Service:
             tell=tell_metrics(self.metrics),
         )
         manager.agents, manager.rulebook, manager.tracer = store, self._rulebook, self._tracer
+        manager.subscribers = self.metrics.event_subscribers
         outside.manager = manager
         manager.leases.watcher = Watchers(monitor, egress)
         self._manager = manager
@@ -143,6 +150,13 @@ class Service:
         await manager.start()
         monitor.start()
         return manager
+
+    async def _connect(self, address: str) -> ExecApi:
+        try:
+            return await open_exec(address, reconnect_deadline=self._settings.reconnect_seconds)
+        except HoldfastError:
+            self.metrics.sandbox_failures.inc()
+            raise
 
     async def _fronts(self, handler: Handler, admission: Admission) -> Started:
         settings = self._settings
@@ -182,6 +196,7 @@ class Service:
         followers = self._manager.leases.followers()
         count_sessions(self.metrics, ((each.record.kind, "BUSY" if each.busy else "IDLE") for each in followers))
         self.metrics.leases_held.set(len(followers))
+        self.metrics.audit_queue.set(self._store.writer.queued)
         self.metrics.sandbox_connections.set(len(self._manager.pool.addresses))
         return self.metrics.render()
 

@@ -1,17 +1,19 @@
-"""Profiles that operators gave to agents when they made them (`agent add --profile`), laid over what the rules say.
+"""The sessions as the service has them: `sessions.manager` with what only the assembly knows laid over it.
 
-The store knows them; the rules are asked in a call that cannot wait, so they are looked up just before a session is
-made.
+Profiles that operators gave to agents (`agent add --profile`), which the store knows, and the rules are asked for in
+a call that cannot wait; spans around the work in sandboxes; a count of subscribers.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
+from prometheus_client import Gauge
 
-from holdfast.service.api import Created, CreateRequest
-from holdfast.service.model import Caller, Policy, SessionRecord
+from holdfast.service.api import Created, CreateRequest, Event
+from holdfast.service.model import Caller, EventType, Policy, SessionRecord
 from holdfast.service.policy.engine import resolve
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import NotFound
@@ -51,6 +53,17 @@ class AgentSessions(SessionManager):
     agents: Store
     rulebook: AgentRulebook
     tracer: Tracer
+    subscribers: Gauge
+
+    async def events(
+        self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
+    ) -> AsyncIterator[Event]:
+        self.subscribers.inc()
+        try:
+            async for event in super().events(caller, session_id, since, types):
+                yield event
+        finally:
+            self.subscribers.dec()
 
     def live(self, record: SessionRecord) -> Live:
         return traced(super().live(record), self.tracer, record)
