@@ -1,13 +1,14 @@
 """The sessions as the service has them: `sessions.manager` with what only the assembly knows laid over it.
 
-Profiles that operators gave to agents (`agent add --profile`), which the store knows, and the rules are asked for in
-a call that cannot wait; spans around the work in sandboxes; a count of subscribers.
+Profiles that operators gave to agents (`agent add --profile`), which the store knows, and the rules are asked for
+in a call that cannot wait; spans around the work in sandboxes; a count of subscribers.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import cast
 
 import msgspec
 from prometheus_client import Gauge
@@ -59,9 +60,12 @@ class AgentSessions(SessionManager):
         self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
     ) -> AsyncIterator[Event]:
         self.subscribers.inc()
+        found = cast(AsyncGenerator[Event, None], super().events(caller, session_id, since, types))
         try:
-            async for event in super().events(caller, session_id, since, types):
-                yield event
+            # Closed with ours, also when the subscriber leaves in the middle.
+            async with contextlib.aclosing(found):
+                async for event in found:
+                    yield event
         finally:
             self.subscribers.dec()
 
