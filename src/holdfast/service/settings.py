@@ -95,8 +95,6 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command_seconds: float = 600.0
     #: Metadata (last activity, counts) goes to the database this much later, many changes at once.
     metadata_seconds: float = 1.0
-    #: Events of a subscriber that does not read, before it is cut off; it resumes by its token.
-    max_pending_events: int = 1_000
 
     # --- replicas --------------------------------------------------------------------------------------------
     #: The name of this replica; empty makes one up. Two that run at once must not share one.
