@@ -183,6 +183,26 @@ async def test_who_was_told_that_a_program_waits_is_not_told_again_until_more_ha
         assert (again.chunks, again.token) == ((), asked.token)
 
 
+async def test_a_prompt_that_comes_in_pieces_is_told_whole(clock: FakeClock) -> None:
+    fake = FakeExec(terminal_program=by_hand)
+    async with running(
+        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
+    ) as manager:
+        session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+        stub = fake.terminal(session_id)
+        stub.shows_prompt("$ ")
+        stub.starts_command("python3 -i")
+        stub.prints(">")
+        early = await manager.read_output(ANN, session_id)
+        assert early.chunks[-1].prompt is None
+        stub.prints(">> ")
+        stub.reads()
+        found = await manager.read_output(ANN, session_id, since=early.token, wait=5)
+        prompt = found.chunks[-1].prompt
+        assert prompt is not None
+        assert (found.chunks[-1].payload, prompt.text) == (b">> ", ">>> ")
+
+
 async def test_a_stream_ends_after_everything_when_the_session_does(clock: FakeClock) -> None:
     fake = FakeExec(terminal_program=by_hand)
     async with running(

@@ -254,11 +254,10 @@ class TerminalLive:
             status = await api.describe_terminal(self._id)
         if not status.awaiting_input or status.state not in ("BUSY", "RUNNING"):
             return None
-        if not line:
-            before = max(0, since.seq - PROMPT_BYTES)
-            shown = terminal_chunks(self._id, Position(), await api.read_terminal(self._id, since=before))
-            line = unfinished_line(shown.chunks)
-        return Prompt(line, awaiting_input=True, password=status.password_prompt)
+        # The whole line: its beginning may have been read before, its end have come since.
+        before = max(0, piece.position.seq - PROMPT_BYTES)
+        shown = terminal_chunks(self._id, Position(), await api.read_terminal(self._id, since=before))
+        return Prompt(unfinished_line(shown.chunks), awaiting_input=True, password=status.password_prompt)
 
     async def close(self, mode: CloseMode) -> None:
         record = self._record
