@@ -106,7 +106,7 @@ class MemoryStore:
         more = start + page.size < len(found)
         return found[start : start + page.size], str(start + page.size) if more else ""
 
-    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord:
+    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
         self._fail()
         record = await self.session(session_id)
         if not record.over:

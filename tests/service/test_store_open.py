@@ -17,6 +17,7 @@ from holdfast.service.store.database import Database
 from holdfast.service.store.migrations import STEPS, Step, migrate
 from holdfast.service.store.schema import METADATA, VERSIONS
 from service.conftest import OpenStore
+from service.session_records import entry
 
 
 async def columns(connection: Connection) -> dict[str, dict[str, bool]]:
@@ -153,6 +154,15 @@ async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None
 async def test_a_database_that_does_not_exist_is_unavailable(postgres_url: str) -> None:
     with pytest.raises(Unavailable, match="does not exist"):
         await Store.open(postgres_url.replace("/test_", "/no_"))
+
+
+async def test_a_store_that_is_closed_says_so(open_store: OpenStore) -> None:
+    store = await open_store()
+    await store.close()
+    for call in (store.agents(), store.append([entry()]), store.ping()):
+        with pytest.raises(Unavailable) as refused:
+            await call
+        assert refused.value.reason == "STORE_CLOSED"
 
 
 async def test_an_audit_keeps_to_the_key_that_it_began_with(open_store: OpenStore) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 PROGRAMS = ("p1", "p2", "p3", "p4")
 WRAPPERS = ("env", "nice", "nohup", "timeout", "setsid", "stdbuf", "xargs", "find", "bash", "sh", "dash", "cat")
 
+#: How long a shell may be silent, in seconds, before a test fails rather than hangs.
+PATIENCE = 60
+
 
 class Machine:
     """`run` says which of `PROGRAMS` ran, once all that was started has ended."""
@@ -57,37 +60,38 @@ class Machine:
         """The same for keys at the prompt of an interactive bash, which is left by ^D."""
         self._cwd.mkdir(exist_ok=True)
         reading, writing = os.pipe()
-        environment = {"PATH": str(self._bin), "HOME": str(self._cwd), "TERM": "xterm", "PS1": "READY>"}
-        command = [shutil.which("bash") or "bash", "--norc", "--noprofile", "-i"]
         master, terminal = pty.openpty()
+        # A bash that is not interactive drops PS1, so it is set behind it. The terminal must be the shell's own.
+        shell = ["env", "PS1=READY>", "setsid", "-c", "bash", "--norc", "--noprofile", "-i"]
         with subprocess.Popen(
-            ["bash", "-c", f'exec 9>&{writing} {writing}>&-; exec "$@"', "-", *command],
+            ["bash", "-c", f'exec 9>&{writing} {writing}>&-; exec "$@"', "-", *shell],
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
             pass_fds=[writing],
-            start_new_session=True,
             cwd=self._cwd,
-            env={**environment, "LANG": "C.UTF-8"},
+            env={"PATH": str(self._bin), "HOME": str(self._cwd), "TERM": "xterm", "LANG": "C.UTF-8"},
             executable=shutil.which("bash"),
         ) as process:
             os.close(writing)
             os.close(terminal)
-            shown = b""
-            while b"READY>" not in shown:
-                shown += os.read(master, 4096)
-            os.write(master, keys + b"\x04" * 8)
-            names = self._until_the_end(master, reading)
-            process.wait()
-        os.close(master)
-        os.close(reading)
-        return names
+            try:
+                self._until(master, reading, b"READY>")
+                os.write(master, keys + b"\x04" * 8)
+                told = self._until(master, reading, None)
+            finally:
+                process.kill()
+                os.close(master)
+                os.close(reading)
+        return set(told.decode().split())
 
-    def _until_the_end(self, master: int, reading: int) -> set[str]:
-        """What the programs told, while what the terminal shows is taken from it."""
-        told, open_fds = b"", [master, reading]
-        while reading in open_fds:
-            for fd in select.select(open_fds, [], [])[0]:
+    def _until(self, master: int, reading: int, text: bytes | None) -> bytes:
+        """What the programs told until the terminal shows the text, or until the last of them has ended."""
+        told, shown, open_fds = b"", b"", [master, reading]
+        while reading in open_fds and (text is None or text not in shown):
+            ready = select.select(open_fds, [], [], PATIENCE)[0]
+            assert ready, f"nothing more came after {shown!r}"
+            for fd in ready:
                 data = b""
                 with contextlib.suppress(OSError):  # the terminal's last user has gone
                     data = os.read(fd, 4096)
@@ -95,4 +99,6 @@ class Machine:
                     open_fds.remove(fd)
                 elif fd == reading:
                     told += data
-        return set(told.decode().split())
+                else:
+                    shown += data
+        return told

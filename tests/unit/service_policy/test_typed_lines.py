@@ -88,6 +88,8 @@ def test_what_was_entered_before_an_interrupt_counts() -> None:
         b"\x1b[200~echo 'a\n\x1b[201~\x7f\x7f\x7f\x7f\x7f\x7f\x7f\x7frm x\n",
         b"for i in 1\ndo rm $i\n",
         b"sh -c 'rm x'\n",
+        b"cat <<E\n$(rm x)\n",
+        b"cat <<E\nx\n\x04",
         b"$X\n",
         b"!rm\n",
     ],

@@ -151,6 +151,7 @@ class Grammar(RedirectionReader):
                 self._findings.simple(SimpleCommand((Word("time"),)), self.depth)
                 self.at += flag.end() - flag.start() if flag else 4
             else:
+                self._history_mark()
                 self.at += 1
             self._blanks()
             if self.peek() in ("", "\n", ";", "&", "|", ")"):

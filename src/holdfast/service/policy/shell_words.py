@@ -215,9 +215,10 @@ class WordReader:
         if not self.history or self.text[self.at] != "!":
             return
         following = self.text[self.at + 1 : self.at + 2]
-        before = self.text[max(0, self.at - 1) : self.at]
-        inert = following in ("", " ", "\t", "\n", "=") or before in ("[", "{", "$")
-        if not inert and not (within_quotes and following == '"'):
+        before = self.text[max(0, self.at - 2) : self.at]
+        inert = following in ("", " ", "\t", "\n", "=") or before == "${" or before.endswith("$")
+        in_brackets = before.endswith("[") and "]" in self.text[self.at :].split("\n", 1)[0]
+        if not inert and not in_brackets and not (within_quotes and following == '"'):
             self.unknown("`!` stands for an earlier command")
 
     # --- expansions; None: not to be known --------------------------------------------------------------------
@@ -301,6 +302,8 @@ class WordReader:
             self.at += 2
             self.commands_until(")")
         else:
+            if char:
+                self._history_mark(within_quotes=within_quotes)
             self.at += 1
 
     def _expansions_until(self, closer: str) -> None:
@@ -349,6 +352,7 @@ class WordReader:
         while (char := self.peek()) != "`":
             if not char:
                 raise Incomplete("a ` has no end")
+            self._history_mark()
             following = self.text[self.at + 1 : self.at + 2]
             if char == "\\" and following and following in ('$`\\"' if within_quotes else "$`\\"):
                 inner.append(following)

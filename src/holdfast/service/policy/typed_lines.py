@@ -118,7 +118,8 @@ class _Editor:
             self._erase_word()
         elif byte >= 0x20:
             self._line.append(byte)
-        elif not (self._readline and byte in _INERT):
+        elif byte not in _INERT or not self._readline or (byte == 0x04 and self._before):
+            # ^D ends a line that goes on, as it stands.
             self.lose("Tab" if byte == 0x09 else f"^{chr(byte + 64)}")
         if len(self._line) + len(self._before) > MAX_TEXT:
             self.lose(f"more than {MAX_TEXT:,} letters")
@@ -149,10 +150,10 @@ class _Editor:
                 return
 
     def _erase_word(self) -> None:
-        """What whitespace ends, as readline and the kernel's line discipline count words."""
-        while self._line and self._line[-1:].isspace():
+        """A word ends at a blank, for readline and for the kernel. The end of a line in a paste is none."""
+        while self._line and self._line[-1] in b" \t":
             self._line.pop()
-        while self._line and not self._line[-1:].isspace():
+        while self._line and self._line[-1] not in b" \t":
             self._line.pop()
 
     def _enter(self) -> None:

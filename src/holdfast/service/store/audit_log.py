@@ -46,7 +46,7 @@ class AuditLog:
             raise Bug("an append came to something else", reason="STORE_BUG")
         return outcome
 
-    async def update_session(self, session_id: str, **fields: Any) -> SessionRecord:
+    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
         """Set fields of a session; returns it as it then is.
 
         A session that is over stays as it ended: of two that set its state, the first wins, and the second gets

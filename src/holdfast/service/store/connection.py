@@ -20,8 +20,6 @@ class Connection(Protocol):
 
     async def execute(self, statement: Any, parameters: Any = None, /) -> Rows: ...
 
-    async def exec_driver_sql(self, statement: str, /) -> Any: ...
-
     async def run_sync(self, look: Callable[..., T], /) -> T: ...
 
 
@@ -38,6 +36,10 @@ class Engine(Protocol):
 
     def snapshot(self) -> AbstractAsyncContextManager[Connection]:
         """A connection that sees the database as it was at one moment, for as long as it is used."""
+        ...
+
+    async def give_back(self) -> None:
+        """Give room that deleted rows have left back to the file system."""
         ...
 
     async def close(self) -> None: ...

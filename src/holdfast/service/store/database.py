@@ -38,6 +38,7 @@ class Database:
         self.url = url
         self.clock = clock
         self._engine = engine
+        self._closed = False
         self.is_sqlite = url.get_backend_name() == "sqlite"
 
     @classmethod
@@ -56,6 +57,7 @@ class Database:
         return database
 
     async def close(self) -> None:
+        self._closed = True
         await self._engine.close()
 
     async def ping(self) -> None:
@@ -93,17 +95,15 @@ class Database:
         except (SQLAlchemyError, OSError) as error:
             raise self._problem(error) from error
 
-    async def outside_transaction(self, statement: str) -> None:
-        """For what no transaction may hold: SQLite's housekeeping."""
-
-        async def work(connection: Connection) -> None:
-            await connection.exec_driver_sql("COMMIT")
-            await connection.exec_driver_sql(statement)
-            await connection.exec_driver_sql("BEGIN")
-
-        await self.write(work)
+    async def give_back(self) -> None:
+        """Room that deleted rows have left goes back to the file system, as far as the database does not do so."""
+        await self._tried(self._engine.give_back, 1)
 
     async def _tried(self, once: Callable[[], Awaitable[T]], tries: int) -> T:
+        if self._closed:
+            raise Unavailable(
+                f"the database {self.place} is closed here: this service stops", reason="STORE_CLOSED"
+            )
         pause = FIRST_PAUSE
         for last in (number == tries for number in range(1, tries + 1)):
             try:

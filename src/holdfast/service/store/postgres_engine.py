@@ -45,5 +45,8 @@ class PostgresEngine:
             async with connection.begin():
                 yield connection
 
+    async def give_back(self) -> None:
+        """PostgreSQL sees to that by itself."""
+
     async def close(self) -> None:
         await self._engine.dispose()

@@ -49,9 +49,8 @@ class Retention:
             total = Removed(total.sessions + 1, total.rows + removed.rows, total.size + removed.size)
         trimmed = await self._trim(cutoff, max_bytes)
         total = Removed(total.sessions, total.rows + trimmed.rows, total.size + trimmed.size)
-        if total.rows and self.database.is_sqlite:
-            # Gives the freed pages back to the file system.
-            await self.database.outside_transaction("PRAGMA incremental_vacuum")
+        if total.rows:
+            await self.database.give_back()
         return total
 
     async def audit_size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ T = TypeVar("T")
 READERS: Final = 4
 #: How long to wait for the write lock, which only another process can hold: longer than a slow disk's worst flush.
 BUSY_SECONDS: Final = 10.0
+#: Pages of 4 KiB that are given back at a time, while nobody can write: 0.16 s, measured on a busy machine.
+VACUUM_PAGES: Final = 10_000
 #: `?synchronous=` of the URL. `full`: a row that was told as written is there after the machine lost its power,
 #: too, and each group of rows waits for the disk. `normal`: after a crash of the service alone, and nobody waits.
 SYNCHRONOUS: Final = ("full", "normal")
@@ -67,6 +70,9 @@ class SqliteEngine:
         finally:
             await run(engine.dispose)
 
+    async def give_back(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._writer, _vacuum, self._writing)
+
     async def close(self) -> None:
         for executor, engine in ((self._writer, self._writing), (self._readers, self._reading)):
             await asyncio.to_thread(executor.shutdown)
@@ -85,9 +91,6 @@ class _Near:
 
     async def execute(self, statement: Any, parameters: Any = None, /) -> Rows:
         return _whole(self._connection.execute(statement, parameters))
-
-    async def exec_driver_sql(self, statement: str, /) -> Any:
-        return self._connection.exec_driver_sql(statement)
 
     async def run_sync(self, look: Callable[..., T], /) -> T:
         return look(self._connection)
@@ -115,6 +118,16 @@ def _run(engine: sqlalchemy.Engine, work: Work[T]) -> T:
             value: T = end.value
             return value
         raise Bug("a transaction waited for something else than its database", reason="STORE_BUG")
+
+
+def _vacuum(engine: sqlalchemy.Engine) -> None:
+    connection = engine.raw_connection()
+    try:
+        # A script, since each step of this statement frees one page, and only scripts are stepped to their end.
+        driver: sqlite3.Connection = connection.driver_connection  # type: ignore[assignment]
+        driver.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+    finally:
+        connection.close()
 
 
 def _whole(result: Rows) -> Rows:

@@ -180,7 +180,8 @@ class Verifier:
         own = {row.seq: row for row in await self._own_rows(numbers)}
         for each in page:
             name = each["session_id"]
-            if each["opened_seq"] > self._own_base or not each["opened_seq"]:
+            # A session that closed before its first row has a head and nothing to tell.
+            if each["opened_seq"] > self._own_base or (not each["opened_seq"] and each["last_seq"]):
                 self._speaks_of(own.get(each["opened_seq"]), OPENED, each, "opened_seq")
             if each["removed_seq"]:
                 self._removed += 1
