@@ -203,15 +203,16 @@ class TerminalLive:
                 reading = api.read_terminal(self._id, since=position.seq, max_bytes=max_bytes, wait=wait)
                 found = await (self._first(api, reading, wait) if asked else reading) or found
             piece = terminal_chunks(self._id, position, found)
-            asks: Prompt | None = None
+            asked_with: Prompt | None = None
             if found.state in ("BUSY", "RUNNING"):
                 asks = await self._asked(api, position, piece, deadline - loop.time())
+                piece, asked_with = asks or (piece, None)
             state: State = found.state
             if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
                 state = await self._settled(api)
         printed = sum(len(chunk.payload) for chunk in piece.chunks)
-        if asks is not None:
-            piece = _with_prompt(self._id, piece, asks, found.state)
+        if asked_with is not None:
+            piece = _with_prompt(self._id, piece, asked_with, found.state)
         token = write_token(self._id, piece.position)
         return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
 
@@ -239,8 +240,9 @@ class TerminalLive:
                 each.cancel()
             await asyncio.gather(news, asking, return_exceptions=True)
 
-    async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> Prompt | None:
-        """Whether a program asks for input, and with what, if that is news to a reader who was at `since`."""
+    async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> tuple[Piece, Prompt] | None:
+        """If a program asks for input, and that is news to a reader who was at `since`: with what, and all that was
+        printed before it asked."""
         line = unfinished_line(piece.chunks)
         if piece.chunks and not line:
             return None  # it printed whole lines, or more happened: it does not ask, or the next read tells
@@ -254,10 +256,17 @@ class TerminalLive:
             status = await api.describe_terminal(self._id)
         if not status.awaiting_input or status.state not in ("BUSY", "RUNNING"):
             return None
-        # The whole line: its beginning may have been read before, its end have come since.
-        before = max(0, piece.position.seq - PROMPT_BYTES)
-        shown = terminal_chunks(self._id, Position(), await api.read_terminal(self._id, since=before))
-        return Prompt(unfinished_line(shown.chunks), awaiting_input=True, password=status.password_prompt)
+        # What came meanwhile belongs before it; and the line that it asks with may have begun in an earlier read.
+        rest = terminal_chunks(
+            self._id, piece.position, await api.read_terminal(self._id, since=piece.position.seq)
+        )
+        whole = Piece([*piece.chunks, *rest.chunks], rest.position)
+        before = max(0, whole.position.seq - PROMPT_BYTES)
+        shown = await api.read_terminal(self._id, since=before, max_bytes=whole.position.seq - before)
+        if shown.state not in ("BUSY", "RUNNING"):
+            return None
+        line = unfinished_line(terminal_chunks(self._id, Position(), shown).chunks)
+        return whole, Prompt(line, awaiting_input=True, password=status.password_prompt)
 
     async def close(self, mode: CloseMode) -> None:
         record = self._record
