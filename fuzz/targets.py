@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import marshal
+import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -28,6 +29,11 @@ from holdfast.runtime.keys import encode_keys, key_names
 from holdfast.runtime.marks import MARK_BYTES, Mark, MarkFilter
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.process_table import mark_in_environment, mark_in_limits, stat_fields
+from holdfast.service.policy.command_line import read_command_line
+from holdfast.service.policy.engine import decide_command
+from holdfast.service.policy.profiles import CommandRule, Commands, Profile
+from holdfast.service.policy.rules import RulesInvalid, load_rules
+from holdfast.service.policy.typed_lines import LineBuffer, decide_input
 from holdfast.wire.codec import Codec
 from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
 from holdfast.wire.messages import Empty, Encoding, ReadParams, WriteParams
@@ -408,3 +414,74 @@ def environment_policy(data: bytes) -> None:
         assert "API_KEY" not in made.keys() - policy.set.keys()
     for pattern in policy.exclude:
         assert pattern == "" or pattern not in made.keys() - policy.set.keys() or set(pattern) & set("*?[")
+
+
+# --- the service's policy -----------------------------------------------------------------------------------------
+
+_DENIES_RM: Final = Profile(commands=Commands(rules=(CommandRule("deny", ("rm",)),)))
+
+
+@target(
+    b'[profiles.ci]\nextends = "default"\nnetwork = { mode = "allow-list", hosts = ["a.example"] }\n',
+    b'[[profiles.p.commands.rules]]\nverdict = "deny"\nprogram = ["rm"]\npattern = "x"\n[agents."a-*"]\n',
+    b'[profiles.p]\nidle.timeout = "5m"\nresources.memory_bytes = "1GiB"\ndirectories.writable = ["{workspace}"]\n',
+    b"workspaces = " + b"[" * 500,
+    b"[profiles.p]\nidle.timeout = nan\nlifetime.limit = " + b"9" * 400,
+)
+def rules(data: bytes) -> None:
+    """A file of rules is taken, or refused with its name and a line of it in every complaint."""
+    text = data.decode(errors="replace")
+    try:
+        loaded = load_rules(text, "rules.toml")
+    except RulesInvalid as error:
+        for complaint in error.complaints:
+            file, line, rest = complaint.split(":", 2)
+            assert file == "rules.toml"
+            assert 1 <= int(line) <= text.count("\n") + 1
+            assert rest
+        return
+    assert "default" in loaded.profiles
+    for profile in loaded.profiles.values():
+        assert profile.idle.timeout > 0
+        assert decide_command(profile, "ls").verdict in ("allow", "ask", "deny")
+
+
+@target(
+    b"a; b && c || d | e & f",
+    b"env A=1 nohup sh -c 'rm x' <<E\n$(y)\nE\n",
+    b"if a; then b; fi; case x in y) z;; esac; for i in 1; do j; done",
+    b'f() { `rm` "$(rm)" ${x:-$(rm)} $((1)) <(rm); }; [[ a ]]; ((1)); x=(1 2)',
+    b"find . -exec rm {} \\; | xargs -n1 rm $'\\x72m' !x",
+    b"$(" * 100,
+)
+def command_line(data: bytes) -> None:
+    """A command line has commands or reasons; behind a wrapper and in a script no program of it is hidden."""
+    text = data.decode(errors="surrogateescape")
+    for shell in ("bash", "sh"):
+        line = read_command_line(text, shell=shell, interactive=True)
+        assert all(command.program is not None for command in line.commands)
+    line = read_command_line(text)
+    denied = decide_command(_DENIES_RM, text, interactive=False)
+    if "rm" in line.programs or line.unknown or line.incomplete:
+        assert denied.verdict == "deny"
+    if text[:1] not in ("-", "+"):
+        inner = read_command_line(f"env bash -c {shlex.quote(text)}")
+        assert set(line.programs) <= set(inner.programs) or inner.unknown
+        assert bool(line.unknown or line.incomplete) <= bool(inner.unknown)
+
+
+@target(
+    b"\x01\x03rm x\x15ls\n",
+    b"\x02\x01\x04\x1b[200~echo 'a\nb\x1b[201~\x7f\n",
+    b"\x00cat <<E\nrm\nE\r\x03\x17\x1b[A",
+)
+def typed_line(data: bytes) -> None:
+    """Any cut of the keys gives the same buffer, and is refused if the whole is."""
+    places, keys = places_of(data)
+    whole = decide_input(_DENIES_RM, LineBuffer(), keys)
+    buffer, refused = LineBuffer(), False
+    for piece in cut_at(keys, places):
+        decided = decide_input(_DENIES_RM, buffer, piece)
+        buffer, refused = decided.buffer, refused or not decided.decision.allowed
+    assert refused or whole.decision.allowed
+    assert buffer == whole.buffer

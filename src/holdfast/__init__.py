@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from holdfast.model import (
         Closed as Closed,
         CommandEnded as CommandEnded,
+        Confinement as Confinement,
         DirEntry as DirEntry,
         EnvPolicy as EnvPolicy,
         Exited as Exited,
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
         TerminalStatus as TerminalStatus,
     )
     from holdfast.sandboxes.command import CommandSandbox as CommandSandbox
+    from holdfast.service.bash_executor import BashExecutor as BashExecutor
+    from holdfast.service.one_shot import ExecutionResult as ExecutionResult
 
 _HOMES = {
     "holdfast.client.exec_remote": (
@@ -111,6 +114,7 @@ _HOMES = {
     "holdfast.model": (
         "Closed",
         "CommandEnded",
+        "Confinement",
         "DirEntry",
         "EnvPolicy",
         "ExitStatus",
@@ -129,6 +133,8 @@ _HOMES = {
         "TerminalStatus",
     ),
     "holdfast.sandboxes.command": ("CommandSandbox",),
+    "holdfast.service.bash_executor": ("BashExecutor",),
+    "holdfast.service.one_shot": ("ExecutionResult",),
 }
 _SUBMODULES = ("bridge", "sandboxes", "sync", "testing")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

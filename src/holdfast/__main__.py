@@ -1,7 +1,7 @@
 """The `holdfast` command: finds the verb and loads its module alone.
 
-`exec`, `connect`, `serve`, `call` and `model_proxy` run inside sandboxes and start with the standard library; typer
-and rich are loaded only for the verbs that people type.
+`exec`, `connect`, `serve`, `call`, `model_proxy` and `egress` run inside sandboxes and start with the standard
+library; typer and rich are loaded only for the verbs that people type.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from holdfast.cli import model_proxy as model_proxy_verb
 
         return model_proxy_verb.main(argv[1:])
+    if verb == "egress":
+        from holdfast.cli import egress as egress_verb
+
+        return egress_verb.main(argv[1:])
     return _for_people(verb, argv[1:])
 
 

@@ -249,6 +249,7 @@ async def _serve(
     recovery = None if keeper_fd is None else Recovery(keeper_fd, config, _home(listen))
     keeping = None if recovery is None else recovery.keeping
     exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, keeping=keeping)
+    exec_.keep_to_ourselves(_socket_directories(listen))
     server = Server(exec_, recovery)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopping.set)
@@ -285,6 +286,11 @@ def _home(listen: list[str]) -> str:
     """What tells this server from others of the machine: its first address that has a path."""
     paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
     return os.path.abspath(paths[0]) if paths else ""
+
+
+def _socket_directories(listen: list[str]) -> list[str]:
+    paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
+    return [os.path.dirname(os.path.abspath(path)) for path in paths]
 
 
 async def _listen(server: Server, address: str, token: str | None, no_auth: bool) -> None:

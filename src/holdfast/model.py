@@ -23,6 +23,8 @@ TerminalEventType = Literal[
 TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
 CloseMode = Literal["graceful", "force"]
 JobsAtClose = Literal["kill", "keep"]
+ConfinementMode = Literal["bubblewrap", "landlock", "none"]
+ConfinedNetwork = Literal["none", "host", "proxy"]
 FileType = Literal["file", "directory", "symlink", "fifo", "socket", "character", "block", "other"]
 #: What a command typed in a terminal returns of its output, if nobody says how much: the latest.
 TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
@@ -71,6 +73,36 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     nice: int | None = None
 
 
+class Confinement(Struct, frozen=True, omit_defaults=True):
+    """What the operating system keeps a process, and all that it starts, from doing; set before it executes."""
+
+    #: `bubblewrap`: a root of its own, and namespaces. `landlock`: rights on paths, where no namespace can be had.
+    mode: ConfinementMode = "none"
+    #: Absolute real paths. Beside them: the machine's programs to read, and with `bubblewrap` a /tmp of its own.
+    writable: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    #: What must not be reached although it lies in one of those.
+    hidden: tuple[str, ...] = ()
+    #: `proxy`: nothing but what the filtering proxy at the Unix socket `proxy` lets through.
+    network: ConfinedNetwork = "host"
+    proxy: str | None = None
+    #: Refuse system calls that programs seldom need and attackers often do.
+    seccomp: bool = True
+    #: With `landlock`, no /proc of others; `bubblewrap` has a process namespace in any case.
+    hide_processes: bool = True
+    #: How much /tmp, /dev/shm and the home directory hold each, with `bubblewrap`.
+    scratch_bytes: int = 256 * 1024 * 1024
+    #: Limits of all its processes together, by cgroup.
+    total_memory_bytes: int | None = None
+    total_processes: int | None = None
+    cpu_cores: float | None = None
+
+    @property
+    def limits_tree(self) -> bool:
+        """Whether it needs a cgroup."""
+        return (self.total_memory_bytes, self.total_processes, self.cpu_cores) != (None, None, None)
+
+
 class ProcessSpec(Struct, frozen=True):
     """What to start and how. `process_id` is a key that the caller chooses, never an OS pid."""
 
@@ -90,6 +122,7 @@ class ProcessSpec(Struct, frozen=True):
     overflow: Overflow = "drop"
     lifetime: Lifetime = "server"
     limits: Limits | None = None
+    confinement: Confinement | None = None
     kind: SpecKind = "direct"
     #: Names this attempt, so that a start which is sent twice starts once.
     start_id: str | None = None
@@ -303,6 +336,7 @@ class ShellSpec(Struct, frozen=True):
     login: bool = False
     lifetime: Lifetime = "server"
     limits: Limits | None = None
+    confinement: Confinement | None = None
     start_id: str | None = None
 
 
@@ -391,6 +425,7 @@ class TerminalSpec(Struct, frozen=True):
     record_input: bool = False
     lifetime: Lifetime = "server"
     limits: Limits | None = None
+    confinement: Confinement | None = None
     start_id: str | None = None
 
 

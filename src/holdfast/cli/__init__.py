@@ -11,7 +11,7 @@ VERBS = {
     "kill": "End processes and everything they started, or send a signal.",
     "attach": "Stream a running process or show a terminal, and type into it.",
     "screen": "Show what a person would see on a terminal.",
-    "replay": "Play the recording of a terminal, or save it.",
+    "replay": "Play the recording of a terminal or of a session, or save it.",
     "shell": "Work in a shell whose state persists, by hand or command by command.",
     "cp": "Copy files and directories to a sandbox or from one.",
     "serve": "Run the server.",
@@ -22,11 +22,14 @@ VERBS = {
     "connect": "Bridge stdin and stdout to the server's socket.",
     "call": "Call a service that the host offers, from inside a sandbox.",
     "model_proxy": "Serve models of the host to programs inside, over HTTP.",
+    "egress": "Let confined processes reach some hosts, and no others.",
     "bridge": "Run an agent in a sandbox with a bridge to a model around it.",
+    "service": "Run the session service, and make its agents.",
     "bundle": "Make the tree that is put into sandboxes without Python.",
+    "audit": "Show what the session service wrote down, and verify it.",
     "doctor": "Tell what this machine offers and what is missing.",
 }
 
-#: Verbs that need the standard library and msgspec alone, `model_proxy` also h11: they run inside sandboxes, where
-#: typer and rich are not.
-PLAIN_VERBS = ("exec", "connect", "serve", "call", "model_proxy")
+#: Verbs that need the standard library and msgspec alone, `model_proxy` and `egress` also h11: they run inside
+#: sandboxes, where typer and rich are not.
+PLAIN_VERBS = ("exec", "connect", "serve", "call", "model_proxy", "egress")

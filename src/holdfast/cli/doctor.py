@@ -30,8 +30,6 @@ State = Literal["ok", "limited", "missing"]
 HEADER: Final = ("WHAT", "STATE", "FOUND", "MEANS")
 #: What an engine or another program may take to answer; a daemon that hangs must not hang us.
 _PROGRAM_SECONDS: Final = 5.0
-_SYS_LANDLOCK_CREATE_RULESET: Final = 444
-_LANDLOCK_CREATE_RULESET_VERSION: Final = 1
 _PR_GET_CHILD_SUBREAPER: Final = 37
 #: Below this a flood of a few processes fills the spool: Docker gives 64 MiB.
 _ENOUGH_SHM_BYTES: Final = 256 * 1024 * 1024
@@ -59,7 +57,8 @@ def command(as_json: JsonOption = False) -> int:
 
 def examine() -> list[Finding]:
     """Everything, in the order in which it is shown."""
-    return [probe() for probe in PROBES] + [tool(*row) for row in TOOLS] + [engine(*row) for row in ENGINES]
+    findings = [probe() for probe in PROBES] + enforcement()
+    return findings + [tool(*row) for row in TOOLS] + [engine(*row) for row in ENGINES]
 
 
 # --- the interpreter and the kernel ----------------------------------------------------------------------------
@@ -96,25 +95,6 @@ def subreaper() -> Finding:
     if done == 0:
         return Finding("subreaper", "ok", "prctl", "orphans of a process come back to the server")
     return Finding("subreaper", "missing", "prctl refused", "double-forked children are found by their mark only")
-
-
-def landlock() -> Finding:
-    try:
-        version = _libc().syscall(_SYS_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
-    except (OSError, AttributeError):
-        version = -1
-    if version > 0:
-        return Finding("Landlock", "ok", f"ABI {version}", "a policy can restrict files without privileges")
-    return Finding("Landlock", "missing", "not enabled", "a policy cannot restrict files by Landlock")
-
-
-def seccomp() -> Finding:
-    actions = _read("/proc/sys/kernel/seccomp/actions_avail")
-    if actions:
-        return Finding("seccomp", "ok", actions, "a policy can restrict system calls")
-    if "Seccomp:" in _read("/proc/self/status"):
-        return Finding("seccomp", "limited", "no list of actions", "filters may work; which actions is not known")
-    return Finding("seccomp", "missing", "not in this kernel", "a policy cannot restrict system calls")
 
 
 def user_namespaces() -> Finding:
@@ -212,6 +192,26 @@ def cgroup_v1() -> Finding:
     return Finding("cgroup v1 freezer", "limited", f"{mount}, not writable", "processes are contained without it")
 
 
+# --- what can be enforced --------------------------------------------------------------------------------------
+
+
+def enforcement() -> list[Finding]:
+    """Each thing that a confinement may ask for, tried; docs/confinement.md says what it is good for."""
+    if sys.platform != "linux":
+        return []
+    from holdfast.runtime.confine.offers import offers
+
+    return [_offered(*offer) for offer in offers()]
+
+
+def _offered(word: str, missing: str) -> Finding:
+    name, _, version = word.partition(":")
+    shown, means = ENFORCED[name]
+    if missing:
+        return Finding(shown, "missing", missing, f"a confinement cannot have {means}")
+    return Finding(shown, "ok", f"ABI {version}, tried" if version else "tried", f"a confinement can have {means}")
+
+
 # --- programs --------------------------------------------------------------------------------------------------
 
 
@@ -246,10 +246,19 @@ PROBES: Final[tuple[Callable[[], Finding], ...]] = (
     cgroup_v2,
     cgroup_kill,
     cgroup_v1,
-    landlock,
-    seccomp,
     user_namespaces,
 )
+#: By the words of `confine.offers`.
+ENFORCED: Final = {
+    "bubblewrap": ("bubblewrap jail", "a root and namespaces of its own"),
+    "landlock": ("Landlock", "rights on paths, without a root of its own"),
+    "seccomp": ("seccomp", "system calls refused"),
+    "network": ("own network", "a network of its own, with a proxy or nothing in it"),
+    "cgroup.memory": ("cgroup.memory", "the memory of a whole tree limited"),
+    "cgroup.pids": ("cgroup.pids", "the number of processes of a whole tree limited"),
+    "cgroup.cpu": ("cgroup.cpu", "the processor time of a whole tree limited"),
+    "egress": ("egress proxy", "a list of hosts that may be reached"),
+}
 TOOLS: Final = (
     ("bash", "--version", "shells whose state persists"),
     ("zsh", "--version", "zsh terminals"),

@@ -1,6 +1,6 @@
 """`holdfast replay`: plays the recording of a terminal on ours with its timing, tells about it, or saves it.
 
-A recording is an asciicast v2: a file, our stdin, or what the sandbox keeps of a terminal.
+A recording is an asciicast v2: a file, our stdin, what a sandbox keeps of a terminal, or a session of the service.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -33,7 +33,8 @@ from holdfast.model import TerminalSize
 
 def command(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="An asciicast file, - for stdin, or a terminal's id.")
+        str,
+        typer.Argument(metavar="SOURCE", help="An asciicast file, - for stdin, a terminal's or a session's id."),
     ],
     sandbox: SandboxOption = LOCAL,
     speed: Annotated[float, typer.Option(metavar="X", help="Play X times as fast.")] = 1.0,
@@ -49,6 +50,21 @@ def command(
     input: Annotated[
         bool, typer.Option("--input", help="With --save: also what was typed, if the terminal keeps it.")
     ] = False,
+    service: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDR", help="SOURCE is a session of the service at HOST:PORT (gRPC), which is asked."
+        ),
+    ] = None,
+    tls_ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With --service: the authority that vouches for it.")
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="SOURCE is a session in this database of a service; its sandbox is asked."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Play the recording of a terminal with its timing.
@@ -65,9 +81,15 @@ def command(
         raise InvalidParams("--input is for --save: what was typed is not played")
     if save is not None and as_json:
         raise InvalidParams("--save and --json exclude each other")
-    file = _open(source)
+    of_service = service is not None or store is not None
+    file = None if of_service else _open(source)
     if file is None:
-        text = _recording_of(sandbox, source, input)
+        if service is not None:
+            from holdfast.cli.session_recording import from_service
+
+            text = from_service(service, source, tls_ca)
+        else:
+            text = _of_session(store, source, input) if of_service else _recording_of(sandbox, source, input)
         if save is not None:
             return _save(text, save)
         file = io.StringIO(text)
@@ -97,13 +119,30 @@ def _open(source: str) -> TextIO | None:
 
 def _recording_of(sandbox: str, source: str, input: bool) -> str:
     """The recording of the terminal with this id."""
-    missing = UnknownTerminal(f"{source}: no such file, and no terminal's id")
-    if sandbox == LOCAL and not is_running():
-        raise missing  # no server, no terminals: looking must not start one
+    # No server, no terminals: looking must not start one.
+    if sandbox != LOCAL or is_running():
+        with suppress(UnknownTerminal):
+            return asyncio.run(_recorded(sandbox, source, input))
+    if sandbox == LOCAL and _has_service():
+        return _of_session(None, source, input)
+    raise UnknownTerminal(f"{source}: no such file, and no terminal's id")
+
+
+def _has_service() -> bool:
+    """Whether a session service of ours has a database here: only then its packages are worth loading."""
+    from holdfast.service.places import default_store_path
+
+    return os.path.exists(default_store_path())
+
+
+def _of_session(store: str | None, source: str, input: bool) -> str:
+    from holdfast.cli.session_recording import from_store
+    from holdfast.service.problems import NotFound
+
     try:
-        return asyncio.run(_recorded(sandbox, source, input))
-    except UnknownTerminal:
-        raise missing from None
+        return asyncio.run(from_store(store, source, input=input))
+    except NotFound:
+        raise UnknownTerminal(f"{source}: no such file, and no terminal's or session's id") from None
 
 
 async def _recorded(sandbox: str, terminal_id: str, input: bool) -> str:

@@ -34,6 +34,7 @@ from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.model import (
+    Confinement,
     EnvironmentInfo,
     EnvPolicy,
     Lifetime,
@@ -109,6 +110,7 @@ class Sandbox(FileMethods):
         overflow: Overflow = "drop",
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
+        confinement: Confinement | None = None,
         env_policy: EnvPolicy | None = None,
         exact_env: bool = False,
     ) -> Process:
@@ -135,6 +137,7 @@ class Sandbox(FileMethods):
             overflow=overflow,
             lifetime=lifetime,
             limits=limits,
+            confinement=confinement,
             start_id=_new_id(),
         )
         try:
@@ -264,6 +267,7 @@ class Sandbox(FileMethods):
         login: bool = False,
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
+        confinement: Confinement | None = None,
         env_policy: EnvPolicy | None = None,
     ) -> Shell:
         """Start a live shell whose state persists from command to command.
@@ -282,6 +286,7 @@ class Sandbox(FileMethods):
             login=login,
             lifetime=lifetime,
             limits=limits,
+            confinement=confinement,
             start_id=_new_id(),
         )
         try:
@@ -317,6 +322,7 @@ class Sandbox(FileMethods):
         record_input: bool = False,
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
+        confinement: Confinement | None = None,
         env_policy: EnvPolicy | None = None,
         ready_timeout: float = PROMPT_SECONDS,
     ) -> Terminal:
@@ -344,6 +350,7 @@ class Sandbox(FileMethods):
             record_input=record_input,
             lifetime=lifetime,
             limits=limits,
+            confinement=confinement,
             start_id=_new_id(),
         )
         try:

@@ -147,11 +147,11 @@ class Notes(RecordNotes):
     def started(self, pid: int, started_at: float) -> None:
         self.write(r.Started(self.key, pid, started_at))
 
-    def reap(self, pid: int, at: float) -> ExitStatus:
-        """Look how the leader ended, write it down, and only then let the kernel forget it."""
+    def reap(self, pid: int, at: float, read_as: Callable[[ExitStatus], ExitStatus]) -> ExitStatus:
+        """Look how the leader ended, write it down as it is to be read, and only then let the kernel forget it."""
         code = self._keeping.link.status(pid) if self.adopted else _peek(pid)
         # None: somebody else in this process waits for any child, or the keeper is gone. The status went there.
-        status = ExitStatus(255) if code is None else exit_status(*code)
+        status = read_as(ExitStatus(255) if code is None else exit_status(*code))
         self.write(r.Ended(self.key, status.exit_code, status.signal, at))
         if self.adopted:
             self._keeping.link.free(pid)

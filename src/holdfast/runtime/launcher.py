@@ -2,7 +2,7 @@
 
 Started as `python -I -S launcher.py`; reads its orders from descriptor 3, reports a failure on descriptor 4 (which
 closes by itself when the program is executed), and becomes the program. Standard library only, and little of it:
-every import is paid by each start that needs a user switch or limits.
+every import is paid by each start that needs a user switch or limits. What confines is in `confine/applying.py`.
 """
 
 # `signal` is the same with enums, which take longer to import than all the rest.
@@ -20,8 +20,24 @@ def main() -> None:
     with open(ORDERS_FD, "rb") as file:
         orders = marshal.load(file)
     os.set_inheritable(REPORT_FD, False)
-    stage = "limits"
+    stage = "confinement"
     try:
+        confined = orders["confinement"]
+        if confined is not None:
+            # First: whatever we are and do counts for the limits of the cgroup.
+            for path, needed in orders["cgroups"]:
+                try:
+                    with open(path + b"/cgroup.procs", "wb", buffering=0) as procs:
+                        procs.write(b"0")
+                except OSError:
+                    if needed:
+                        raise
+            sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "confine"))
+            import applying  # type: ignore[import-not-found]
+
+            if confined["network"]:
+                applying.leave_network(confined["proxy"])
+        stage = "limits"
         if orders["rlimits"] or orders["nice"] is not None:
             import resource
 
@@ -42,7 +58,15 @@ def main() -> None:
         # Python ignores these two in every program that it runs, and exec passes that on.
         for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
             _signal.signal(number, _signal.SIG_DFL)
-        os.execve(orders["path"], orders["argv"], orders["environment"])
+        argv = orders["argv"]
+        if confined is not None:
+            stage = "confinement"
+            if confined["mode"] == "bubblewrap":
+                argv = [*argv, *applying.jail(confined, REPORT_FD)]
+            else:
+                applying.confine(confined)
+            stage = "exec"
+        os.execve(orders["path"], argv, orders["environment"])
     except (OSError, ValueError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) else 22
         os.write(REPORT_FD, marshal.dumps((stage, number or 22, str(error))))

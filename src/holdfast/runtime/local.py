@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast import __version__
@@ -52,6 +52,8 @@ from holdfast.model import (
 )
 from holdfast.runtime.cgroup import Cgroups
 from holdfast.runtime.checks import check_bytes, check_spec
+from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.confine.offers import Offer, offers, words
 from holdfast.runtime.files import LocalFiles
 from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
@@ -66,7 +68,7 @@ from holdfast.runtime.recorded import Past, Recorded
 from holdfast.runtime.shells import Shells
 from holdfast.runtime.signals import parse_signal
 from holdfast.runtime.spawn import write_all
-from holdfast.runtime.starting import Started, Starter, starts_at_once
+from holdfast.runtime.starting import Started, Starter, is_jailed, starts_at_once
 from holdfast.runtime.terminals import Terminals
 from holdfast.runtime.tree_usage import Activity, Asked, UsageSampler
 
@@ -115,9 +117,13 @@ class LocalExec:
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._sampler = UsageSampler(self._keeper)
+        self._starter.cgroups = self._cgroups
+        self.keep_to_ourselves((self._spool.path,))
         self._orphans: OrphanReaper | None = None
         if adopt_orphans:
             self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
+        #: What can be enforced here; found out once, when somebody asks.
+        self._offers: asyncio.Future[tuple[Offer, ...]] | None = None
         self._closing = False
         self._over = asyncio.Event()
         self._started_at = time.monotonic()
@@ -218,7 +224,9 @@ class LocalExec:
             started.notes.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
-        if self._cgroups is not None:
+        if started.cgroup is not None:
+            process.tree.cgroup = started.cgroup
+        elif self._cgroups is not None:
             self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
         return process
 
@@ -236,11 +244,18 @@ class LocalExec:
         process.tree.leader_lives = process.running
         if process.running:
             self._leaders.add(process.pid)
+        if process.jail is not None and process.running:
+            process.jail.find()
         if past.closed_at is None:
             if self._cgroups is not None and started.notes is not None:
                 self._cgroups.rejoin(process.tree, started.notes.key)
             process.follow(started.outputs)
         return process
+
+    def keep_to_ourselves(self, directories: Iterable[str]) -> None:
+        """No confined process reaches what is in these: our socket, and the door of our keeper beside it."""
+        found = (os.path.realpath(directory) for directory in directories)
+        self._starter.own = tuple(dict.fromkeys((*self._starter.own, *found)))
 
     def inherit_cgroups(self, keeper: int) -> None:
         """Before `take_over`: of a keeper that was killed."""
@@ -269,6 +284,7 @@ class LocalExec:
             on_growth=self._spool_grew,
             internal=on_exit is not None and not spec.tty,
             notes=started.notes,
+            jail=started.jail or (Jail(started.pid) if is_jailed(spec) else None),
         )
 
     # --- one process -----------------------------------------------------------------------------------------
@@ -496,7 +512,9 @@ class LocalExec:
         await wait_for_port(port, host, timeout)
 
     async def info(self) -> EnvironmentInfo:
-        return environment_info()
+        if self._offers is None:
+            self._offers = asyncio.ensure_future(asyncio.to_thread(offers))
+        return environment_info(words(await asyncio.shield(self._offers)))
 
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]

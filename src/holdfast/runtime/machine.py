@@ -43,8 +43,8 @@ async def wait_for_port(port: int, host: str, timeout: float) -> None:
         raise TimeoutError(f"nothing listens on {host}:{port} after {timeout:g} s") from None
 
 
-def environment_info() -> EnvironmentInfo:
-    """What kind of place this is."""
+def environment_info(offered: tuple[str, ...] = ()) -> EnvironmentInfo:
+    """What kind of place this is; `offered` is what it can enforce, in words of `confine.offers`."""
     account = resolve_user(str(os.geteuid()))
     shell = account.shell if os.access(account.shell, os.X_OK) else "/bin/sh"
     return EnvironmentInfo(
@@ -56,7 +56,7 @@ def environment_info() -> EnvironmentInfo:
         os=f"{platform.system()} {platform.release()}",
         arch=platform.machine(),
         version=__version__,
-        features=FEATURES,
+        features=(*FEATURES, *offered),
         holdfast=tuple(own_python.holdfast()),
     )
 

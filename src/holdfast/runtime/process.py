@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal
 from holdfast.model import ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
+from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.libc import open_other_side
 from holdfast.runtime.output_log import Spool
@@ -65,6 +66,7 @@ class ManagedProcess(Recorded):
         "cwd",
         "input",
         "internal",
+        "jail",
         "notes",
         "pid",
         "size",
@@ -89,6 +91,7 @@ class ManagedProcess(Recorded):
         on_growth: Callable[[], None],
         internal: bool = False,
         notes: Notes | None = None,
+        jail: Jail | None = None,
     ) -> None:
         """`follow` it next; it was started on these `outputs`."""
         super().__init__(
@@ -108,6 +111,9 @@ class ManagedProcess(Recorded):
         self.cwd = cwd
         self.tree = tree
         self.pid = tree.leader
+        #: What it runs in, if the process that we started is bwrap.
+        self.jail = jail
+        tree.leader_waits = jail is not None
         self.size = (spec.size or TerminalSize()) if spec.tty else None
         make_input = InputQueue if notes is None else notes.input
         self.input = make_input(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
@@ -180,9 +186,31 @@ class ManagedProcess(Recorded):
         # In a terminal that somebody drives, every signal is for what they see running.
         if self.watcher is not None or number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
             group = self.foreground_group() or self.pid
+        self.signal_group(group, number)
+
+    def signal_group(self, group: int, number: signal.Signals) -> None:
+        """To a process group, but for the one that only waits for a jail to end."""
         # It may have ended between the keystroke and now: the exit tells it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, number)
+        if self.jail is None or group != self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+            return
+        for pid in self.jail.members_of_group():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    @property
+    def program_pid(self) -> int:
+        """The program that was to run: in a jail not the process that we started, but one far below it."""
+        return self.pid if self.jail is None else self.jail.program
+
+    @property
+    def own_group(self) -> int:
+        """The process group of that program."""
+        try:
+            return os.getpgid(self.program_pid)
+        except ProcessLookupError:
+            return self.pid
 
     def remember_signal(self, signal_id: str) -> None:
         """It was sent: the same again is not."""
@@ -201,8 +229,8 @@ class ManagedProcess(Recorded):
             return 0  # hung up
 
     def signal_leader(self, number: int) -> None:
-        """To the leader alone, if it lives."""
-        if self._pidfd >= 0:
+        """To the leader alone, if it lives; in a jail, to the program."""
+        if self._pidfd >= 0 and not (self.jail is not None and self.jail.send(number)):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
@@ -213,6 +241,8 @@ class ManagedProcess(Recorded):
             self.notes.forgotten()
         if self.tree.cgroup is not None:
             self.tree.cgroup.remove()
+        if self.jail is not None:
+            self.jail.close()
         if self._pidfd >= 0:
             self._poller.unwatch(self._pidfd)
             os.close(self._pidfd)
@@ -230,10 +260,17 @@ class ManagedProcess(Recorded):
 
     def _reap(self) -> ExitStatus:
         self.tree.leader_lives = False
-        if self.notes is not None:
-            assert self.exited_at is not None
-            return self.notes.reap(self.pid, self.exited_at)
-        return reap(self.pid)
+        if self.notes is None:
+            return self._as_in_jail(reap(self.pid))
+        assert self.exited_at is not None
+        return self.notes.reap(self.pid, self.exited_at, self._as_in_jail)
+
+    def _as_in_jail(self, status: ExitStatus) -> ExitStatus:
+        """bwrap exits with 128 + n for a program that signal n has killed."""
+        if self.jail is None or status.signal is not None or status.exit_code <= 128:
+            return status
+        number = self.jail.killed_by()
+        return exit_status(os.CLD_KILLED, number) if number else status
 
     def _exited(self) -> None:
         self.input.abandon()

@@ -27,12 +27,14 @@ HUNTED: Final = 16
 class Tree:
     """One process and all it started."""
 
-    __slots__ = ("_mark", "_tables", "cgroup", "leader", "leader_lives")
+    __slots__ = ("_mark", "_tables", "cgroup", "leader", "leader_lives", "leader_waits")
 
     def __init__(self, leader: int, mark: int, tables: TableReader) -> None:
         self.leader = leader
         #: False from the moment the leader was reaped.
         self.leader_lives = True
+        #: The leader does nothing but wait for the others, and tells how they ended: it gets no TERM.
+        self.leader_waits = False
         #: Where the leader was put, once it was.
         self.cgroup: Cgroup | None = None
         self._mark = mark
@@ -71,7 +73,9 @@ class Tree:
 
     async def end(self, others: Container[int], grace: float) -> None:
         """TERM, up to `grace` seconds, KILL, until nothing is left. `grace` 0 kills at once."""
-        await end_all(lambda: self.members(others), grace, self.cgroup.kill if self.cgroup is not None else None)
+        kill = self.cgroup.kill if self.cgroup is not None else None
+        spared = (self.leader,) if self.leader_waits and self.leader_lives else ()
+        await end_all(lambda: self.members(others), grace, kill, spared)
 
 
 class Strays:
@@ -97,11 +101,13 @@ class Strays:
 Find = Callable[[], Awaitable[dict[int, Entry]]]
 
 
-async def end_all(find: Find, grace: float, kill_at_once: Callable[[], None] | None = None) -> None:
-    """TERM, up to `grace` seconds, KILL, and again until `find` finds nobody."""
+async def end_all(
+    find: Find, grace: float, kill_at_once: Callable[[], None] | None = None, spared: Iterable[int] = ()
+) -> None:
+    """TERM, up to `grace` seconds, KILL, and again until `find` finds nobody. Those `spared` get no TERM."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace
-    told: set[int] = set()
+    told = set(spared)
     while grace > 0 and (members := await find()):
         with PidHandles(members.values()) as handles:
             # Once each: a second TERM would cut short what the first made the process do.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import os
 import re
 import signal
 import time
@@ -23,8 +22,21 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, Literal
 
+from msgspec.structs import replace
+
 from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClosed, UnknownProcess
-from holdfast.model import CommandEnded, CommandSpec, ExitStatus, ProcessSpec, ShellSpec, ShellState, ShellStatus
+from holdfast.model import (
+    CommandEnded,
+    CommandSpec,
+    Confinement,
+    ExitStatus,
+    ProcessSpec,
+    ShellSpec,
+    ShellState,
+    ShellStatus,
+)
+from holdfast.runtime.confine.composing import still_there
+from holdfast.runtime.confine.jail import inside_pid
 from holdfast.runtime.foreground import command_line, foreground, is_stopped, ticks_since_boot
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import Entry, TableReader
@@ -177,7 +189,7 @@ class LiveShell:
         return ShellStatus(
             shell_id=self.id,
             path=self.path,
-            pid=self._program.pid,
+            pid=self._program.leader,
             state=self.state,
             cwd=self.cwd,
             started_at=self.started_at,
@@ -218,8 +230,14 @@ class LiveShell:
             env_policy=self.spec.env_policy,
             user=self.spec.user,
             limits=self.spec.limits,
+            confinement=self._confinement(),
             start_id=start_id,
         )
+
+    def _confinement(self) -> Confinement | None:
+        """With the files by which we talk to it, and which are its own."""
+        given = self.spec.confinement
+        return None if given is None else replace(given, writable=(*given.writable, self._files.path))
 
     # --- starting --------------------------------------------------------------------------------------------
 
@@ -502,8 +520,12 @@ class LiveShell:
     async def _foreground(self) -> dict[int, Entry]:
         if self._current is None or self._current.stop is None:
             return {}
-        since = self._current.began_ticks
-        return foreground(await self._tables.read(), self._program.pid, since, self._program.jobs)
+        since, program = self._current.began_ticks, self._program
+        table, jobs = await self._tables.read(), frozenset(program.jobs)
+        if program.process.jail is not None:
+            # The shell tells the numbers that its jobs have inside.
+            jobs = frozenset(pid for pid in table.children.get(program.pid, ()) if inside_pid(pid) in jobs)
+        return foreground(table, program.pid, since, jobs)
 
     # --- the program ends ------------------------------------------------------------------------------------
 
@@ -606,7 +628,7 @@ class LiveShell:
         try:
             self._program = self._new_program()
             await self._launch(
-                _still_there(old.cwd),
+                still_there(self.spec.confinement, old.cwd),
                 login=False,
                 restore=self._files.existing(restored),
                 restored=restored,
@@ -626,7 +648,7 @@ class LiveShell:
         self._files.forget("state")
         self._program.set_status(exit_code)
         if command.spec.cwd is not None:
-            self._program.go_back(_still_there(cwd))
+            self._program.go_back(still_there(self.spec.confinement, cwd))
         self._restarting = None
         self._finish(command, exit_code, restored)
 
@@ -669,10 +691,6 @@ class LiveShell:
                 command.forget()
         self.record.discard()
         self._files.remove()
-
-
-def _still_there(cwd: str) -> str:
-    return cwd if os.path.isdir(cwd) else "/"
 
 
 def _stopped_as(command: ShellCommand) -> int:

@@ -155,6 +155,12 @@ class ShellProgram:
 
     @property
     def pid(self) -> int:
+        """Of the shell itself, which in a jail is not the process that we started."""
+        return 0 if self._process is None else self._process.program_pid
+
+    @property
+    def leader(self) -> int:
+        """Of the process that we started, or 0."""
         return 0 if self._process is None else self._process.pid
 
     def started(self, process: ManagedProcess, restore: str | None) -> None:
@@ -340,7 +346,9 @@ class ShellProgram:
         cgroup = self.process.tree.cgroup
         if cgroup is None or cgroup.joined_at is None or cgroup.joined_at >= self._began:
             return True
-        return cgroup.pids() != [self.pid]
+        jail = self.process.jail
+        others = set(cgroup.pids()) - (frozenset() if jail is None else jail.wrappers)
+        return others != {self.pid}
 
     def _has_names(self) -> bool:
         """Whether the pipes that it prints on are still where they were made."""

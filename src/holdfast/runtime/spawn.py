@@ -12,6 +12,7 @@ import errno
 import marshal
 import os
 import resource
+import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from holdfast.errors import (
     ResourceExhausted,
 )
 from holdfast.model import Limits
+from holdfast.runtime.confine.composing import Composed
 from holdfast.runtime.environment import Account
 from holdfast.runtime.launcher import ORDERS_FD, REPORT_FD
 from holdfast.runtime.libc import SpawnPlan
@@ -55,6 +57,10 @@ class Command(NamedTuple):
     cwd: str
     account: Account | None = None
     limits: Limits | None = None
+    #: What is executed in place of it, and how it is confined.
+    confined: Composed | None = None
+    #: Directories of cgroups that it is in before it executes, and whether it must be.
+    cgroups: Sequence[tuple[str, bool]] = ()
 
 
 class StandardStreams(NamedTuple):
@@ -113,17 +119,16 @@ async def spawn_through_launcher(
     oom_score: OomScore,
     newborn: set[int],
 ) -> int:
-    """The same for a command with a user or limits: waits until the launcher has become the program.
+    """The same for a command with a user, limits or a confinement: waits until the launcher has become the program.
+
+    Of one in a jail, until the jail stands. `JailFailed` if it does not: bwrap has said why on the stderr.
 
     Its pid is among `newborn` meanwhile: it may end before we look, and whoever reaps orphans must not take it.
     """
     limits = command.limits or Limits()
     python = own_python.command()
     orders = {
-        "path": os.fsencode(command.path),
-        "argv": [os.fsencode(argument) for argument in command.argv],
-        "environment": dict(variable.split(b"=", 1) for variable in command.variables),
-        "cwd": os.fsencode(command.cwd),
+        **_what_to_execute(command),
         "account": command.account and (command.account.uid, command.account.gid, list(command.account.groups)),
         "rlimits": [
             (name, value) for field, name in _RLIMIT_NAMES.items() if (value := getattr(limits, field)) is not None
@@ -136,9 +141,8 @@ async def spawn_through_launcher(
         opened.append(orders_fd)
         write_all(orders_fd, marshal.dumps(orders))
         os.lseek(orders_fd, 0, os.SEEK_SET)
-        report, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        report, report_fd = _report_channel(jailed=_is_jailed(command))
         opened += [report, report_fd]
-        os.set_blocking(report_fd, True)
         plan = _plan(streams)
         # A source below 5 would be overwritten before it is copied; ours are high in a server, not in a script.
         orders_fd, report_fd = _above(orders_fd, 5, opened), _above(report_fd, 5, opened)
@@ -148,7 +152,9 @@ async def spawn_through_launcher(
         with _soft_limits(soft_limits), oom_score.for_children():
             pid = plan.run(
                 os.fsencode(python[0]),
-                [b"holdfast-launcher", *map(os.fsencode, [*python[1:], "-I", "-S", _LAUNCHER])],
+                # By its path: Python looks for its library beside the name that it was called by, and with another
+                # name in the working directory, where `/` has the library of the system's Python.
+                [os.fsencode(word) for word in (*python, "-I", "-S", _LAUNCHER)],
                 [b"LC_ALL=C.UTF-8"],
             )
         for fd in opened:
@@ -157,7 +163,7 @@ async def spawn_through_launcher(
         opened = [report]
         newborn.add(pid)
         try:
-            said = await _read_report(report)
+            said, failed = await _read_report(report)
         finally:
             newborn.discard(pid)
     except OSError as error:
@@ -170,14 +176,65 @@ async def spawn_through_launcher(
         stage, number, text = marshal.loads(said)
         if stage == "limits":
             raise PermissionRefused(f"limits: {text}")
+        if stage == "confinement":
+            raise PermissionRefused(f"confinement: {text}")
         if stage == "user" and command.account:
             raise PermissionRefused(f"cannot run as {command.account.name!r}: {text}")
         raise explain(number, command, cwd_failed=stage == "cwd")
+    if failed:
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - the jail's first process has ended, and bwrap does nothing but follow
+        raise JailFailed("the jail does not stand")
     return pid
 
 
-async def _read_report(fd: int) -> bytes:
-    """What the launcher reports; empty once it has become the program."""
+class JailFailed(PermissionRefused):
+    """bwrap could not make the jail."""
+
+
+def _is_jailed(command: Command) -> bool:
+    return command.confined is not None and command.confined.orders["mode"] == "bubblewrap"
+
+
+def _what_to_execute(command: Command) -> dict[str, object]:
+    confined = command.confined
+    if confined is None:
+        return {
+            "path": os.fsencode(command.path),
+            "argv": [os.fsencode(argument) for argument in command.argv],
+            "environment": dict(variable.split(b"=", 1) for variable in command.variables),
+            "cwd": os.fsencode(command.cwd),
+            "confinement": None,
+        }
+    orders = dict(confined.orders)
+    orders["rules"] = orders["rules"] and [(os.fsencode(path), rights) for path, rights in orders["rules"]]
+    orders["command"] = [os.fsencode(word) for word in orders.get("command", ())]
+    return {
+        "path": os.fsencode(confined.path),
+        "argv": [os.fsencode(argument) for argument in confined.argv],
+        "environment": dict(variable.split(b"=", 1) for variable in encode_variables(confined.environment)),
+        "cwd": os.fsencode(confined.cwd),
+        "confinement": orders,
+        "cgroups": [(os.fsencode(path), needed) for path, needed in command.cgroups],
+    }
+
+
+def _report_channel(*, jailed: bool) -> tuple[int, int]:
+    """Our end and the launcher's. Of a jail: a socket with a byte in it that bwrap reads when all is set up.
+
+    If bwrap ends without having read it, the kernel tells us that something was left unread.
+    """
+    if not jailed:
+        report, theirs = os.pipe2(os.O_CLOEXEC)
+    else:
+        ours, other = socket.socketpair()
+        ours.send(b".")
+        report, theirs = ours.detach(), other.detach()
+    os.set_blocking(report, False)
+    return report, theirs
+
+
+async def _read_report(fd: int) -> tuple[bytes, bool]:
+    """What the launcher reports, empty once it has become the program; and whether it left something unread."""
     loop = asyncio.get_running_loop()
     said = b""
     while True:
@@ -191,8 +248,10 @@ async def _read_report(fd: int) -> bytes:
             finally:
                 loop.remove_reader(fd)
             continue
+        except ConnectionResetError:
+            return said, True
         if not data:
-            return said
+            return said, False
         said += data
 
 

@@ -5,6 +5,8 @@ Opens pipes and terminals, and closes what the child has taken. What happens to 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import os
 import resource
@@ -13,14 +15,17 @@ import termios
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.errors import ResourceExhausted
+from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
+from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
+from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.oom import OomScore
 from holdfast.runtime.process import set_terminal_size
 from holdfast.runtime.process_table import MARK_VARIABLE, limits_can_mark, new_mark
 from holdfast.runtime.spawn import (
     Command,
+    JailFailed,
     StandardStreams,
     encode_variables,
     find_program,
@@ -29,6 +34,7 @@ from holdfast.runtime.spawn import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.runtime.cgroup import Cgroup, Cgroups
     from holdfast.runtime.kept import Keeping, Notes
 
 #: Descriptors that starts leave free: for logs of what runs, for kills, for connections.
@@ -51,6 +57,9 @@ class Started(NamedTuple):
     stdin: int
     #: What was written down of it, under a keeper.
     notes: Notes | None = None
+    #: Where it is, if it had to be there from the beginning; and what it is in, if that was seen to stand.
+    cgroup: Cgroup | None = None
+    jail: Jail | None = None
 
     def undo(self) -> None:
         """Kill it and close our ends, as if it had not been started."""
@@ -60,6 +69,8 @@ class Started(NamedTuple):
         if self.notes is not None:
             self.notes.undo()
         os.waitpid(self.pid, 0)
+        if self.cgroup is not None:
+            self.cgroup.remove()
 
 
 class _Streams:
@@ -101,6 +112,14 @@ class _Streams:
     def highest(self) -> int:
         return max(self.stdin, *self._theirs, *self.outputs.values())
 
+    def last_words(self) -> str:
+        """What was printed by one that could not begin."""
+        said = b""
+        for fd in self.outputs.values():
+            with contextlib.suppress(OSError):
+                said += os.read(fd, 4096)
+        return said.decode(errors="replace").strip().replace("\r\n", "; ")
+
     def close_theirs(self) -> None:
         for fd in self._theirs:
             os.close(fd)
@@ -113,8 +132,16 @@ class _Streams:
 
 
 def starts_at_once(spec: ProcessSpec) -> bool:
-    """Whether one posix_spawn is enough; a user switch and limits go through the launcher, and take a while."""
-    return spec.user is None and spec.limits is None
+    """Whether one posix_spawn is enough.
+
+    A user switch, limits and a confinement go through the launcher, and take a while.
+    """
+    return spec.user is None and spec.limits is None and spec.confinement is None
+
+
+def is_jailed(spec: ProcessSpec) -> bool:
+    """Whether the process that we start is not the program, but what holds it."""
+    return spec.confinement is not None and spec.confinement.mode == "bubblewrap"
 
 
 class Starter:
@@ -138,6 +165,10 @@ class Starter:
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
         #: Pids of starts that are under way: children of ours that are no orphans.
         self.newborn: set[int] = set()
+        #: Makes the cgroups of those whose whole tree is limited; None where none can be made.
+        self.cgroups: Cgroups | None = None
+        #: Paths of ours that no confined process may reach.
+        self.own: tuple[str, ...] = ()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -167,21 +198,75 @@ class Starter:
         """Start any spec."""
         mark = new_mark()
         account = None if spec.user is None else resolve_user(spec.user)
-        command = self._command(spec, mark, account)
+        command = await self._confined(spec, self._command(spec, mark, account))
         streams = self._open(spec, account, stdin)
-        notes = None
+        notes, cgroup = None, None
         try:
             notes = self._note(spec, mark, command, streams, internal)
+            cgroup = self._cgroup(spec, notes)
+            if cgroup is not None:
+                command = command._replace(cgroups=cgroup.directories)
             pid = await spawn_through_launcher(
                 command, streams.for_child, self._limits(mark), self._oom_score, self.newborn
             )
-        except BaseException:
+        except BaseException as error:
+            said = streams.last_words() if isinstance(error, JailFailed) else ""
             streams.close()
             if notes is not None:
                 notes.undo()
+            if cgroup is not None:
+                cgroup.remove()
+            if isinstance(error, JailFailed):
+                raise PermissionRefused(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
+        started = Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup)
+        return await self._found_in_jail(started) if is_jailed(spec) else started
+
+    async def _found_in_jail(self, started: Started) -> Started:
+        jail = Jail(started.pid)
+        # It may end while we look, and is nobody's until we return.
+        self.newborn.add(started.pid)
+        try:
+            await jail.wait_found()
+        except BaseException:
+            jail.close()
+            started.undo()
+            raise
+        finally:
+            self.newborn.discard(started.pid)
+        return started._replace(jail=jail)
+
+    async def _confined(self, spec: ProcessSpec, command: Command) -> Command:
+        confinement = spec.confinement
+        if confinement is None:
+            return command
+        as_root = (os.geteuid() if command.account is None else command.account.uid) == 0
+        variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
+        # On a thread: it looks at some thousand files.
+        confined = await asyncio.to_thread(
+            compose,
+            confinement,
+            path=command.path,
+            argv=command.argv,
+            environment={name: value for name, _, value in variables},
+            cwd=command.cwd,
+            as_root=as_root,
+            own=self.own,
+            tty=spec.tty,
+        )
+        return command._replace(confined=confined)
+
+    def _cgroup(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
+        """One to be in from the beginning, for limits; and where neither a jail holds it nor time may let it go."""
+        confinement = spec.confinement
+        if confinement is None or not (confinement.limits_tree or confinement.mode == "landlock"):
+            return None
+        if self.cgroups is not None:
+            return self.cgroups.make(confinement, None if notes is None else notes.key)
+        if confinement.limits_tree:
+            raise PermissionRefused("confinement: no cgroup can be made here, and limits of a whole tree need one")
+        return None
 
     def _note(
         self, spec: ProcessSpec, mark: int, command: Command, streams: _Streams, internal: bool
@@ -191,8 +276,11 @@ class Starter:
         return self._keeping.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
 
     def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
-        cwd = resolve_cwd(spec.cwd)
+        cwd = default_cwd(spec.confinement) if spec.cwd is None else None
+        cwd = cwd or resolve_cwd(spec.cwd)
         environment = build_environment(spec, self._environ, account)
+        if spec.confinement is not None:
+            environment = environment_for(spec.confinement, environment)
         if not limits_can_mark():
             environment = {**environment, MARK_VARIABLE: str(mark)}
         return Command(

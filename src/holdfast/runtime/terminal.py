@@ -211,7 +211,9 @@ class LiveTerminal:
 
     def _cwd(self) -> str:
         try:
-            return os.readlink(f"/proc/{self.process.pid}/cwd") if self.process.running else self.process.cwd
+            return (
+                os.readlink(f"/proc/{self.process.program_pid}/cwd") if self.process.running else self.process.cwd
+            )
         except OSError:
             return self.process.cwd
 
@@ -507,7 +509,7 @@ class LiveTerminal:
     def signal_foreground(self, number: signal.Signals) -> None:
         """To what the shell runs, and not to the shell."""
         group = self.process.foreground_group()
-        if group not in (0, self.process.pid):
+        if group not in (0, self.process.pid, self.process.own_group):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, number)
 
@@ -553,10 +555,9 @@ class LiveTerminal:
         await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
 
     def _hang_up(self) -> None:
-        for group in {self.process.pid, self.process.foreground_group()} - {0}:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGHUP)
-                os.killpg(group, signal.SIGCONT)
+        for group in {self.process.own_group, self.process.foreground_group()} - {0}:
+            self.process.signal_group(group, signal.SIGHUP)
+            self.process.signal_group(group, signal.SIGCONT)
 
     # --- across servers --------------------------------------------------------------------------------------
 

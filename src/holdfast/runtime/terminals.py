@@ -113,7 +113,7 @@ class Terminals:
                 login=spec.login,
                 environment=environment,
             )
-        process_spec = _process_spec(spec, argv, environment, integrated)
+        process_spec = _process_spec(spec, argv, environment, integrated, directory)
         check_spec(process_spec)
         files = ShellFiles(directory, account) if integrated is not None else None
         terminal = LiveTerminal(
@@ -292,10 +292,18 @@ def _default_shell(environment: Mapping[str, str], cwd: str) -> str:
 
 
 def _process_spec(
-    spec: TerminalSpec, argv: tuple[str, ...], environment: dict[str, str], integrated: Integrated | None
+    spec: TerminalSpec,
+    argv: tuple[str, ...],
+    environment: dict[str, str],
+    integrated: Integrated | None,
+    directory: str,
 ) -> ProcessSpec:
-    arg0 = None
+    arg0, confinement = None, spec.confinement
     if integrated is not None:
+        if confinement is not None:
+            # The shell reads its marks from there.
+            readable = (*confinement.readable, directory)
+            confinement = msgspec.structs.replace(confinement, readable=readable)
         argv, environment = integrated.argv, {**environment, **integrated.env}
     elif spec.login and len(argv) == 1 and os.path.basename(argv[0]) in _SHELLS:
         arg0 = f"-{os.path.basename(argv[0])}"
@@ -310,6 +318,7 @@ def _process_spec(
         user=spec.user,
         lifetime=spec.lifetime,
         limits=spec.limits,
+        confinement=confinement,
         start_id=spec.start_id,
     )
 

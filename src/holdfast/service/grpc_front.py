@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from holdfast.service.access import Access
 from holdfast.service.admission import Admission, Call
 from holdfast.service.handler import SERVICE_NAME, Handler, Method, methods
-from holdfast.service.listening import TlsFiles, check_address, make_way, parse_address, private_files
+from holdfast.service.listening import TlsFiles, bind, check_address, make_way, parse_address, private_files
 from holdfast.service.model import Struct
 from holdfast.service.problems import Invalid, NotNow, Problem
 from holdfast.service.readiness import Readiness
@@ -123,6 +123,9 @@ class GrpcFront:
                 with private_files():
                     server.add_insecure_port(f"unix:{address.path}")
                 return
+            if address.port:
+                # gRPC says on stderr, in its own words, that a port is taken; we say it ourselves.
+                bind(address).close()
             port = (
                 server.add_insecure_port(str(address))
                 if tls is None

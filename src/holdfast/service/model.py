@@ -98,6 +98,11 @@ class Policy(Struct, frozen=True):
     #: Whether the owner may answer its own approval requests.
     owner_approves: bool = False
     approval_timeout: float = 300.0
+    #: What counts as activity, and whether a session whose command still runs can be idle.
+    activity: tuple[Literal["input", "output"], ...] = ("input", "output")
+    idle_while_running: bool = False
+    #: Seconds between the warning and the end of its life.
+    lifetime_warning: float = 300.0
 
 
 class SessionRecord(Struct, frozen=True):

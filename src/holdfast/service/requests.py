@@ -259,7 +259,7 @@ def run_request(request: pb.RunCommandRequest) -> RunRequest:
     return RunRequest(
         command=text(request.command, "command", LONGEST_COMMAND),
         session_id=named,
-        create=None if named else create_request(request.create, "create."),
+        create=create_request(request.create, "create.") if request.HasField("create") else None,
         timeout=request.timeout_ms / 1000 if request.timeout_ms else None,
         max_bytes=read_size(request.max_bytes),
         request_id=identifier(request.request_id, "request_id"),

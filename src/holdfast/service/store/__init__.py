@@ -1,1 +1,29 @@
 """The database: sessions, leases, the audit log, approvals, agents. The only folder that knows SQL."""
+
+from __future__ import annotations
+
+from holdfast.service.store.model import (
+    MISSED,
+    Agent,
+    Fence,
+    Lease,
+    Notice,
+    Page,
+    Removed,
+    SessionFilter,
+)
+from holdfast.service.store.store import Store
+from holdfast.service.store.verification import Verification
+
+__all__ = [
+    "MISSED",
+    "Agent",
+    "Fence",
+    "Lease",
+    "Notice",
+    "Page",
+    "Removed",
+    "SessionFilter",
+    "Store",
+    "Verification",
+]

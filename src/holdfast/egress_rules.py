@@ -1,0 +1,109 @@
+"""Which hosts a confined process may reach through the filtering proxy. Pure: addresses were looked up elsewhere.
+
+A pattern is `HOST`, `*.DOMAIN` (what is below it, not the domain itself) or an address, each with `:PORT` or `:*`
+behind it; without one it means the ports of HTTP, 80 and 443. A name is not enough for an address that leads back
+to this machine or its network: such an address must be named itself, so that nobody's DNS can point at it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import InvalidParams
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+DEFAULT_PORTS: Final = (80, 443)
+#: NAT64 (RFC 6052): the last 32 bits are an address of version 4.
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """One that was read."""
+
+    #: In small letters and without a dot at its end; of `*.DOMAIN`, the domain.
+    host: str
+    below: bool
+    #: None: every port.
+    ports: tuple[int, ...] | None
+
+    def matches(self, host: str, port: int) -> bool:
+        if self.ports is not None and port not in self.ports:
+            return False
+        return host.endswith(f".{self.host}") if self.below else host == self.host
+
+
+class Rules:
+    """All patterns of one proxy."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.patterns = tuple(parse_pattern(pattern) for pattern in patterns)
+
+    def refuses_name(self, host: str, port: int) -> str:
+        """Why this may not be asked for; nothing if it may."""
+        host = normal(host)
+        if any(pattern.matches(host, port) for pattern in self.patterns):
+            return ""
+        return f"{host}:{port} is not on the list of hosts that may be reached"
+
+    def refuses_address(self, host: str, port: int, address: str) -> str:
+        """Why a host that may be asked for may not be reached at this address; nothing if it may."""
+        found = ipaddress.ip_address(address.partition("%")[0])
+        if _is_public(found):
+            return ""
+        named = normal(str(found))
+        if any(pattern.matches(named, port) and not pattern.below for pattern in self.patterns):
+            return ""
+        if normal(host) == "localhost" and found.is_loopback:
+            return ""
+        return f"{host}:{port} is at {address}, which is not public, and that address is not on the list"
+
+
+def parse_pattern(text: str) -> Pattern:
+    host, port = split_port(text)
+    below = host.startswith("*.")
+    host = normal(host.removeprefix("*."))
+    if not host or any(character in host for character in "*/ @\0"):
+        raise InvalidParams(f"{text!r}: not HOST, *.DOMAIN or an address, with :PORT behind it")
+    if port == "":
+        return Pattern(host, below, DEFAULT_PORTS)
+    if port == "*":
+        return Pattern(host, below, None)
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidParams(f"{text!r}: {port!r} is no port")
+    return Pattern(host, below, (int(port),))
+
+
+def split_port(text: str) -> tuple[str, str]:
+    """A host and what is behind its colon; an address of version 6 with a port stands in brackets."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, rest.removeprefix(":")
+    if text.count(":") > 1:
+        return text, ""
+    host, _, port = text.partition(":")
+    return host, port
+
+
+def normal(host: str) -> str:
+    """As it is compared: addresses in their one short form, names in small letters."""
+    host = host.strip("[]").rstrip(".").lower()
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return _is_public(inner)
+    return address.is_global and not address.is_multicast

@@ -1,0 +1,241 @@
+"""What the launcher does to itself before it becomes a confined program. Standard library only; runs in the child.
+
+Loaded by `launcher.py` from its own directory, and run as a script to find out what this machine allows: then it
+tries each thing on itself and prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+# `signal` is the same with enums, which take longer to import.
+import _signal  # type: ignore[import-not-found]
+import ctypes
+import os
+import socket
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# prctl(2)
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_HIGHEST_CAPABILITY = 63
+
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+
+# landlock(7): the same numbers on every machine
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_ASK_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+#: What can be done to a file; the rest is for directories.
+_IOCTL_DEV = 1 << 15
+_TRUNCATE = 1 << 14
+_FOR_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+#: Rights that each version of the interface knows: since 2 to move between directories, since 3 to cut files short,
+#: since 5 to control devices.
+_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+_TCP = 3  # to bind, and to connect; since 4
+_SCOPES = 3  # abstract Unix sockets, and signals; since 6
+
+#: ioctl(2) of a network device
+_SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
+_IFF_UP = 1
+PROXY_PORT = 3128
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def forbid_new_privileges() -> None:
+    """No program that is executed from now on has more rights than we have: setuid bits count no more."""
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def drop_capabilities() -> None:
+    """All of them, also for programs that root executes."""
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for number in range(_HIGHEST_CAPABILITY + 1):
+        if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            break  # no such capability in this kernel, or not ours to drop: then we have none either
+    header = struct.pack("=Ii", 0x20080522, 0)
+    _check(_libc.capset(header, bytes(24)))
+
+
+def filter_calls(program: bytes) -> None:
+    """Install a seccomp filter. Needs `forbid_new_privileges` first."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, fprog, 0, 0))
+
+
+def landlock_version() -> int:
+    """0 where there is none."""
+    version: int = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
+    return max(0, version)
+
+
+def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool) -> None:
+    """From now on only what lies beneath the paths of `rules` can be opened.
+
+    `rules` are pairs of a path and what may be done beneath it: letters of `rwxl`, `l` for listing directories.
+    """
+    version = landlock_version()
+    known = _RIGHTS[min(version, max(_RIGHTS))]
+    attributes = struct.pack("=Q", known)
+    if version >= 4:
+        attributes += struct.pack("=Q", _TCP if no_tcp else 0)
+    if version >= 6:
+        attributes += struct.pack("=Q", _SCOPES)
+    ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0))
+    for path, letters in rules:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        rights = 0
+        if "r" in letters:
+            rights |= _READ_FILE | _READ_DIR
+        if "x" in letters:
+            rights |= _EXECUTE
+        if "l" in letters:
+            rights |= _READ_DIR
+        if "w" in letters:
+            rights |= known & ~_EXECUTE & ~_READ_FILE & ~_READ_DIR
+        if not os.path.isdir(f"/proc/self/fd/{fd}"):
+            rights &= _FOR_FILES
+        rule = struct.pack("=Qi", rights & known, fd)
+        _check(_libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
+        os.close(fd)
+    _check(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+
+
+def leave_network(proxy: str | None) -> None:
+    """Into a network of our own, in which nothing is but ourselves; with `proxy`, somebody outside listens in it.
+
+    The descriptor that listens goes to the Unix socket at `proxy`: whoever accepts there stays outside.
+    """
+    outside = None
+    if proxy:
+        outside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        outside.connect(proxy)
+    _unshare_network()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        _raise_loopback(any_socket.fileno())
+    if outside is not None:
+        with outside, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", PROXY_PORT))
+            listener.listen(128)
+            socket.send_fds(outside, [b"L"], [listener.fileno()])
+            # Until the other side has it: before the program runs, it can be reached.
+            if outside.recv(1) != b"K":
+                raise OSError(111, f"{proxy}: the proxy did not take the socket")
+
+
+def _unshare_network() -> None:
+    if os.geteuid() == 0 and _libc.unshare(_CLONE_NEWNET) == 0:
+        return
+    # Another user may make one inside of a user namespace, in which it is who it was.
+    uid, gid = os.geteuid(), os.getegid()
+    _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _raise_loopback(fd: int) -> None:
+    import fcntl
+
+    request = struct.pack("16sH22x", b"lo", 0)
+    flags = struct.unpack("16sH22x", fcntl.ioctl(fd, _SIOCGIFFLAGS, request))[1]
+    fcntl.ioctl(fd, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+
+
+def confine(orders: dict[str, Any]) -> None:
+    """The last steps before the program is executed, in the one order that works."""
+    forbid_new_privileges()
+    if orders["drop_capabilities"]:
+        drop_capabilities()
+    if orders["rules"] is not None:
+        restrict_files(orders["rules"], no_tcp=orders["no_tcp"])
+    if orders["filter"] is not None:
+        filter_calls(orders["filter"])
+
+
+def jail(orders: dict[str, Any], report: int) -> list[bytes]:
+    """The command line of bwrap: its options come from a file, and so does its filter.
+
+    bwrap reads a byte from `report` and closes it once the jail stands: whoever has the other end is told by that.
+    """
+    for number in orders["ignored"]:
+        _signal.signal(number, _signal.SIG_IGN)
+    words = [b"--args", b"%d" % _file(orders["options"]), b"--block-fd", b"%d" % report]
+    os.set_inheritable(report, True)
+    if orders["filter"] is not None:
+        words += [b"--seccomp", b"%d" % _file(orders["filter"])]
+    return [*words, b"--", *orders["command"]]
+
+
+def _file(content: bytes) -> int:
+    fd = os.memfd_create("holdfast-jail", 0)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def try_everything(program: bytes) -> dict[str, object]:
+    """What works here, each thing tried in a child of its own; else why not."""
+    import marshal
+
+    def attempt(*steps: Callable[[], None]) -> str:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for step in steps:
+                    step()
+                os.write(write, marshal.dumps(""))
+            except OSError as error:
+                os.write(write, marshal.dumps(error.strerror or "refused"))
+            finally:
+                os._exit(0)
+        os.close(write)
+        with open(read, "rb") as file:
+            said = file.read()
+        os.waitpid(pid, 0)
+        return str(marshal.loads(said)) if said else "it was killed"
+
+    version = landlock_version()
+
+    def restrict() -> None:
+        restrict_files([(b"/", "rwx")], no_tcp=True)
+
+    return {
+        "landlock_version": version,
+        "landlock": attempt(forbid_new_privileges, restrict) if version else "not enabled in this kernel",
+        "seccomp": attempt(forbid_new_privileges, lambda: filter_calls(program)) if program else "unknown machine",
+        "network": attempt(lambda: leave_network(None)),
+    }
+
+
+if __name__ == "__main__":
+    import json
+
+    sys.stdout.write(json.dumps(try_everything(bytes.fromhex(sys.argv[1]))))

@@ -1,0 +1,95 @@
+"""The options of `bwrap` for one confined process. Pure: what lies where was looked at in `paths`.
+
+They go to bwrap in a file and not on its command line, which everybody can read, because the environment is among
+them; and that is among them so that no variable of the process (LD_PRELOAD) has a say outside of the jail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from holdfast.model import Confinement
+from holdfast.runtime.confine.paths import Visible, is_beneath
+
+HOSTNAME: Final = "holdfast"
+#: A directory that hides another holds nothing but the ways to what was given below it.
+_MASK_BYTES: Final = 4096
+#: Root may write these without any capability; bwrap covers some of them, and /proc/sys not (tried with 0.8).
+PROC_READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+#: What they tell is of the whole machine, and of no use to a program in a jail.
+PROC_HIDDEN: Final = (
+    *("/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug"),
+    *("/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
+)
+
+
+def options(
+    confinement: Confinement,
+    visible: Visible,
+    *,
+    environment: Mapping[str, str],
+    cwd: str,
+    as_root: bool,
+    own_network: bool,
+    directories: frozenset[str],
+    proc: Collection[str],
+) -> list[str]:
+    """`own_network`: it is already in one. `directories` are those of the hidden paths that are no files, `proc`
+    those of `PROC_READ_ONLY` and `PROC_HIDDEN` that are there."""
+    mounts = _mounts(confinement, visible, environment, directories)
+    mounts |= {path: ["--ro-bind", path, path] for path in PROC_READ_ONLY if path in proc}
+    mounts |= {path: _mask(path, directories) for path in PROC_HIDDEN if path in proc}
+    words = [
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        *([] if as_root else ["--unshare-user"]),
+        *(["--unshare-net"] if confinement.network == "none" and not own_network else []),
+        *("--hostname", HOSTNAME),
+        *("--cap-drop", "ALL"),
+    ]
+    # A mount covers what is below it, so each comes after those above it.
+    for path in sorted(mounts):
+        words += mounts[path]
+    masks = [path for path in sorted(mounts) if "0111" in mounts[path]]
+    for path in (*reversed(masks), *(path for path in ("/dev", "/") if path not in visible.writable)):
+        words += ["--remount-ro", path]
+    words += ["--chdir", cwd, "--clearenv"]
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    return words
+
+
+def _mounts(
+    confinement: Confinement, visible: Visible, environment: Mapping[str, str], directories: frozenset[str]
+) -> dict[str, list[str]]:
+    scratch = str(confinement.scratch_bytes)
+    mounts = {
+        "/dev": ["--dev", "/dev"],
+        "/dev/shm": ["--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"],
+        "/proc": ["--proc", "/proc"],
+        "/tmp": ["--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"],
+    }
+    if not visible.shows("/var"):
+        mounts["/var/tmp"] = ["--symlink", "../tmp", "/var/tmp"]
+    home = os.path.normpath(environment.get("HOME", "/"))
+    if home != "/" and os.path.isabs(home) and not visible.shows(home) and not is_beneath(home, "/tmp"):
+        mounts[home] = ["--perms", "0700", "--size", scratch, "--tmpfs", home]
+    for path in visible.hidden:
+        if path in mounts:
+            continue  # one of the jail's own covers it
+        mounts[path] = _mask(path, directories)
+    for path in visible.readable:
+        mounts[path] = ["--ro-bind", path, path]
+    for path in visible.writable:
+        mounts[path] = ["--bind", path, path]
+    return mounts
+
+
+def _mask(path: str, directories: frozenset[str]) -> list[str]:
+    if path in directories:
+        return ["--perms", "0111", "--size", str(_MASK_BYTES), "--tmpfs", path]
+    return ["--ro-bind", "/dev/null", path]

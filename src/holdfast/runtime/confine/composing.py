@@ -1,0 +1,196 @@
+"""From a `Confinement` to what the launcher is to do: the program to execute in place of it, and its orders.
+
+Looks at the file system; opens and starts nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
+from holdfast.model import Confinement
+from holdfast.runtime.confine import bubblewrap, landlock
+from holdfast.runtime.confine.applying import PROXY_PORT
+from holdfast.runtime.confine.paths import SYSTEM, Visible, is_beneath, visible_paths
+from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
+
+#: Where bwrap is looked for: not in the PATH of the one to be confined.
+_PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_ENV: Final = "/usr/bin/env"
+#: What keys, and the end of a terminal, send to those in its foreground.
+_OF_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP)
+_PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+
+
+class Composed(NamedTuple):
+    """What the launcher gets. Its orders are plain data, as `applying` reads them."""
+
+    path: str
+    argv: list[str]
+    environment: dict[str, str]
+    cwd: str
+    orders: dict[str, Any]
+
+
+def find_bwrap() -> str | None:
+    return shutil.which("bwrap", path=_PROGRAM_PATH)
+
+
+def default_cwd(confinement: Confinement | None) -> str | None:
+    """Where a confined process starts if nobody says where: the server's own directory would not be there."""
+    if confinement is None or confinement.mode == "none":
+        return None
+    return next(iter(confinement.writable), "/")
+
+
+def environment_for(confinement: Confinement, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a confined process: where its proxy is, and a place for its temporary files."""
+    variables = dict(environment)
+    if confinement.network == "proxy":
+        variables.update(dict.fromkeys(_PROXY_VARIABLES, f"http://127.0.0.1:{PROXY_PORT}"))
+    given = variables.get("TMPDIR", "/tmp")
+    if not any(is_beneath(given, path) for path in confinement.writable):
+        if confinement.mode == "bubblewrap":
+            variables.pop("TMPDIR", None)
+        elif confinement.mode == "landlock" and confinement.writable:
+            variables["TMPDIR"] = confinement.writable[0]
+    return variables
+
+
+def compose(
+    confinement: Confinement,
+    *,
+    path: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str,
+    as_root: bool,
+    own: Collection[str],
+    tty: bool = False,
+) -> Composed:
+    """How to start this program confined. `as_root`: it will be; `own` are paths of the server; on a `tty`?"""
+    if confinement.network == "proxy" and not confinement.proxy:
+        raise InvalidParams("confinement: network `proxy` needs the path of the proxy's socket, in `proxy`")
+    orders: dict[str, Any] = {
+        "mode": confinement.mode,
+        "drop_capabilities": confinement.mode == "landlock",
+        "rules": None,
+        "no_tcp": confinement.network == "none",
+        "filter": _filter(confinement) if confinement.seccomp else None,
+        # bwrap makes its own where nobody has to listen in it.
+        "network": confinement.network == "proxy",
+        "proxy": confinement.proxy if confinement.network == "proxy" else None,
+        "options": b"",
+        "ignored": (),
+    }
+    variables = dict(environment)
+    if confinement.mode == "none":
+        # Without one of its own, the filter alone would have to keep it from the network.
+        orders["network"] = confinement.network != "host"
+        return Composed(path, list(argv), variables, cwd, orders)
+    visible = visible_paths(confinement, own)
+    program = os.path.realpath(os.path.join(cwd, path))
+    if not visible.shows(program):
+        raise CommandNotFound(f"{argv[0]}: {program} is not among what the confinement lets be read")
+    if confinement.mode == "landlock":
+        orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes)
+        if orders["filter"] is None and confinement.network == "none":
+            raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")
+        return Composed(path, list(argv), variables, cwd, orders)
+    found = _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, orders)
+    return _deaf_to_keys(found) if tty and _env_resets_signals() else found
+
+
+def _in_jail(
+    confinement: Confinement,
+    visible: Visible,
+    path: str,
+    argv: Sequence[str],
+    environment: dict[str, str],
+    cwd: str,
+    as_root: bool,
+    orders: dict[str, Any],
+) -> Composed:
+    bwrap = find_bwrap()
+    if bwrap is None:
+        raise PermissionRefused("confinement: bubblewrap is not installed here: there is no program bwrap")
+    if not (visible.shows(os.path.normpath(cwd)) or exists_in_jail(environment, cwd)):
+        raise CwdNotFound(f"working directory {cwd!r}: not among what the confinement lets be read")
+    words = bubblewrap.options(
+        confinement,
+        visible,
+        environment=environment,
+        cwd=cwd,
+        as_root=as_root,
+        own_network=bool(orders["network"]),
+        directories=frozenset(path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN) if os.path.isdir(path)),
+        proc=[path for path in (*bubblewrap.PROC_READ_ONLY, *bubblewrap.PROC_HIDDEN) if os.path.exists(path)],
+    )
+    orders["options"] = b"".join(os.fsencode(word) + b"\0" for word in words)
+    command = [path, *argv[1:]]
+    if argv[0] not in (path, os.path.basename(path)):
+        # This bwrap executes a program by no other name than its own.
+        command = ["/bin/bash", "-c", 'exec -a "$0" "$@"', argv[0], *command]
+    return Composed(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
+
+
+def _deaf_to_keys(composed: Composed) -> Composed:
+    """bwrap is in the foreground of the terminal with its program, and must not go when Ctrl-C is pressed.
+
+    What it ignores, its program would ignore too; `env` gives it its signals back.
+    """
+    names = ",".join(number.name for number in _OF_THE_TERMINAL)
+    command = [_ENV, f"--default-signal={names}", "--", *composed.orders["command"]]
+    ignored = tuple(int(number) for number in _OF_THE_TERMINAL)
+    return composed._replace(orders={**composed.orders, "command": command, "ignored": ignored})
+
+
+@functools.cache
+def _env_resets_signals() -> bool:
+    """Whether the machine's `env` can: that of GNU, since 8.31. By what it prints: its status a server may take."""
+    try:
+        done = subprocess.run(
+            [_ENV, "--default-signal=INT", "echo", "yes"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout == b"yes\n"
+
+
+def still_there(confinement: Confinement | None, cwd: str) -> str:
+    """A working directory for the next program of a shell: a new jail has nothing of the /tmp of the old one."""
+    if confinement is None or confinement.mode != "bubblewrap":
+        return cwd if os.path.isdir(cwd) else "/"
+    given = (*confinement.writable, *confinement.readable, *SYSTEM)
+    lasts = os.path.isdir(cwd) and any(is_beneath(cwd, path) for path in given)
+    return cwd if lasts or cwd == "/tmp" else "/"
+
+
+def exists_in_jail(environment: Mapping[str, str], cwd: str) -> bool:
+    """Whether every jail has this directory."""
+    return os.path.normpath(cwd) in ("/", "/tmp", "/dev/shm", os.path.normpath(environment.get("HOME", "/")))
+
+
+def _filter(confinement: Confinement) -> bytes:
+    machine = os.uname().machine
+    if machine not in MACHINES:
+        raise PermissionRefused(f"confinement: the numbers of system calls on {machine} are not known here")
+    return filter_program(machine, _families(confinement))
+
+
+def _families(confinement: Confinement) -> tuple[int, ...]:
+    """Sockets that may be made. Not those that no namespace separates (AF_VSOCK), nor what is seldom used.
+
+    Landlock does not look at the paths of Unix sockets: with it, none can be made, or the server's own, and the
+    engine's of the machine, would be open. A pair (socketpair) can.
+    """
+    network = (AF_INET, AF_INET6, AF_NETLINK)
+    if confinement.mode == "landlock":
+        return () if confinement.network == "none" else network
+    return (AF_UNIX, *network)

@@ -1,0 +1,60 @@
+"""The rules of Landlock for one confined process: which paths, and what may be done beneath each. Pure.
+
+Landlock only adds up what may be done: what is to be hidden cannot be taken out of what lies above it. So what
+must be hidden there is an error, and /etc is given entry by entry. The system calls themselves are in `applying`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.errors import InvalidParams
+from holdfast.runtime.confine.paths import Visible, is_beneath
+
+#: Read, execute, list; and to write as well.
+READ: Final = "rx"
+WRITE: Final = "rwx"
+LIST: Final = "l"
+#: Devices without a say over the machine. Not /dev/pts: there are the terminals of others.
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+#: What /proc tells of the machine, and not of its processes.
+MACHINE_FILES: Final = (
+    "/proc/cpuinfo",
+    "/proc/filesystems",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/sys",
+    "/proc/uptime",
+    "/proc/version",
+)
+
+
+def rules(visible: Visible, *, hide_processes: bool) -> list[tuple[str, str]]:
+    """Pairs of a path and letters."""
+    found = [(path, "rw") for path in DEVICES]
+    found += [(path, "r") for path in (MACHINE_FILES if hide_processes else ("/proc",))]
+    for path in visible.readable:
+        found += _readable(path, visible.hidden)
+    for path in visible.writable:
+        if (kept := _first_beneath(path, visible.hidden)) is not None:
+            raise InvalidParams(f"confinement: Landlock cannot give {path} and hide {kept}, which lies in it")
+        found.append((path, WRITE))
+    return found
+
+
+def _readable(path: str, hidden: Iterable[str]) -> list[tuple[str, str]]:
+    if path in hidden:
+        return []
+    if _first_beneath(path, hidden) is None:
+        return [(path, READ)]
+    found = [(path, LIST)]
+    for entry in sorted(os.listdir(path)):
+        found += _readable(os.path.join(path, entry), hidden)
+    return found
+
+
+def _first_beneath(path: str, hidden: Iterable[str]) -> str | None:
+    return next((each for each in hidden if is_beneath(each, path)), None)

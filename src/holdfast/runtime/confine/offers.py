@@ -1,0 +1,100 @@
+"""What this machine can enforce, each thing found by trying it. Starts short-lived programs and makes a cgroup.
+
+The words are those of `environment/info`: `bubblewrap`, `landlock:N`, `seccomp`, `network`, `cgroup.memory`,
+`cgroup.pids`, `cgroup.cpu`, `egress`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+from typing import Final, NamedTuple
+
+from holdfast import own_python
+from holdfast.errors import HoldfastError
+from holdfast.model import Confinement
+from holdfast.runtime.confine.composing import compose
+from holdfast.runtime.confine.resource_groups import CONTROLLERS, hierarchies
+from holdfast.runtime.confine.seccomp import AF_UNIX, MACHINES, filter_program
+
+_APPLYING: Final = own_python.script(__file__, "applying")
+#: A jail stands within a tenth of a second; a machine that swaps may take longer.
+_SECONDS: Final = 10.0
+
+
+class Offer(NamedTuple):
+    """One thing, and why it cannot be had; nothing if it can."""
+
+    #: As `environment/info` has it.
+    word: str
+    missing: str = ""
+
+
+def offers() -> tuple[Offer, ...]:
+    """All of them, in the order in which people are shown them. Takes some 200 ms."""
+    tried = _try()
+    version = tried.get("landlock_version", 0)
+    groups = hierarchies()
+    return (
+        Offer("bubblewrap", _try_jail()),
+        Offer(f"landlock:{version}" if version else "landlock", str(tried["landlock"])),
+        Offer("seccomp", str(tried["seccomp"])),
+        Offer("network", str(tried["network"])),
+        *(
+            Offer(f"cgroup.{name}", groups[name].why_not() if name in groups else "no such controller here")
+            for name in CONTROLLERS
+        ),
+        Offer("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
+    )
+
+
+def words(found: tuple[Offer, ...]) -> tuple[str, ...]:
+    """Those that can be had."""
+    return tuple(offer.word for offer in found if not offer.missing)
+
+
+def _try() -> dict[str, object]:
+    machine = os.uname().machine
+    program = filter_program(machine, (AF_UNIX,)).hex() if machine in MACHINES else ""
+    done = _run([*own_python.command(), "-I", "-S", _APPLYING, program])
+    # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
+    if not done.stdout:
+        why = _last_line(done)
+        return {"landlock": why, "seccomp": why, "network": why}
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def _try_jail() -> str:
+    confinement = Confinement(mode="bubblewrap", network="none", seccomp=False)
+    try:
+        composed = compose(
+            confinement,
+            path="/bin/sh",
+            argv=["sh", "-c", "echo stands"],
+            environment={},
+            cwd="/",
+            as_root=os.geteuid() == 0,
+            own=(),
+        )
+    except HoldfastError as error:
+        return str(error)
+    options = [os.fsdecode(word) for word in composed.orders["options"].split(b"\0")[:-1]]
+    done = _run([composed.path, *options, "--", *composed.orders["command"]])
+    return "" if done.stdout == b"stands\n" else _last_line(done)
+
+
+def _run(argv: list[str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, env={})
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 124, b"", f"no answer in {_SECONDS:g} s".encode())
+    except OSError as error:
+        return subprocess.CompletedProcess(argv, 127, b"", str(error.strerror).encode())
+
+
+def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

@@ -1,0 +1,98 @@
+"""Which paths a confined process gets: the machine's programs, what it was given, and what is kept from both.
+
+Looks at the file system and changes nothing. Errors name the path.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+from holdfast.errors import InvalidParams
+from holdfast.model import Confinement
+
+#: What programs of the machine need to run; what is missing on this machine is left out.
+SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix")
+#: Whoever can talk to one of these is no longer confined, whatever else is kept from it.
+DANGEROUS: Final = (
+    "/run/containerd",
+    "/run/crio",
+    "/run/dbus",
+    "/run/docker.sock",
+    "/run/podman",
+    "/run/systemd",
+    "/run/user",
+    "/var/run/docker.sock",
+)
+_ETC_DEPTH: Final = 3
+
+
+class Visible(NamedTuple):
+    """Paths, sorted: what may be read, what may be written, and what lies in those and is kept back."""
+
+    readable: tuple[str, ...]
+    writable: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+    def shows(self, path: str) -> bool:
+        """Whether something is there for the process; what a mask hides is not."""
+        over = [each for each in (*self.readable, *self.writable) if is_beneath(path, each)]
+        masks = [each for each in self.hidden if is_beneath(path, each)]
+        return bool(over) and max(map(len, over)) > max(map(len, masks), default=-1)
+
+
+def visible_paths(confinement: Confinement, own: Collection[str]) -> Visible:
+    """`own` are directories of the server itself, in which nobody may reach anything but what is named."""
+    named = [*confinement.writable, *confinement.readable]
+    for path in named:
+        _check(path)
+        if os.path.normpath(path) in own:
+            raise InvalidParams(f"confinement: {path} holds files of the server itself")
+    # A name of the resolver's file may lead out of /etc.
+    resolver = os.path.realpath("/etc/resolv.conf")
+    extra = [resolver] if confinement.network == "host" and os.path.isfile(resolver) else []
+    writable = {os.path.normpath(path) for path in confinement.writable}
+    readable = {path for path in (*SYSTEM, *extra) if os.path.exists(path)}
+    readable |= {os.path.normpath(path) for path in confinement.readable}
+    readable -= writable
+    hidden = {os.path.realpath(path) for path in (*confinement.hidden, *own, *DANGEROUS) if os.path.exists(path)}
+    if "/etc" in readable:
+        hidden |= set(unreadable_for_others("/etc"))
+    over = readable | writable
+    needed = {path for path in hidden if path not in over and any(is_beneath(path, each) for each in over)}
+    return Visible(tuple(sorted(readable)), tuple(sorted(writable)), tuple(sorted(needed)))
+
+
+def is_beneath(path: str, directory: str) -> bool:
+    """Or the same."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def unreadable_for_others(directory: str, depth: int = _ETC_DEPTH) -> Iterator[str]:
+    """What in it only some may read: passwords and keys, which a server that is root would hand on."""
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return  # not ours to read either
+    for entry in entries:
+        if entry.is_symlink():
+            continue
+        mode = entry.stat(follow_symlinks=False).st_mode
+        needed = stat.S_IROTH | stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
+        if mode & needed != needed:
+            yield entry.path
+        elif stat.S_ISDIR(mode) and depth > 1:
+            yield from unreadable_for_others(entry.path, depth - 1)
+
+
+def _check(path: str) -> None:
+    if not os.path.isabs(path) or "\0" in path:
+        raise InvalidParams(f"confinement: {path!r} is no absolute path")
+    real = os.path.realpath(path)
+    if not os.path.exists(real):
+        raise InvalidParams(f"confinement: {path}: there is nothing of this name")
+    # Whoever may write above it could have made a link of it, to anywhere.
+    if real != os.path.normpath(path):
+        raise InvalidParams(f"confinement: {path} is a symbolic link, or below one: name {real}")

@@ -1,0 +1,204 @@
+"""Cgroups that limit a whole tree: its memory, the number of its processes, its share of the processors.
+
+Version 2 has them in one hierarchy, version 1 has one for each controller; a machine may have both (hybrid). Makes
+directories below the cgroup that we are in, and writes limits; who joins them is the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import Final, Literal
+
+from holdfast.errors import PermissionRefused
+from holdfast.model import Confinement
+
+Controller = Literal["memory", "pids", "cpu"]
+CONTROLLERS: Final[tuple[Controller, ...]] = ("memory", "pids", "cpu")
+#: The kernel's own default: how long the share is counted for before it is counted anew.
+_PERIOD_US: Final = 100_000
+#: The least quota that the kernel takes.
+_LEAST_QUOTA_US: Final = 1_000
+#: Files of a kernel that counts swap, and of one that kills a whole group.
+_NOT_EVERYWHERE: Final = frozenset({"memory.swap.max", "memory.oom.group", "memory.memsw.limit_in_bytes"})
+
+
+class Hierarchy:
+    """Where the cgroups of one controller are made: below `base`, the cgroup that we are in."""
+
+    def __init__(self, controller: Controller, base: str, version: Literal[1, 2]) -> None:
+        self.controller = controller
+        self.base = base
+        self.version = version
+
+    def why_not(self) -> str:
+        """What keeps a limit from being set here; empty if nothing does. Tries it."""
+        trial = f"{self.base}/holdfast-{os.getpid()}-trial"
+        try:
+            self.make(trial)
+            self.limit(trial, Confinement(total_memory_bytes=1 << 30, total_processes=1 << 10, cpu_cores=1.0))
+        except OSError as error:
+            return _explain(self, error)
+        finally:
+            for directory in (f"{trial}/1", trial):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+        return ""
+
+    def make(self, path: str) -> None:
+        """A cgroup that can be limited; version 2 wants the controller handed down from level to level."""
+        if self.version == 2:
+            above = os.path.dirname(path)
+            if above != self.base:
+                os.makedirs(above, exist_ok=True)
+            for directory in dict.fromkeys((self.base, above)):
+                control = f"{directory}/cgroup.subtree_control"
+                with open(control) as file:
+                    if self.controller in file.read().split():
+                        continue
+                _write(control, f"+{self.controller}")
+        os.makedirs(path, exist_ok=True)
+
+    def limit(self, path: str, confinement: Confinement) -> None:
+        for name, value in self._settings(confinement).items():
+            try:
+                _write(f"{path}/{name}", value)
+            except FileNotFoundError:
+                if name not in _NOT_EVERYWHERE:
+                    raise
+
+    def wants(self, confinement: Confinement) -> bool:
+        return self._settings(confinement) != {}
+
+    def _settings(self, confinement: Confinement) -> dict[str, str]:
+        memory, processes, cores = (
+            confinement.total_memory_bytes,
+            confinement.total_processes,
+            confinement.cpu_cores,
+        )
+        if self.controller == "memory" and memory is not None:
+            if self.version == 2:
+                return {"memory.max": str(memory), "memory.swap.max": "0", "memory.oom.group": "1"}
+            # In this order: both together may not be less than one of them.
+            return {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory)}
+        if self.controller == "pids" and processes is not None:
+            return {"pids.max": str(processes)}
+        if self.controller == "cpu" and cores is not None:
+            quota = max(_LEAST_QUOTA_US, int(cores * _PERIOD_US))
+            if self.version == 2:
+                return {"cpu.max": f"{quota} {_PERIOD_US}"}
+            return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota)}
+        return {}
+
+
+class ResourceGroups:
+    """The limiting cgroups of one server, by the name of the directory that all of them are in."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._hierarchies = hierarchies()
+        for hierarchy in self._hierarchies.values():
+            _sweep(hierarchy.base)
+
+    def make(self, name: str, confinement: Confinement) -> list[str]:
+        """Directories with these limits, for one process; `PermissionRefused` names what cannot be limited."""
+        made: list[str] = []
+        for controller in CONTROLLERS:
+            if not Hierarchy(controller, "", 2).wants(confinement):
+                continue
+            hierarchy = self._hierarchies.get(controller)
+            try:
+                if hierarchy is None:
+                    raise PermissionRefused(f"confinement: no cgroup controller {controller} here")
+                path = f"{hierarchy.base}/{self._name}/{name}"
+                made.append(path)
+                hierarchy.make(path)
+                hierarchy.limit(path, confinement)
+            except (OSError, PermissionRefused) as error:
+                for each in made:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(each)
+                if hierarchy is None or not isinstance(error, OSError):
+                    raise
+                raise PermissionRefused(f"confinement: {_explain(hierarchy, error)}") from None
+        return made
+
+    def existing(self, name: str) -> list[str]:
+        """Those that an earlier server has made for a process."""
+        paths = (f"{hierarchy.base}/{self._name}/{name}" for hierarchy in self._hierarchies.values())
+        return [path for path in paths if os.path.isdir(path)]
+
+    def close(self) -> None:
+        for hierarchy in self._hierarchies.values():
+            _remove_tree(f"{hierarchy.base}/{self._name}")
+
+
+def hierarchies() -> dict[Controller, Hierarchy]:
+    """Those that are mounted, a controller of version 2 only where it is handed down to us."""
+    with open("/proc/self/cgroup") as file:
+        ours = [line.rstrip("\n").split(":", 2)[1:] for line in file]
+    paths = {controller: path for names, path in ours for controller in names.split(",")}
+    found: dict[Controller, Hierarchy] = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            place, (kind, _, options, *_) = before.split()[4], after.split()
+            if kind == "cgroup2" and "" in paths:
+                base = f"{place}{paths[''].rstrip('/')}"
+                for controller in CONTROLLERS:
+                    if controller in _read(f"{base}/cgroup.controllers").split():
+                        found[controller] = Hierarchy(controller, base, 2)
+            elif kind == "cgroup":
+                for controller in CONTROLLERS:
+                    if controller in options.split(",") and controller in paths:
+                        base = f"{place}{paths[controller].rstrip('/')}"
+                        found.setdefault(controller, Hierarchy(controller, base, 1))
+    return found
+
+
+def _explain(hierarchy: Hierarchy, error: OSError) -> str:
+    if error.errno == errno.EBUSY and hierarchy.version == 2:
+        return (
+            f"cgroup controller {hierarchy.controller}: {hierarchy.base} has processes of its own, so nothing can "
+            "be limited below it; start the server in a cgroup of its own below that"
+        )
+    return f"cgroup controller {hierarchy.controller}: {error.filename or hierarchy.base}: {error.strerror}"
+
+
+def _sweep(base: str) -> None:
+    """Remove what servers left that were killed."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(base):
+            prefix, _, rest = name.partition("-")
+            pid = rest.partition("-")[0]
+            if prefix == "holdfast" and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+                _remove_tree(f"{base}/{name}")
+
+
+def _remove_tree(parent: str) -> None:
+    """A cgroup that somebody is in stays."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            if os.path.isdir(f"{parent}/{name}"):
+                with contextlib.suppress(OSError):
+                    os.rmdir(f"{parent}/{name}")
+        os.rmdir(parent)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(fd)

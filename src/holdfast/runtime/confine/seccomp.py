@@ -1,0 +1,230 @@
+"""Seccomp filters as bytes: a small BPF assembler, and the list of system calls that a confined process is refused.
+
+Pure. Refused calls fail with EPERM, so that programs which can do without them go on; `clone3` fails with ENOSYS,
+because its flags lie behind a pointer, and the C library falls back to `clone`. Programs of another architecture
+(32 bits, x32) are refused every call: their numbers mean other things.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+# linux/filter.h, linux/seccomp.h
+_LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_JUMP_EQUAL: Final = 0x15
+_JUMP_AT_LEAST: Final = 0x35
+_JUMP_ANY_BIT: Final = 0x45
+_RETURN: Final = 0x06
+_ALLOW: Final = 0x7FFF0000
+_ERRNO: Final = 0x00050000
+_INSTRUCTION: Final = struct.Struct("=HBBI")
+
+#: Where things are in `struct seccomp_data`. Arguments have 64 bits; the lower half comes first on both machines.
+_NUMBER: Final = 0
+_ARCHITECTURE: Final = 4
+_ARGUMENTS: Final = 16
+
+#: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+_NEW_NAMESPACES: Final = 0x7E020000
+_X32: Final = 0x40000000
+_TIOCSTI: Final = 0x5412
+_TIOCLINUX: Final = 0x541C
+_PTRACE_ATTACH: Final = 16
+_PTRACE_SEIZE: Final = 0x4206
+
+AF_UNIX: Final = 1
+AF_INET: Final = 2
+AF_INET6: Final = 10
+AF_NETLINK: Final = 16
+
+
+class Machine(NamedTuple):
+    """The numbers of one architecture."""
+
+    audit: int
+    calls: dict[str, int]
+
+
+#: The numbers that all architectures share, since Linux 5.
+_SHARED: Final = {
+    "pidfd_getfd": 438,
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "fspick": 433,
+    "clone3": 435,
+    "mount_setattr": 442,
+    "quotactl_fd": 443,
+    "open_tree_attr": 467,
+}
+MACHINES: Final = {
+    "x86_64": Machine(
+        0xC000003E,
+        {
+            **_SHARED,
+            "ioctl": 16,
+            "socket": 41,
+            "clone": 56,
+            "ptrace": 101,
+            "syslog": 103,
+            "uselib": 134,
+            "vhangup": 153,
+            "modify_ldt": 154,
+            "pivot_root": 155,
+            "adjtimex": 159,
+            "chroot": 161,
+            "acct": 163,
+            "settimeofday": 164,
+            "mount": 165,
+            "umount2": 166,
+            "swapon": 167,
+            "swapoff": 168,
+            "reboot": 169,
+            "sethostname": 170,
+            "setdomainname": 171,
+            "iopl": 172,
+            "ioperm": 173,
+            "init_module": 175,
+            "delete_module": 176,
+            "quotactl": 179,
+            "nfsservctl": 180,
+            "lookup_dcookie": 212,
+            "clock_settime": 227,
+            "kexec_load": 246,
+            "add_key": 248,
+            "request_key": 249,
+            "keyctl": 250,
+            "unshare": 272,
+            "move_pages": 279,
+            "perf_event_open": 298,
+            "fanotify_init": 300,
+            "name_to_handle_at": 303,
+            "open_by_handle_at": 304,
+            "clock_adjtime": 305,
+            "prlimit64": 302,
+            "setns": 308,
+            "process_vm_readv": 310,
+            "process_vm_writev": 311,
+            "kcmp": 312,
+            "finit_module": 313,
+            "kexec_file_load": 320,
+            "bpf": 321,
+            "userfaultfd": 323,
+        },
+    ),
+    "aarch64": Machine(
+        0xC00000B7,
+        {
+            **_SHARED,
+            "lookup_dcookie": 18,
+            "ioctl": 29,
+            "umount2": 39,
+            "mount": 40,
+            "pivot_root": 41,
+            "nfsservctl": 42,
+            "chroot": 51,
+            "vhangup": 58,
+            "quotactl": 60,
+            "acct": 89,
+            "unshare": 97,
+            "kexec_load": 104,
+            "init_module": 105,
+            "delete_module": 106,
+            "clock_settime": 112,
+            "syslog": 116,
+            "ptrace": 117,
+            "reboot": 142,
+            "sethostname": 161,
+            "setdomainname": 162,
+            "settimeofday": 170,
+            "adjtimex": 171,
+            "socket": 198,
+            "add_key": 217,
+            "request_key": 218,
+            "keyctl": 219,
+            "clone": 220,
+            "swapon": 224,
+            "swapoff": 225,
+            "move_pages": 239,
+            "perf_event_open": 241,
+            "fanotify_init": 262,
+            "name_to_handle_at": 264,
+            "open_by_handle_at": 265,
+            "clock_adjtime": 266,
+            "prlimit64": 261,
+            "setns": 268,
+            "process_vm_readv": 270,
+            "process_vm_writev": 271,
+            "kcmp": 272,
+            "finit_module": 273,
+            "bpf": 280,
+            "userfaultfd": 282,
+            "kexec_file_load": 294,
+        },
+    ),
+}
+#: Looked at by their arguments, and not refused altogether.
+_BY_ARGUMENT: Final = frozenset({"ioctl", "socket", "clone", "unshare", "ptrace", "prlimit64", "clone3"})
+
+Instruction = tuple[int, int, int, int]
+
+
+def refused_calls(machine: str) -> list[str]:
+    """The calls that are refused whatever their arguments are."""
+    return sorted(MACHINES[machine].calls.keys() - _BY_ARGUMENT)
+
+
+def filter_program(machine: str, families: Iterable[int]) -> bytes:
+    """The filter for a process on this machine, as `struct sock_filter`s; sockets of these families may be made.
+
+    `KeyError` for a machine whose numbers are not known here.
+    """
+    audit, calls = MACHINES[machine]
+    program: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, audit),
+        _refuse(),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine == "x86_64":
+        program += [(_JUMP_AT_LEAST, 0, 1, _X32), _refuse()]
+    program += [(_JUMP_EQUAL, 0, 1, calls["clone3"]), _refuse(errno.ENOSYS)]
+    for name in refused_calls(machine):
+        program += [(_JUMP_EQUAL, 0, 1, calls[name]), _refuse()]
+    for name in ("clone", "unshare"):
+        program += _when(calls[name], 0, [(_JUMP_ANY_BIT, 0, 1, _NEW_NAMESPACES), _refuse()])
+    # A terminal of ours cannot be typed into by what runs on it, and nobody's memory is looked into but a child's.
+    program += _when(calls["ioctl"], 1, _refuse_values((_TIOCSTI, _TIOCLINUX)))
+    program += _when(calls["ptrace"], 0, _refuse_values((_PTRACE_ATTACH, _PTRACE_SEIZE)))
+    # Of itself (0) alone: a limit of CPU time would end another process of the same user.
+    program += _when(calls["prlimit64"], 0, _refuse_others((0,)))
+    program += _when(calls["socket"], 0, _refuse_others(tuple(families)))
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(_INSTRUCTION.pack(*each) for each in program)
+
+
+def _refuse(number: int = errno.EPERM) -> Instruction:
+    return (_RETURN, 0, 0, _ERRNO | number)
+
+
+def _when(call: int, argument: int, body: list[Instruction]) -> list[Instruction]:
+    """`body` for this call, with the lower half of an argument loaded; the number is loaded again behind it."""
+    whole = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *body, (_LOAD, 0, 0, _NUMBER)]
+    return [(_JUMP_EQUAL, 0, len(whole), call), *whole]
+
+
+def _refuse_values(values: tuple[int, ...]) -> list[Instruction]:
+    return [part for value in values for part in ((_JUMP_EQUAL, 0, 1, value), _refuse())]
+
+
+def _refuse_others(values: tuple[int, ...]) -> list[Instruction]:
+    """Each that may pass jumps over those behind it and over the refusal."""
+    return [*((_JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)), _refuse()]

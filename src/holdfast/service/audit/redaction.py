@@ -1,0 +1,135 @@
+"""Takes what looks like a secret out of texts before they are written down, and cuts long ones; pure.
+
+Nobody tells us the secrets of agents, so they are known by their form: keys of well-known makers, what stands where
+a password stands. Each pattern looks at a bounded piece of text, so that no text makes it slow. A secret that is
+typed in pieces, or that looks like nothing, is not found; what is typed at a password prompt is never written down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from holdfast.service.problems import Invalid
+
+REDACTED: Final = "[redacted]"
+
+#: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query. Not an expansion: `$X`
+#: tells nothing.
+_VALUE: Final = r"(?P<secret>\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'&;,}$][^\s\"'&;,}]{0,4096})"
+_NAMES: Final = (
+    r"passw(?:or)?d|passphrase|secret|token(?!s)|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
+)
+_SIGNS: Final = ("passw", "passphrase", "secret", "token", "key", "credential")
+
+#: Patterns, each with signs of which one is in whatever it finds, in small letters: most texts have none, and to
+#: look for those is a hundredth of the work. What is replaced is the group `secret`, or all of it.
+PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
+    # Keys in PEM, also those of which the end is missing.
+    (
+        ("private key-----",),
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?P<secret>(?:[^-]|-(?!----)){1,16000})",
+    ),
+    # Amazon's key ids, and those of other makers that say whose they are.
+    (("akia", "asia", "agpa", "aida", "aroa", "anpa"), r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b"),
+    (
+        ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "xai", "gsk", "hf_", "hf-"),
+        r"\b(?:sk|pk|rk|xai|gsk|hf)[-_][A-Za-z0-9_-]{16,512}",
+    ),
+    (("aiza", "ya29."), r"\b(?:AIza[A-Za-z0-9_-]{30,60}|ya29\.[A-Za-z0-9_-]{20,512})"),
+    (
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+        r"\b(?:gh[pousr]_[A-Za-z0-9]{20,255}|github_pat_[A-Za-z0-9_]{20,255}|glpat-[A-Za-z0-9_-]{16,255})",
+    ),
+    (
+        ("xox", "npm_", "pypi-"),
+        r"\b(?:xox[abeprs]-[A-Za-z0-9-]{10,255}|npm_[A-Za-z0-9]{30,60}|pypi-[A-Za-z0-9_-]{30,512})",
+    ),
+    # JSON web tokens.
+    (("eyj",), r"\beyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{8,1024}"),
+    # Headers.
+    (
+        ("authorization",),
+        r"(?i)authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?"
+        r"(?:(?:bearer|basic|token|digest)\s{1,4})?(?P<secret>[^\s\"']{4,4096})",
+    ),
+    (("bearer",), r"(?i)\bbearer\s{1,4}(?P<secret>[A-Za-z0-9._~+/=-]{8,4096})"),
+    (("cookie:",), r"(?i)cookie:\s{0,4}(?P<secret>[^\n\"']{4,4096})"),
+    # The password in a URL.
+    (("://",), r"://[^\s/:@\"']{0,256}:(?P<secret>[^\s/@\"']{1,1024})@"),
+    # Options of commands: by their name, and the short ones of programs that take a password so.
+    (
+        (*_SIGNS, "pass", "auth"),
+        rf"(?i)(?<!\S)--?[a-z0-9-]{{0,30}}(?:{_NAMES}|pass|auth)(?:=|\s{{1,4}}){_VALUE}",
+    ),
+    (("mysql", "mariadb"), r"\b(?:mysql|mariadb)[^\n|;&]{0,512}?\s-p(?P<secret>\S{1,256})"),
+    (("sshpass",), r"\bsshpass\s{1,4}-p\s{0,4}(?P<secret>\S{1,256})"),
+    (
+        ("curl",),
+        r"\bcurl\s[^\n|;&]{0,400}?(?<=\s)(?:-u|--user)[ =]{0,2}[\"']?[^\s:\"']{0,256}:(?P<secret>[^\s\"']{1,256})",
+    ),
+    # `NAME=value`, `name: value`, `"name": "value"`, where the name says what the value is.
+    (_SIGNS, rf"(?i)(?:{_NAMES})[a-z0-9_]{{0,32}}[\"']?\s{{0,4}}[=:](?!=)\s{{0,4}}{_VALUE}"),
+)
+
+
+class Redactor:
+    """Called with a text, returns it without secrets."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        """`patterns` are regular expressions of one's own; a group `secret` in one is what alone is replaced."""
+        self._patterns = [(signs, re.compile(pattern)) for signs, pattern in PATTERNS]
+        for pattern in patterns:
+            try:
+                self._patterns.append((("",), re.compile(pattern)))
+            except re.error as error:
+                raise Invalid(
+                    f"redact: {pattern!r} is no regular expression: {error}", reason="REDACT_PATTERN"
+                ) from None
+
+    def __call__(self, text: str) -> str:
+        lowered = text.lower()
+        for signs, pattern in self._patterns:
+            if any(sign in lowered for sign in signs):
+                text = pattern.sub(_hidden, text)
+        return text
+
+    def body(self, value: Any) -> Any:
+        """The same for all texts in what is to become JSON; names of its parts count as names of values."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, dict):
+            return {name: self._named(str(name), each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.body(each) for each in value]
+        return value
+
+    def _named(self, name: str, value: Any) -> Any:
+        if isinstance(value, str) and value and _SECRET_NAME.search(name):
+            return REDACTED
+        return self.body(value)
+
+
+_SECRET_NAME: Final = re.compile(rf"(?i)(?:{_NAMES})$")
+
+
+def _hidden(match: re.Match[str]) -> str:
+    if "secret" not in match.re.groupindex or match["secret"] is None:
+        return REDACTED
+    begin, end = match.span("secret")
+    whole, start = match[0], match.start()
+    return whole[: begin - start] + REDACTED + whole[end - start :]
+
+
+def cut(text: str, limit: int) -> dict[str, Any]:
+    """A text for a row's body: all of it, or its first `limit` bytes with the length and the hash of the whole.
+
+    To be given what is already redacted: the hash of a text of which only a short secret is unknown gives it away.
+    """
+    data = text.encode(errors="replace")
+    if len(data) <= limit:
+        return {"text": text}
+    kept = data[:limit].decode(errors="ignore")
+    return {"text": kept, "length": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -1,0 +1,85 @@
+"""Which rule a command matches; pure.
+
+Words that are known only when they run might be anything. A rule that allows must match for certain; one that
+denies or asks matches as soon as it might.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.service.policy.command_line import Command
+from holdfast.service.policy.profiles import CommandRule
+
+#: Where a program of a name is what everybody means by it. A file of that name elsewhere may be anybody's.
+SYSTEM_DIRECTORIES: Final = frozenset(
+    ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"]
+)
+_Match = bool | None  # None: it might
+
+
+def match_rule(rules: Sequence[CommandRule], command: Command, cwd: str) -> int | None:
+    """The index of the first rule that matches."""
+    for index, rule in enumerate(rules):
+        matched = _all(
+            _program(rule, command, cwd),
+            _arguments(rule.arguments, command),
+            _pattern(rule.pattern, command),
+        )
+        if matched or (matched is None and rule.verdict != "allow"):
+            return index
+    return None
+
+
+def _all(*parts: _Match) -> _Match:
+    if False in parts:
+        return False
+    return None if None in parts else True
+
+
+def _program(rule: CommandRule, command: Command, cwd: str) -> _Match:
+    if not rule.program:
+        return True
+    found = [_one_program(pattern, rule.verdict == "allow", command, cwd) for pattern in rule.program]
+    return True if True in found else None if None in found else False
+
+
+def _one_program(pattern: str, allows: bool, command: Command, cwd: str) -> _Match:
+    typed = command.program
+    if "/" not in pattern:
+        if not fnmatch.fnmatchcase(command.name, pattern):
+            return False
+        at_home = "/" not in typed or posixpath.dirname(posixpath.normpath(typed)) in SYSTEM_DIRECTORIES
+        # `./git` is not the git that a rule allows, and it may be the one that a rule denies.
+        return at_home or not allows
+    if "/" not in typed or typed.startswith("~"):
+        # Found through PATH or somebody's home: whether it is this file, nobody knows.
+        return None if fnmatch.fnmatchcase(command.name, posixpath.basename(pattern)) else False
+    if not typed.startswith("/") and not cwd:
+        return None if fnmatch.fnmatchcase(command.name, posixpath.basename(pattern)) else False
+    return fnmatch.fnmatchcase(posixpath.normpath(posixpath.join(cwd or "/", typed)), pattern)
+
+
+def _arguments(wanted: tuple[str, ...], command: Command) -> _Match:
+    for index, text in enumerate(wanted):
+        if index >= len(command.arguments):
+            return False
+        word = command.arguments[index]
+        if not word.exact:
+            return None
+        if not fnmatch.fnmatchcase(word.text, text):
+            return False
+    return True
+
+
+def _pattern(pattern: str, command: Command) -> _Match:
+    if not pattern:
+        return True
+    exact = all(word.exact for word in command.arguments)
+    if re.search(pattern, command.text):
+        return True if exact else None
+    return False if exact else None

@@ -1,0 +1,310 @@
+"""Decisions: what a session may be, and what may be done in it, by the rules of its profile; pure.
+
+Each decision carries the key of the rule and its place, `FILE:LINE`, for the audit. `refusal` makes the answer for
+the caller of one that says no.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Final, cast, get_args
+
+from holdfast.service.api import ControlType, PolicyRequest
+from holdfast.service.model import Guard, Network, Policy, Resources, Struct
+from holdfast.service.policy.command_line import CommandLine, read_command_line
+from holdfast.service.policy.command_rules import match_rule
+from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
+from holdfast.service.problems import Denied, Invalid
+
+#: From narrow to wide.
+_NETWORKS: Final[tuple[Network, ...]] = ("none", "allow-list", "host")
+_STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Decision(Struct, frozen=True):
+    """Whether something may be done, and which rule says so."""
+
+    verdict: Verdict
+    reason: str
+    #: The key in the profile or agent, such as `commands.rules.2`.
+    rule: str = ""
+    place: str = BUILT_IN
+    programs: tuple[str, ...] = ()
+    background: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> bool:
+        return self.verdict == "allow"
+
+
+class EnvironmentDecision(Struct, frozen=True):
+    """Which variables are refused; without any, `environment` is what the session gets."""
+
+    decision: Decision
+    refused: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def refusal(decision: Decision) -> Denied:
+    """The answer for whoever asked for it."""
+    return Denied(
+        f"{decision.reason} ({decision.place}: {decision.rule})",
+        reason="POLICY_DENIED",
+        rule=decision.rule,
+        place=decision.place,
+    )
+
+
+# --- what a session may be ----------------------------------------------------------------------------------------
+
+
+def resolve(
+    rules: Rules, agent_id: str, request: PolicyRequest, *, initial_cwd: str = "", operator: bool = False
+) -> Policy:
+    """The policy of a new session: its profile, narrowed by its agent and by the request, never widened.
+
+    Without `inherit_workspace`, a session that begins in a directory of the workspace gets that one alone of it.
+    """
+    if not valid_agent_id(agent_id):
+        raise Invalid(f"{agent_id!r} is not the name of an agent", reason="INVALID_AGENT", field="agent_id")
+    agent = rules.agent(agent_id)
+    profile = _profile(rules, agent_id, request.profile, operator)
+    idle = min(profile.idle.timeout, agent.idle or math.inf)
+    lifetime = min(profile.lifetime.limit, agent.lifetime or math.inf)
+    if request.allow_background and not profile.background.outlive:
+        raise _denied(profile, "background.outlive", "processes in the background may not outlive the session")
+    return Policy(
+        profile=profile.name,
+        idle_timeout=_narrowed(profile, "idle.timeout", idle, request.idle_timeout),
+        max_lifetime=_narrowed(profile, "lifetime.limit", lifetime, request.max_lifetime),
+        idle_grace=profile.idle.grace,
+        allow_background=request.allow_background,
+        writable=_directories(rules, agent_id, profile.directories.writable, request, initial_cwd),
+        readable=_directories(rules, agent_id, profile.directories.readable, request, initial_cwd),
+        sandbox_mode=profile.sandbox.mode,
+        network=_network(profile, request.network),
+        allowed_hosts=profile.network.hosts,
+        resources=_resources(profile, request.resources),
+        require=_required(profile, request.require),
+        owner_approves=profile.approvals.owner,
+        approval_timeout=profile.approvals.timeout,
+        activity=profile.idle.activity,
+        idle_while_running=profile.idle.while_running,
+        lifetime_warning=profile.lifetime.warning,
+    )
+
+
+def _profile(rules: Rules, agent_id: str, asked: str, operator: bool) -> Profile:
+    agent = rules.agent(agent_id)
+    name = asked or agent.profile
+    if name not in rules.profiles:
+        raise Invalid(f"there is no profile {name!r}", reason="UNKNOWN_PROFILE", field="policy.profile")
+    if not operator and name not in (agent.profile, *agent.profiles):
+        place = agent.place("profiles" if agent.profiles else "")
+        message = f"agent {agent_id!r} may not use the profile {name!r} ({place}: agents.profiles)"
+        raise Denied(message, reason="POLICY_DENIED", rule="agents.profiles", place=place)
+    return rules.profiles[name]
+
+
+def _denied(profile: Profile, rule: str, reason: str) -> Denied:
+    return refusal(Decision("deny", reason, f"profiles.{profile.name}.{rule}", profile.place(rule)))
+
+
+def _narrowed(profile: Profile, rule: str, limit: float, asked: float | None) -> float:
+    if asked is None:
+        return limit
+    if not (math.isfinite(asked) and asked > 0):
+        raise Invalid(f"{rule}: {asked} is not a number of seconds above 0", reason="INVALID_LIMIT", field=rule)
+    if asked > limit:
+        raise _denied(profile, rule, f"{asked:g} s is more than the {limit:g} s that are allowed")
+    return asked
+
+
+def _network(profile: Profile, asked: Network | None) -> Network:
+    if asked is None:
+        return profile.network.mode
+    if asked not in _NETWORKS:
+        expected = ", ".join(_NETWORKS)
+        raise Invalid(f"network {asked!r} is none of {expected}", reason="INVALID_NETWORK", field="policy.network")
+    if _NETWORKS.index(asked) > _NETWORKS.index(profile.network.mode):
+        raise _denied(profile, "network.mode", f"network {asked!r} is more than {profile.network.mode!r}")
+    return asked
+
+
+def _resources(profile: Profile, asked: Resources) -> Resources:
+    made: dict[str, float | None] = {}
+    for name in Resources.__struct_fields__:
+        limit, value = getattr(profile.resources, name), getattr(asked, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise Invalid(f"resources.{name}: {value} is not above 0", reason="INVALID_LIMIT", field=name)
+        if None not in (limit, value) and value > limit:
+            raise _denied(profile, f"resources.{name}", f"{value:,} is more than the {limit:,} that are allowed")
+        made[name] = limit if value is None else value
+    return Resources(**made)  # type: ignore[arg-type]
+
+
+def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
+    for word in asked:
+        if word not in get_args(Guard):
+            expected = ", ".join(get_args(Guard))
+            raise Invalid(
+                f"require: {word!r} is none of {expected}", reason="UNKNOWN_GUARD", field="policy.require"
+            )
+    return tuple(dict.fromkeys([*profile.sandbox.require, *(cast(Guard, word) for word in asked)]))
+
+
+def _directories(
+    rules: Rules, agent_id: str, directories: tuple[str, ...], request: PolicyRequest, initial_cwd: str
+) -> tuple[str, ...]:
+    workspace = normal(rules.workspace(agent_id))
+    made: list[str] = []
+    for directory in directories:
+        path = normal(directory.replace("{workspace}", workspace).replace("{agent}", agent_id))
+        narrow = initial_cwd.startswith("/") and not request.inherit_workspace and path == workspace
+        if narrow and is_inside(normal(initial_cwd), path):
+            path = normal(initial_cwd)
+        made.append(path)
+    return tuple(dict.fromkeys(made))
+
+
+def normal(path: str) -> str:
+    """Without `.`, `..` and doubled slashes. Symbolic links are the operating system's to follow."""
+    return "/" + posixpath.normpath(path).lstrip("/")
+
+
+def is_inside(path: str, directory: str) -> bool:
+    """Both normal."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+# --- what may be done in it ---------------------------------------------------------------------------------------
+
+
+def decide_cwd(profile: Profile, policy: Policy, cwd: str) -> Decision:
+    """A directory to begin in: inside of one that may be written or read."""
+    rule = f"profiles.{profile.name}.directories"
+    place = profile.place("directories.writable")
+    if not cwd.startswith("/") or "\0" in cwd:
+        return Decision("deny", f"{cwd!r} is not an absolute path", rule, place)
+    path = normal(cwd)
+    for kind, directories in (("writable", policy.writable), ("readable", policy.readable)):
+        for directory in directories:
+            if is_inside(path, directory):
+                key = f"directories.{kind}"
+                found = f"{path} is inside of {directory}"
+                return Decision("allow", found, f"profiles.{profile.name}.{key}", profile.place(key))
+    allowed = ", ".join([*policy.writable, *policy.readable]) or "none"
+    return Decision("deny", f"{path} is outside of the allowed directories: {allowed}", rule, place)
+
+
+def decide_environment(profile: Profile, asked: Mapping[str, str]) -> EnvironmentDecision:
+    """Variables that match `deny`, or nothing in `allow`, are refused. A name in `allow` without a pattern wins."""
+    section = profile.environment
+    refused: list[str] = []
+    decision = Decision("allow", "no variable is refused", *_rule(profile, "environment.allow"))
+    for name, value in asked.items():
+        against = _against_variable(profile, name, value)
+        if against is None:
+            continue
+        if not refused:
+            decision = against
+        refused.append(name)
+    environment = {**{name: value for name, value in asked.items() if name not in refused}, **section.set}
+    return EnvironmentDecision(decision, tuple(refused), environment)
+
+
+def _against_variable(profile: Profile, name: str, value: str) -> Decision | None:
+    section = profile.environment
+    if not _VARIABLE.fullmatch(name) or "\0" in value:
+        rule = _rule(profile, "environment.allow")
+        return Decision("deny", f"{name!r} is not a variable that can be set", *rule)
+    if name in section.set and section.set[name] != value:
+        return Decision("deny", f"{name} is set by the rules", *_rule(profile, "environment.set"))
+    if name in section.allow:
+        return None
+    # Names are usually in capitals, secrets in small letters are as secret.
+    for pattern in section.deny:
+        if fnmatch.fnmatchcase(name.upper(), pattern.upper()):
+            reason = f"the variable {name} matches {pattern!r}, which is denied"
+            return Decision("deny", reason, *_rule(profile, "environment.deny"))
+    if not any(fnmatch.fnmatchcase(name, pattern) for pattern in section.allow):
+        return Decision("deny", f"the variable {name} is not allowed", *_rule(profile, "environment.allow"))
+    return None
+
+
+def decide_signal(profile: Profile, control: ControlType) -> Decision:
+    """A control action; sizes may always be set."""
+    rule = _rule(profile, "signals.allow")
+    if control == "RESIZE" or control in profile.signals.allow:
+        return Decision("allow", f"{control} is allowed", *rule)
+    return Decision("deny", f"{control} is not among the signals that are allowed", *rule)
+
+
+def decide_limits(rules: Rules, agent_id: str, open_sessions: int) -> Decision:
+    """Whether the agent may have one more session."""
+    agent = rules.agent(agent_id)
+    rule, place = "agents.sessions", agent.place("sessions")
+    if open_sessions < agent.sessions:
+        return Decision("allow", f"{open_sessions} of {agent.sessions} sessions are open", rule, place)
+    return Decision("deny", f"{agent_id} has {open_sessions} sessions open, of {agent.sessions}", rule, place)
+
+
+def decide_command(
+    profile: Profile, text: str, cwd: str = "", *, shell: str = "bash", interactive: bool = True
+) -> Decision:
+    """A whole command line. One that is not complete cannot be known."""
+    line = read_command_line(text, shell=shell, interactive=interactive)
+    decision = decide_line(profile, line, cwd)
+    if line.incomplete and profile.guarded:
+        incomplete = _unknown(profile, line, f"it is not complete: {line.incomplete}")
+        return _stricter(decision, incomplete)
+    return decision
+
+
+def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
+    """The commands of a line that was read: the strictest decides."""
+    programs, background = line.programs, line.background
+    decided = Decision(
+        "allow", "every command is allowed", *_rule(profile, "commands.default"), programs, background
+    )
+    if not profile.guarded:
+        return decided
+    for command in line.commands:
+        index = match_rule(profile.commands.rules, command, cwd)
+        if index is not None:
+            rule = profile.commands.rules[index]
+            reason = rule.reason or f"`{command.name}` matches the rule `{rule.title}`"
+            key = _rule(profile, f"commands.rules.{index}")
+            decided = _stricter(decided, Decision(rule.verdict, reason, *key, programs, background))
+        elif not command.transparent:
+            reason = f"no rule matches `{command.name}`"
+            key = _rule(profile, "commands.default")
+            decision = Decision(profile.commands.default, reason, *key, programs, background)
+            decided = _stricter(decided, decision)
+    if background:
+        reason = f"`{background[0]}` puts a command into the background"
+        key = _rule(profile, "background.start")
+        decided = _stricter(decided, Decision(profile.background.start, reason, *key, programs, background))
+    for reason in line.unknown[:1]:
+        decided = _stricter(decided, _unknown(profile, line, reason))
+    return decided
+
+
+def _unknown(profile: Profile, line: CommandLine, reason: str) -> Decision:
+    key = _rule(profile, "commands.unknown")
+    return Decision(
+        profile.unknown_verdict, f"what runs cannot be known: {reason}", *key, line.programs, line.background
+    )
+
+
+def _rule(profile: Profile, key: str) -> tuple[str, str]:
+    return f"profiles.{profile.name}.{key}", profile.place(key)
+
+
+def _stricter(first: Decision, second: Decision) -> Decision:
+    return second if _STRICTNESS[second.verdict] > _STRICTNESS[first.verdict] else first

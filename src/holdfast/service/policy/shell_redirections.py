@@ -1,0 +1,216 @@
+"""Redirections, here-documents and the ends of lines; pure.
+
+They belong together: a here-document's text begins where its line ends. A command that is given such a
+text is told once that is read, since a shell may read commands from it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Protocol
+
+from holdfast.service.model import Struct
+from holdfast.service.policy.shell_words import META, Incomplete, Unreadable, Word, WordReader
+
+#: How many levels a script within a script counts for: it costs more of the stack than a substitution.
+SCRIPT_LEVELS: Final = 6
+_REDIRECTION: Final = re.compile(
+    r"(?P<target>[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})?(?P<op><<<|<<-|<<|<>|<&|>&|>>|>\||&>>|&>|<|>)"
+)
+
+
+class Redirection(Struct, frozen=True):
+    """`OP WORD`."""
+
+    op: str
+    word: Word
+
+
+class Assignment(Struct, frozen=True):
+    """`NAME=VALUE` before a command or alone."""
+
+    name: str
+    value: Word
+
+
+class SimpleCommand(Struct, frozen=True):
+    """A command as it was typed. Without words, it only assigns or redirects."""
+
+    words: tuple[Word, ...]
+    assignments: tuple[Assignment, ...] = ()
+    redirections: tuple[Redirection, ...] = ()
+
+
+class HereDocument:
+    """One that was announced by `<<`; its text begins after the line."""
+
+    def __init__(self, delimiter: str, *, strip: bool, literal: bool) -> None:
+        self.delimiter = delimiter
+        self.strip = strip
+        self.literal = literal
+        self.redirection: Redirection | None = None
+        self.text = ""
+        self.known = False
+
+
+class Findings(Protocol):
+    """Who hears what is found."""
+
+    def simple(self, command: SimpleCommand, depth: int) -> None: ...
+
+    def unknown(self, reason: str) -> None: ...
+
+    def background(self, what: str) -> None: ...
+
+    def variable(self, name: str) -> None: ...
+
+    def script(self, text: str, depth: int) -> None: ...
+
+
+class RedirectionReader(WordReader):
+    """Reads what stands between and behind the words of commands."""
+
+    def __init__(self, text: str, findings: Findings, *, posix: bool, history: bool, depth: int) -> None:
+        super().__init__(text, posix=posix, history=history, depth=depth)
+        self._findings = findings
+        self._announced: list[HereDocument] = []
+        #: Those that the text around us announced: their lines must not begin within us.
+        self._around = 0
+        #: Commands with here-documents wait for the text of these.
+        self._waiting: list[tuple[SimpleCommand, list[HereDocument]]] = []
+
+    def script(self, text: str) -> None:
+        self._findings.script(text, self.depth + SCRIPT_LEVELS)
+
+    def unknown(self, reason: str) -> None:
+        self._findings.unknown(reason)
+
+    def _blanks(self, *, lines: bool = False) -> None:
+        """Over blanks and comments, and with `lines` over the ends of lines."""
+        while char := self.peek():
+            if char in " \t":
+                self.at += 1
+            elif self.peek(2) == "\\\n":
+                self.at += 2
+            elif char == "#":
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+            elif char == "\n" and lines:
+                self._line_end()
+            else:
+                return
+
+    def _line_end(self) -> None:
+        self.at += 1
+        if self._around:
+            raise Unreadable("a line ends between a here-document's announcement and its text")
+        announced, self._announced = self._announced, []
+        for document in announced:
+            self._here_text(document)
+        waiting, self._waiting = self._waiting, []
+        for command, documents in waiting:
+            self._finish(command, documents)
+
+    def _finish(self, command: SimpleCommand, documents: list[HereDocument]) -> None:
+        """With the texts of its here-documents as what it reads."""
+        texts = {id(each.redirection): Word(each.text, known=each.known) for each in documents}
+        redirections = tuple(
+            Redirection("<<", texts[id(each)]) if id(each) in texts else each for each in command.redirections
+        )
+        self._findings.simple(SimpleCommand(command.words, command.assignments, redirections), self.depth)
+
+    def _flush(self) -> None:
+        """Commands whose here-documents did not come: without these."""
+        waiting, self._waiting = self._waiting, []
+        for command, _ in waiting:
+            self._findings.simple(command, self.depth)
+
+    def _redirections(self) -> None:
+        found: list[Redirection] = []
+        documents: list[HereDocument] = []
+        self._blanks()
+        while self._redirection(found, documents):
+            self._blanks()
+
+    def _redirection(self, found: list[Redirection], documents: list[HereDocument]) -> bool:
+        match = _REDIRECTION.match(self.text, self.at)
+        if match is None:
+            return False
+        op = match["op"]
+        if self.posix and op.startswith("&"):
+            return False
+        if op in "<>" and self.text.startswith("(", match.end()) and not match["target"] and not self.posix:
+            return False
+        self.at = match.end()
+        self._blanks()
+        if op in ("<<", "<<-"):
+            document = self._announcement(strip=op == "<<-")
+            document.redirection = Redirection("<<", Word(document.delimiter, known=False))
+            found.append(document.redirection)
+            documents.append(document)
+            self._announced.append(document)
+            return True
+        begin = self.at
+        word = self.word()
+        if self.at == begin:
+            raise (Unreadable if self.peek() else Incomplete)(f"{op} without what it leads to")
+        found.append(Redirection(op, word))
+        return True
+
+    def _announcement(self, *, strip: bool) -> HereDocument:
+        begin = self.at
+        out: list[str] = []
+        quoted = False
+        while (char := self.peek()) and char not in META:
+            if char == "\\":
+                out.append(self._escaped() or "")
+                quoted = True
+            elif char in "'\"":
+                close = self.text.find(char, self.at + 1)
+                if close < 0:
+                    raise Incomplete(f"a {char} has no end")
+                out.append(self.text[self.at + 1 : close])
+                self.at = close + 1
+                quoted = True
+            else:
+                self._history_mark()
+                out.append(char)
+                self.at += 1
+        delimiter = "".join(out)
+        if self.at == begin or re.search(r"[$`\\\n]", delimiter):
+            raise Unreadable("the end of a here-document that cannot be read")
+        return HereDocument(delimiter, strip=strip, literal=quoted)
+
+    def _here_text(self, document: HereDocument) -> None:
+        lines: list[str] = []
+        while True:
+            if self.at >= len(self.text):
+                # A shell may take what is there: at the end of its input, or at a ^D.
+                if not document.literal:
+                    self._read_here_text("".join(lines))
+                raise Incomplete(f"the end {document.delimiter!r} of a here-document is missing")
+            line = self._text_line()
+            while not document.literal and (len(line) - len(line.rstrip("\\"))) % 2 and self.at < len(self.text):
+                line = line[:-1] + self._text_line()
+            if document.strip:
+                line = line.lstrip("\t")
+            if line == document.delimiter:
+                break
+            lines.append(line + "\n")
+        document.text = "".join(lines)
+        document.known = True
+        if not document.literal:
+            document.known = self._read_here_text(document.text)
+
+    def _text_line(self) -> str:
+        end = self.text.find("\n", self.at)
+        line = self.text[self.at :] if end < 0 else self.text[self.at : end]
+        self.at = len(self.text) if end < 0 else end + 1
+        return line
+
+    def _read_here_text(self, text: str) -> bool:
+        inner = type(self)(text, self._findings, posix=self.posix, history=False, depth=self.depth + 1)
+        try:
+            return inner.here_text()
+        except Incomplete as error:
+            raise Unreadable(str(error)) from None

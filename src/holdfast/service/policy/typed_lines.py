@@ -1,0 +1,178 @@
+"""Lines at a prompt that come in pieces: what the shell's line editor holds, and what Enter would run; pure.
+
+    typed letters, backspace, ^U, ^W, a paste  ->  known
+    arrows, Tab, ^R, ^Y, Alt-. and the like    ->  lost: only the shell knows what its line is now
+    Enter                                      ->  a line to decide; one that is not complete goes on
+    ^C, a new prompt                           ->  empty
+
+A `LineBuffer` is a value: whoever types keeps the new one if the input is allowed, and the old one if it is not.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Final
+
+from holdfast.service.model import Struct
+from holdfast.service.policy.command_line import MAX_TEXT, CommandLine, read_command_line
+from holdfast.service.policy.engine import Decision, decide_line
+from holdfast.service.policy.profiles import Profile, strictest
+
+_PASTE_BEGIN: Final = b"\x1b[200~"
+_PASTE_END: Final = b"\x1b[201~"
+_ENTER: Final = (0x0A, 0x0D)
+_INTERRUPT: Final = 0x03
+_BACKSPACE: Final = 0x7F
+#: At the end of a line these do nothing in readline: delete, kill to the end, redraw.
+_INERT: Final = (0x04, 0x0B, 0x0C)
+#: Shells whose line editor is readline. Elsewhere an Esc or a ^H is a letter like others, and all are lost.
+_READLINE: Final = ("bash", "rbash")
+
+
+class LineBuffer(Struct, frozen=True):
+    """What was typed since the prompt came. Begin with an empty one whenever a prompt is shown."""
+
+    line: bytes = b""
+    #: Lines before it that the shell takes together with it.
+    before: str = ""
+    #: The key after which nobody knows the line.
+    lost: str = ""
+    pasting: bool = False
+    #: The beginning of a key's sequence, whose rest is still to come.
+    escape: bytes = b""
+
+
+class InputDecision(Struct, frozen=True):
+    """Whether to type it, and the buffer after it was typed. `entered`: what the shell would be given by it."""
+
+    decision: Decision
+    buffer: LineBuffer
+    entered: tuple[str, ...] = ()
+
+
+def decide_input(
+    profile: Profile, buffer: LineBuffer, data: bytes, cwd: str = "", *, shell: str = "bash"
+) -> InputDecision:
+    """Keys at a prompt: the strictest of their lines decides. Keys that nobody can follow are unknown commands."""
+    rule = f"profiles.{profile.name}.commands.default"
+    allowed = Decision("allow", "nothing that it runs is refused", rule, profile.place("commands.default"))
+    if not profile.guarded:
+        return InputDecision(allowed, LineBuffer())
+    editor = _Editor(buffer, shell)
+    if len(data) > MAX_TEXT:
+        editor.lose(f"more than {MAX_TEXT:,} letters")
+    else:
+        for byte in data:
+            editor.press(byte)
+    editor.settle()
+    decisions = [decide_line(profile, line, cwd) for line in editor.read]
+    if editor.lost:
+        decisions.append(decide_line(profile, _lost_line(editor.lost), cwd))
+    verdict = strictest({decision.verdict for decision in decisions})
+    chosen = next((decision for decision in decisions if decision.verdict == verdict), allowed)
+    return InputDecision(chosen, editor.buffer(), tuple(editor.entered))
+
+
+def _lost_line(key: str) -> CommandLine:
+    return CommandLine(unknown=(f"after {key} only the shell knows what its line is",))
+
+
+class _Editor:
+    """A line editor that only ever stands at the end of its line."""
+
+    def __init__(self, buffer: LineBuffer, shell: str) -> None:
+        self._line = bytearray(buffer.line)
+        self._before = buffer.before
+        self.lost = buffer.lost
+        self._pasting = buffer.pasting
+        self._escape = buffer.escape
+        self._shell = shell
+        self._readline = posixpath.basename((shell.split() or ["bash"])[0]) in _READLINE
+        self._new = False
+        self.entered: list[str] = []
+        self.read: list[CommandLine] = []
+
+    def buffer(self) -> LineBuffer:
+        return LineBuffer(bytes(self._line), self._before, self.lost, self._pasting, self._escape)
+
+    def press(self, byte: int) -> None:
+        if byte == _INTERRUPT:  # the terminal's, whatever the editor does
+            self.settle()
+            self._line.clear()
+            self._before, self.lost, self._pasting, self._escape = "", "", False, b""
+        elif self._escape:
+            self._continue_escape(byte)
+        elif byte == 0x1B and self._readline:
+            self._escape = b"\x1b"
+        elif self._pasting:
+            # A shell that knows no pastes takes each line now. One that does takes all of it at Enter.
+            self._new = self._new or byte in _ENTER
+            self._line.append(0x0A if byte in _ENTER else byte)
+        elif byte in _ENTER:
+            self._enter()
+        elif byte == _BACKSPACE or (byte == 0x08 and self._readline):
+            self._backspace()
+        elif byte == 0x15:
+            self._line.clear()
+        elif byte == 0x17:
+            self._erase_word()
+        elif byte >= 0x20:
+            self._line.append(byte)
+        elif byte not in _INERT or not self._readline or (byte == 0x04 and self._before):
+            # ^D ends a line that goes on, as it stands.
+            self.lose("Tab" if byte == 0x09 else f"^{chr(byte + 64)}")
+        if len(self._line) + len(self._before) > MAX_TEXT:
+            self.lose(f"more than {MAX_TEXT:,} letters")
+            self._line.clear()
+
+    def _continue_escape(self, byte: int) -> None:
+        sequence, self._escape = self._escape + bytes([byte]), b""
+        whole = _PASTE_END if self._pasting else _PASTE_BEGIN
+        if sequence == whole:
+            self._pasting = not self._pasting
+        elif whole.startswith(sequence):
+            self._escape = sequence
+        elif self._pasting:
+            # In a paste an Esc is a letter like others; the last byte may begin the real end.
+            self._line += sequence[:-1]
+            self.press(byte)
+        else:
+            self.lose("Esc or an arrow")
+            if byte in _ENTER:
+                self.press(byte)
+
+    def lose(self, key: str) -> None:
+        self.lost = self.lost or key
+
+    def _backspace(self) -> None:
+        while self._line:
+            if self._line.pop() & 0xC0 != 0x80:  # the first byte of a letter
+                return
+
+    def _erase_word(self) -> None:
+        """A word ends at a blank, for readline and for the kernel. The end of a line in a paste is none."""
+        while self._line and self._line[-1] in b" \t":
+            self._line.pop()
+        while self._line and self._line[-1] not in b" \t":
+            self._line.pop()
+
+    def _enter(self) -> None:
+        if self.lost:
+            self.settle()
+            self.read.append(_lost_line(self.lost))
+            self._before, self.lost = "", ""
+        else:
+            self._before += self._line.decode(errors="surrogateescape") + "\n"
+            self._new = True
+        self._line.clear()
+
+    def settle(self) -> None:
+        """Read what was entered: once for all lines of an input, as each is read with those before it."""
+        if not self._new:
+            return
+        self._new = False
+        pasted = self._line[: self._line.rfind(b"\n") + 1].decode(errors="surrogateescape")
+        line = read_command_line(self._before + pasted, shell=self._shell, interactive=True)
+        self.read.append(line)
+        self.entered.append(self._before + pasted)
+        self._before = self._before[line.taken :] if line.incomplete else ""

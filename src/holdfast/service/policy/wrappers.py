@@ -1,0 +1,234 @@
+"""Programs that run another program, and where in their words that one begins; pure.
+
+One table. An option that is not in it makes the rest unknown rather than misread: whether a word is an option's
+value or the command decides what runs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.service.model import Struct
+from holdfast.service.policy.shell_words import Word
+
+_ASSIGNED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+
+
+class NotKnown(Exception):
+    """The command that a wrapper runs cannot be told from its words."""
+
+
+class Wrapper(Struct, frozen=True):
+    """The options of a program that runs the rest of its words."""
+
+    #: Letters of options alone, and of those that take a value.
+    flags: str = ""
+    values: str = ""
+    long_flags: tuple[str, ...] = ()
+    long_values: tuple[str, ...] = ()
+    #: How many words come before the command.
+    operands: int = 0
+    #: Whether NAME=VALUE may come before the command.
+    assigns: bool = False
+    #: `-10`, `+5`.
+    numbers: bool = False
+    #: It adds nothing of its own: a rule for the command it runs is enough to allow it.
+    transparent: bool = True
+
+
+class Split(Struct, frozen=True):
+    """The words of a wrapper, taken apart."""
+
+    given: frozenset[str]
+    values: dict[str, Word]
+    assigned: tuple[Word, ...]
+    rest: tuple[Word, ...]
+
+
+_SUDO: Final = Wrapper(
+    "ABbEeHikKlnNPSsvV",
+    "CDghpRrTtUu",
+    ("askpass", "background", "edit", "login", "non-interactive", "preserve-env", "set-home", "shell", "stdin"),
+    ("close-from", "chdir", "group", "host", "prompt", "chroot", "command-timeout", "other-user", "user"),
+    assigns=True,
+    transparent=False,
+)
+
+WRAPPERS: Final[dict[str, Wrapper]] = {
+    "env": Wrapper(
+        "i0v",
+        "uCa",
+        ("ignore-environment", "null", "debug", "block-signal", "default-signal", "ignore-signal"),
+        ("unset", "chdir", "argv0"),
+        assigns=True,
+    ),
+    "nohup": Wrapper(),
+    "nice": Wrapper("", "n", (), ("adjustment",), numbers=True),
+    "ionice": Wrapper("t", "cn", ("ignore",), ("class", "classdata")),
+    "chrt": Wrapper("abdfiorRmv", "DPT", ("batch", "fifo", "idle", "other", "rr", "reset-on-fork"), (), operands=1),
+    "taskset": Wrapper("ac", "", ("all-tasks", "cpu-list"), (), operands=1),
+    "timeout": Wrapper(
+        "fpv", "ks", ("foreground", "preserve-status", "verbose"), ("kill-after", "signal"), operands=1
+    ),
+    "time": Wrapper("apqv", "fo", ("append", "portability", "quiet", "verbose"), ("format", "output")),
+    "stdbuf": Wrapper("", "ioe", (), ("input", "output", "error")),
+    "setsid": Wrapper("cfw", "", ("ctty", "fork", "wait"), ()),
+    "setarch": Wrapper("RFILSTXZ3Bv", "", (), (), operands=1),
+    "prlimit": Wrapper("", "cdefilmnqrstuvxy", (), ()),
+    "unbuffer": Wrapper("p"),
+    "fakeroot": Wrapper("u", "lsi", ("unknown-is-real",), ("lib", "faked", "save", "load")),
+    "catchsegv": Wrapper(),
+    "linux64": Wrapper("R"),
+    "builtin": Wrapper(),
+    "command": Wrapper("pvV"),
+    "exec": Wrapper("cl", "a"),
+    "flock": Wrapper(
+        "sxeunoFv",
+        "wE",
+        ("shared", "exclusive", "unlock", "nonblock", "nb", "close", "no-fork", "verbose"),
+        ("wait", "timeout", "conflict-exit-code"),
+        operands=1,
+    ),
+    "xargs": Wrapper(
+        "0oprtx",
+        "adEILnPs",
+        ("null", "open-tty", "interactive", "no-run-if-empty", "verbose", "exit", "show-limits"),
+        ("arg-file", "delimiter", "max-lines", "max-args", "max-procs", "max-chars", "process-slot-var"),
+    ),
+    "busybox": Wrapper(),
+    "toybox": Wrapper(),
+    "sudo": _SUDO,
+    "doas": Wrapper("Lns", "aCu", assigns=False, transparent=False),
+    "pkexec": Wrapper("", "", ("disable-internal-agent", "keep-cwd"), ("user",), transparent=False),
+    "chroot": Wrapper("", "", ("skip-chdir",), ("groups", "userspec"), operands=1, transparent=False),
+    "strace": Wrapper(
+        "cCdDfFhikqrtTvVwxyYzZ", "abeEIoOpPsSuUX", ("follow-forks",), ("output", "trace"), transparent=False
+    ),
+    "ltrace": Wrapper("bcCfiLrStT", "aAeFlnopsux", transparent=False),
+    "watch": Wrapper(
+        "bcdegtwx",
+        "nq",
+        ("beep", "color", "differences", "errexit", "chgexit", "no-title", "no-wrap", "exec", "precise"),
+        ("interval", "equexit"),
+        transparent=False,
+    ),
+    "setpriv": Wrapper(
+        "d",
+        "",
+        ("dump", "clear-groups", "init-groups", "keep-groups", "no-new-privs", "nnp", "reset-env"),
+        ("ruid", "euid", "rgid", "egid", "reuid", "regid", "groups", "bounding-set", "inh-caps", "ambient-caps"),
+        transparent=False,
+    ),
+    "unshare": Wrapper("cfimnpruCTU", "RSGw", ("fork", "map-root-user", "net", "user", "pid"), transparent=False),
+    "xvfb-run": Wrapper("al", "efnpsw", ("auto-servernum", "listen-tcp"), ("server-args", "server-num")),
+    "dbus-run-session": Wrapper("", "", (), ("dbus-daemon", "config-file")),
+}
+
+#: Run commands that stand in no word of theirs, or outlive the line in a program of their own.
+OPAQUE: Final[dict[str, str]] = {
+    "parallel": "it makes command lines of its own",
+    "rush": "it makes command lines of its own",
+    "tmux": "it has shells of its own",
+    "screen": "it has shells of its own",
+    "at": "it runs what it reads, later",
+    "batch": "it runs what it reads, later",
+    "crontab": "it runs what it reads, later",
+    "systemd-run": "another program runs it",
+    "start-stop-daemon": "another program runs it",
+    "daemonize": "another program runs it",
+    "nsenter": "it runs in other namespaces",
+    "su": "it is another user's shell",
+    "runuser": "it is another user's shell",
+    "script": "it has a shell of its own",
+    "expect": "it types into other programs",
+    "fc": "it runs earlier commands",
+    "bind": "it changes what keys do",
+}
+#: What runs on while the prompt is back, or after the session.
+BACKGROUND: Final = frozenset(
+    [
+        *("nohup", "setsid", "disown", "bg", "tmux", "screen", "at", "batch", "crontab"),
+        *("systemd-run", "start-stop-daemon", "daemonize"),
+    ]
+)
+
+
+def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
+    """Options, assignments and operands off; what is left is the command."""
+    name = words[0].text
+    given: set[str] = set()
+    values: dict[str, Word] = {}
+    assigned: list[Word] = []
+    operands = wrapper.operands
+    at, options = 1, True
+    while at < len(words):
+        word = words[at]
+        if wrapper.assigns and _ASSIGNED.match(word.text) and not word.splits:
+            assigned.append(word)
+            options = False
+            at += 1
+            continue
+        if not word.known:
+            raise NotKnown(f"`{word.text}` may be an option of `{name}` or its command")
+        text = word.text
+        if options and text == "--":
+            options = False
+        elif options and text.startswith("--"):
+            at += _long(text[2:], name, wrapper, given, values, words, at)
+        elif options and wrapper.numbers and re.fullmatch(r"[-+]\d+", text):
+            given.add("number")
+        elif options and text == "-" and wrapper.assigns:
+            given.add("i")
+        elif options and text.startswith("-") and text != "-":
+            at += _short(text[1:], name, wrapper, given, values, words, at)
+        elif operands:
+            operands -= 1
+            options = False
+        else:
+            break
+        at += 1
+    return Split(frozenset(given), values, tuple(assigned), words[at:])
+
+
+def _long(
+    option: str,
+    name: str,
+    wrapper: Wrapper,
+    given: set[str],
+    values: dict[str, Word],
+    words: tuple[Word, ...],
+    at: int,
+) -> int:
+    """How many more words the option takes."""
+    key, equals, value = option.partition("=")
+    if key in wrapper.long_values:
+        values[key] = Word(value) if equals else words[at + 1] if at + 1 < len(words) else Word("")
+        return 0 if equals else 1
+    if key not in wrapper.long_flags:
+        raise NotKnown(f"`--{key}` is not a known option of `{name}`")
+    given.add(key)
+    return 0
+
+
+def _short(
+    letters: str,
+    name: str,
+    wrapper: Wrapper,
+    given: set[str],
+    values: dict[str, Word],
+    words: tuple[Word, ...],
+    at: int,
+) -> int:
+    for index, letter in enumerate(letters):
+        if letter in wrapper.values:
+            rest = letters[index + 1 :]
+            following = words[at + 1] if at + 1 < len(words) else Word("")
+            if not rest and following.splits:
+                raise NotKnown(f"`{following.text}` may be more than the value of `-{letter}`")
+            values[letter] = Word(rest) if rest else following
+            return 0 if rest else 1
+        if letter not in wrapper.flags:
+            raise NotKnown(f"`-{letter}` is not a known option of `{name}`")
+        given.add(letter)
+    return 0

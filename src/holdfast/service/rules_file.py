@@ -1,0 +1,52 @@
+"""The rules in force, from their file or built in: read at the start, and again when somebody says so.
+
+Reads one file. What is wrong with it is a `Problem` with file, line and key; rules that were in force stay then.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from holdfast.service.places import default_store_path
+from holdfast.service.policy.profiles import Rules
+from holdfast.service.policy.rules import default_rules, load_rules
+from holdfast.service.problems import Invalid
+
+
+def workspaces() -> str:
+    """Where agents have their workspaces if the rules do not say: beside the database, which is this user's."""
+    return os.path.join(os.path.dirname(default_store_path()), "workspaces")
+
+
+def read_rules(path: str) -> Rules:
+    """The rules of a file; built-in ones without."""
+    if not path:
+        return default_rules(workspaces())
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise Invalid(f"rules {path}: {why}", reason="RULES_INVALID") from None
+    return load_rules(text, path, workspaces=workspaces())
+
+
+def shown_rules(rules: Rules) -> dict[str, Any]:
+    """What is in them, for somebody who checks."""
+    return {
+        "name": rules.name,
+        "profiles": {
+            name: {
+                "description": profile.description,
+                "commandRules": len(profile.commands.rules),
+                "default": profile.commands.default,
+                "network": profile.network.mode,
+                "sandbox": profile.sandbox.mode,
+                "require": list(profile.sandbox.require),
+            }
+            for name, profile in rules.profiles.items()
+        },
+        "agents": {name: agent.profile for name, agent in rules.agents.items()},
+        "workspaces": rules.workspaces,
+    }

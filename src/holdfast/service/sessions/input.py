@@ -1,0 +1,408 @@
+"""What callers type and run: in their order, judged by the rules, written down, then sent.
+
+One call's input stays together. Rules are about commands: a line at a prompt, in whatever pieces it comes, and what
+`RunCommand` runs. If they say anything at all and it cannot be known what a line is, it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from holdfast.service.api import AuditFilter, Control, InputTaken, RunRequest, RunResult
+from holdfast.service.clock import Clock
+from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
+from holdfast.service.policy.engine import refusal
+from holdfast.service.policy.profiles import Verdict
+from holdfast.service.policy.typed_lines import LineBuffer
+from holdfast.service.problems import Denied, Invalid, NotNow
+from holdfast.service.sessions.approvals import Approvals
+from holdfast.service.sessions.events import event_entry
+from holdfast.service.sessions.follow_shell import ShellFollower
+from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
+from holdfast.service.sessions.leases import Leases
+from holdfast.service.sessions.live import Live, Now
+from holdfast.service.sessions.live_shell import ShellLive, command_text
+from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
+from holdfast.service.sessions.rulebook import Rulebook
+from holdfast.service.settings import ServiceSettings
+from holdfast.service.store.model import Page
+
+#: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
+_LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
+_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
+#: Commands of a shell that may be over before the follower has read the first of them, and how long it is waited
+#: for: longer than it takes, shorter than a caller's patience with a database that is away.
+_UNREAD_COMMANDS: Final = 3
+_FOLLOW_SECONDS: Final = 2.0
+_STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
+
+
+class Judged(NamedTuple):
+    """What the rules say of one call's input."""
+
+    verdict: Verdict
+    #: The lines that it would run.
+    commands: tuple[str, ...] = ()
+    rule: str = ""
+    reason: str = ""
+    #: The line once it is typed.
+    line: LineBuffer = LineBuffer()
+
+    @property
+    def open(self) -> bool:
+        """Whether something stands on the line then."""
+        return self.line != LineBuffer()
+
+
+class Desk:
+    """Where the callers of one session queue up in this replica."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.lock = asyncio.Lock()
+        #: What stands on the command line, as far as the rules need to know it.
+        self.line = LineBuffer()
+        #: The row of the last input that we sent: if the log has a later one, another replica typed since.
+        self.last_row = 0
+        #: The rows of the last commands of a shell.
+        self.recent: deque[int] = deque(maxlen=_UNREAD_COMMANDS)
+
+
+class InputDesk:
+    """`SendInput` and `RunCommand`."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        rules: Rulebook,
+        clock: Clock,
+        settings: ServiceSettings,
+        leases: Leases,
+        redact: Redact,
+        tell: Tell,
+    ) -> None:
+        self._store = store
+        self.rules = rules
+        self._clock = clock
+        self._settings = settings
+        self._leases = leases
+        self._redact = redact
+        self._tell = tell
+        #: Set by whoever puts the parts together: approvals deliver through us, and we ask through them.
+        self.approvals: Approvals
+
+    # --- SendInput -----------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        caller: Caller,
+        record: SessionRecord,
+        desk: Desk,
+        data: bytes,
+        controls: Sequence[Control],
+        request_id: str,
+    ) -> InputTaken:
+        self._check(record, desk, data, controls)
+        command_id = self._command_id(record, request_id)
+        if not data and all(control.type in _SIGNALS for control in controls):
+            # Signals overtake what waits to be typed: that may be what they are about.
+            return await self._send(caller, record, desk, command_id, data, controls, request_id, busy=False)
+        busy = desk.lock.locked()
+        async with desk.lock:
+            return await self._send(caller, record, desk, command_id, data, controls, request_id, busy=busy)
+
+    def _check(self, record: SessionRecord, desk: Desk, data: bytes, controls: Sequence[Control]) -> None:
+        if not data and not controls:
+            raise Invalid("data: nothing to type, and no action", reason="EMPTY_INPUT", field="data")
+        if len(data) > self._settings.max_input_bytes:
+            raise Invalid(
+                f"data: {len(data)} bytes; at most {self._settings.max_input_bytes} at a time (max_input_bytes)",
+                reason="INPUT_TOO_LARGE",
+                field="data",
+            )
+        for control in controls:
+            if control.type == "RESIZE" and not (0 < control.cols < 10_000 and 0 < control.rows < 10_000):
+                raise Invalid("actions: RESIZE needs cols and rows", reason="BAD_SIZE", field="actions")
+            if control.type != "RESIZE":
+                decision = self.rules.signal(record, control.type)
+                if not decision.allowed:
+                    raise refusal(decision)
+        if isinstance(desk.live, ShellLive):
+            desk.live.check_controls(controls)
+
+    async def _send(
+        self,
+        caller: Caller,
+        record: SessionRecord,
+        desk: Desk,
+        command_id: str,
+        data: bytes,
+        controls: Sequence[Control],
+        request_id: str,
+        *,
+        busy: bool,
+    ) -> InputTaken:
+        now = await desk.live.now()
+        if now.state in ("CLOSING", "CLOSED", "ERROR"):
+            raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
+        repeated = bool(request_id) and await self._is_written(record, command_id)
+        if not repeated:
+            judged = await self._judge(record, desk, now, data, controls)
+            if judged.verdict == "deny":
+                await self._deny(caller, record, command_id, "; ".join(judged.commands), judged)
+            if judged.verdict == "ask":
+                command = "\n".join(judged.commands)
+                approval = await self.approvals.ask(
+                    record, command_id, command, judged.rule, judged.reason, held=True
+                )
+                return InputTaken(False, command_id, now.state, approval.approval_id, now.queue_busy or busy)
+            entries = self._entries(caller, record, desk, now, command_id, data, controls, judged)
+            rows = await self._store.append(entries)
+            desk.last_row, desk.line = rows[-1].seq, judged.line
+            self._note(record, command_id, now, data)
+            if data and record.kind == "shell":
+                await self._let_follow(record, desk, now, rows[0].seq)
+        await desk.live.send(command_id, data, controls)
+        self._touch(record)
+        after = await desk.live.settled()
+        return InputTaken(True, command_id, after.state, queue_busy=after.queue_busy or busy)
+
+    def _entries(
+        self,
+        caller: Caller,
+        record: SessionRecord,
+        desk: Desk,
+        now: Now,
+        command_id: str,
+        data: bytes,
+        controls: Sequence[Control],
+        judged: Judged,
+    ) -> list[AuditEntry]:
+        entries = []
+        if data and isinstance(desk.live, ShellLive):
+            body = {**self._shown(data, hidden=False), "by": caller.agent_id, **_rule(judged)}
+            entries.append(self._entry(record, "command", command_id, body))
+        elif data:
+            body = {
+                **self._shown(data, hidden=now.hidden),
+                "by": caller.agent_id,
+                "position": now.position,
+                "lines": data.count(b"\n") + data.count(b"\r"),
+                "open": judged.open,
+                **_rule(judged),
+            }
+            entries.append(self._entry(record, "input", command_id, body))
+        for control in controls:
+            action: dict[str, Any] = {"action": control.type, "by": caller.agent_id, "open": judged.open}
+            if control.type == "RESIZE":
+                action |= {"cols": control.cols, "rows": control.rows}
+            entries.append(self._entry(record, "control", command_id, action))
+        return entries
+
+    def _shown(self, data: bytes, *, hidden: bool) -> dict[str, Any]:
+        """Input as it may be written down: cut, without secrets, and a password by its length alone."""
+        if hidden:
+            return {"hidden": True, "bytes": len(data)}
+        text = self._redact(data.decode("utf-8", "backslashreplace"))
+        limit = self._settings.audit_input_bytes
+        return {"text": text[:limit], "bytes": len(data), "cut": len(text) > limit}
+
+    def _note(self, record: SessionRecord, command_id: str, now: Now, data: bytes) -> None:
+        follower = self._leases.follower(record.session_id)
+        lines = data.count(b"\n") + data.count(b"\r")
+        if isinstance(follower, TerminalFollower) and lines:
+            follower.typed.add(Typed(command_id, now.position, lines))
+
+    async def _let_follow(self, record: SessionRecord, desk: Desk, now: Now, number: int) -> None:
+        """A shell keeps what its last four commands printed: do not run on before the follower has read them."""
+        follower = self._leases.follower(record.session_id)
+        if isinstance(follower, ShellFollower) and now.state == "IDLE" and len(desk.recent) == _UNREAD_COMMANDS:
+            await follower.caught_up(desk.recent[0], _FOLLOW_SECONDS)
+        desk.recent.append(number)
+
+    def _touch(self, record: SessionRecord) -> None:
+        follower = self._leases.follower(record.session_id)
+        if follower is not None:
+            follower.touched("input")
+
+    # --- the rules -----------------------------------------------------------------------------------------------
+
+    async def _judge(
+        self, record: SessionRecord, desk: Desk, now: Now, data: bytes, controls: Sequence[Control]
+    ) -> Judged:
+        if isinstance(desk.live, ShellLive):
+            return self._strictest(record, now.cwd, (command_text(data),)) if data else Judged("allow")
+        if not self.rules.is_guarded(record):
+            return Judged("allow")
+        typed = data + b"".join(b"\x03" for control in controls if control.type == "CTRL_C")
+        if not typed:
+            return Judged("allow", line=desk.line)
+        if now.state == "BUSY" and now.awaiting_input:
+            return self._for_a_program(record, now, data)
+        await self._know_the_line(record, desk, typed)
+        result = self.rules.input(record, desk.line, typed, now.cwd)
+        decision = result.decision
+        lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
+        judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
+        if judged.verdict == "ask" and (not lines or judged.open):
+            # What somebody allows must be all that is typed.
+            return judged._replace(
+                verdict="deny", reason=f"{decision.reason}; it could not be held for an approval"
+            )
+        return judged
+
+    def _for_a_program(self, record: SessionRecord, now: Now, data: bytes) -> Judged:
+        """A program waits for input: its line is not a command. What is behind that line may reach the shell."""
+        first, _, rest = data.replace(b"\r", b"\n").partition(b"\n")
+        if any(key in first[:-1] for key in _LEAVING):
+            return Judged(
+                "deny", reason="keys that leave the program, and more behind them: send them by themselves"
+            )
+        lines = tuple(line for line in rest.decode("utf-8", "replace").split("\n") if line.strip())
+        judged = self._strictest(record, now.cwd, lines)
+        # Nobody could tell what it would have been typed into by the time of an answer.
+        return judged._replace(verdict="deny") if judged.verdict == "ask" else judged
+
+    async def _know_the_line(self, record: SessionRecord, desk: Desk, typed: bytes) -> None:
+        """If another replica typed since we did, its row says what stands on the line: nothing, or nobody knows."""
+        which = AuditFilter(session_id=record.session_id, kinds=("input", "control", "command"), newest_first=True)
+        rows, _ = await self._store.rows(which, Page(1))
+        if not rows or rows[0].seq == desk.last_row:
+            return
+        body = msgspec.json.decode(rows[0].body, type=dict[str, Any])
+        if not body.get("open") or typed.startswith(b"\x03"):
+            desk.line = LineBuffer()
+            return
+        raise Denied(
+            "what stands on the line was typed elsewhere: send CTRL_C first",
+            reason="LINE_UNKNOWN",
+            session_id=record.session_id,
+        )
+
+    def _strictest(self, record: SessionRecord, cwd: str, commands: tuple[str, ...]) -> Judged:
+        if not self.rules.is_guarded(record):
+            return Judged("allow", commands)
+        found = [self.rules.command(record, command, cwd) for command in commands]
+        decision = max(found, key=lambda each: _STRICTNESS[each.verdict], default=None)
+        if decision is None:
+            return Judged("allow", commands)
+        return Judged(decision.verdict, commands, decision.place, decision.reason)
+
+    async def _deny(
+        self, caller: Caller, record: SessionRecord, command_id: str, command: str, judged: Judged
+    ) -> None:
+        now = self._clock.time()
+        shown = self._redact(command)[: self._settings.audit_input_bytes]
+        body = {"verdict": "deny", "command": shown, "by": caller.agent_id, "rule": judged.rule}
+        detail = f"refused: {shown or 'input'}: {judged.reason}"
+        await self._store.append(
+            [
+                self._entry(record, "decision", command_id, {**body, "reason": judged.reason}),
+                event_entry(record, now, "POLICY_VIOLATION", detail, command_id=command_id),
+            ]
+        )
+        self._tell(Told("violation", record.kind, 1, "command"))
+        raise Denied(
+            f"the policy does not allow this: {judged.reason}",
+            reason="POLICY_DENIED",
+            rule=judged.rule,
+            command_id=command_id,
+        )
+
+    async def _is_written(self, record: SessionRecord, command_id: str) -> bool:
+        which = AuditFilter(
+            session_id=record.session_id, command_id=command_id, kinds=("input", "control", "command")
+        )
+        rows, _ = await self._store.rows(which, Page(1))
+        return bool(rows)
+
+    def _command_id(self, record: SessionRecord, request_id: str) -> str:
+        if not request_id:
+            return f"cmd-{secrets.token_hex(8)}"
+        # The same for every replica that gets the same request.
+        digest = hashlib.blake2b(f"{record.session_id}:{request_id}".encode(), digest_size=8)
+        return f"cmd-{digest.hexdigest()}"
+
+    def _entry(self, record: SessionRecord, kind: str, command_id: str, body: dict[str, Any]) -> AuditEntry:
+        return AuditEntry(record.session_id, self._clock.time(), record.agent_id, kind, command_id, body)
+
+    # --- RunCommand ----------------------------------------------------------------------------------------------
+
+    async def run(self, caller: Caller, record: SessionRecord, desk: Desk, request: RunRequest) -> RunResult:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        timeout = request.timeout or self._settings.command_seconds
+        command_id = self._command_id(record, request.request_id)
+        command = command_text(request.command.encode())
+        now = await desk.live.now()
+        approval_id = ""
+        if not request.request_id or not await self._is_written(record, command_id):
+            judged = self._strictest(record, now.cwd, (command,))
+            if judged.verdict == "deny":
+                await self._deny(caller, record, command_id, command, judged)
+            if judged.verdict == "ask":
+                approval = await self.approvals.ask(
+                    record, command_id, command, judged.rule, judged.reason, held=False
+                )
+                approval_id = approval.approval_id
+                await self.approvals.wait(approval, timeout)
+            await self._write_command(caller, record, desk, command_id, command, judged)
+        left = max(0.1, timeout - (loop.time() - began))
+        max_bytes = min(request.max_bytes, self._settings.max_read_bytes)
+        ran = await desk.live.run(command_id, command, left, max_bytes)
+        self._touch(record)
+        return RunResult(
+            command_id=command_id,
+            exit_code=ran.exit_code,
+            stdout=ran.stdout,
+            stderr=ran.stderr,
+            duration=ran.duration,
+            state=ran.state,
+            timed_out=ran.timed_out,
+            truncated=ran.truncated,
+            cwd=ran.cwd,
+            approval_id=approval_id,
+        )
+
+    async def _write_command(
+        self, caller: Caller, record: SessionRecord, desk: Desk, command_id: str, command: str, judged: Judged
+    ) -> None:
+        now = await desk.live.now()
+        data = command.encode()
+        body = {
+            **self._shown(data, hidden=False),
+            "by": caller.agent_id,
+            "position": now.position,
+            "lines": 1,
+            **_rule(judged),
+        }
+        async with desk.lock:
+            rows = await self._store.append([self._entry(record, "command", command_id, body)])
+            desk.last_row = rows[-1].seq
+            if record.kind == "shell":
+                await self._let_follow(record, desk, now, rows[0].seq)
+            desk.line = LineBuffer()  # what stood there is deleted before a command is typed
+        self._note(record, command_id, now, data + b"\n")
+
+    # --- what was allowed later ----------------------------------------------------------------------------------
+
+    async def deliver(self, record: SessionRecord, desk: Desk, approval: Approval) -> None:
+        """Type what was held."""
+        command = approval.data.decode()
+        judged = Judged("allow", (command,), reason=f"approval {approval.approval_id}")
+        caller = Caller(approval.answered_by)
+        await self._write_command(caller, record, desk, approval.command_id, command, judged)
+        async with desk.lock:
+            await desk.live.type_command(approval.command_id, command)
+        self._touch(record)
+
+
+def _rule(judged: Judged) -> dict[str, Any]:
+    return {"rule": judged.rule} if judged.rule else {}

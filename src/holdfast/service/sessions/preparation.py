@@ -1,0 +1,35 @@
+"""What must be there in a sandbox before a session is opened in it, and the plan of what confines it there.
+
+The directories that the session may write to and, if its network is an allow-list, the proxy that lets it through.
+Touches sandboxes through the pool.
+"""
+
+from __future__ import annotations
+
+from holdfast.model import EnvironmentInfo
+from holdfast.service.model import SessionRecord
+from holdfast.service.sessions.egress import Egress, is_wanted
+from holdfast.service.sessions.enforcement import Plan, plan
+from holdfast.service.sessions.sandbox_pool import SandboxPool
+
+
+class Preparation:
+    """`ports.Prepare` and `ports.PlanEnforcement`."""
+
+    def __init__(self, pool: SandboxPool, egress: Egress, hidden: tuple[str, ...] = ()) -> None:
+        """`hidden` are paths of the service itself, where a session may be on the same machine."""
+        self._pool = pool
+        self._egress = egress
+        self._hidden = hidden
+
+    async def prepare(self, record: SessionRecord, info: EnvironmentInfo) -> None:
+        async with self._pool.use(record.sandbox) as api:
+            for directory in record.policy.writable:
+                # A workspace is its agent's alone. One that is there stays as it is.
+                await api.files.make_dir(directory, parents=True, exist_ok=True, mode=0o700)
+        if is_wanted(record.policy, info):
+            await self._egress.start(record, info)
+
+    def plan(self, record: SessionRecord, info: EnvironmentInfo) -> Plan:
+        proxy = self._egress.socket_of(record.session_id)
+        return plan(record.policy, info.features, proxy=proxy, hidden=self._hidden)

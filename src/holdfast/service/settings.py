@@ -1,0 +1,206 @@
+"""Every setting of `holdfast service`, each with its default and the reason for that number; pure but for the file.
+
+A setting comes from (last wins): the default here, the TOML file, the environment (`HOLDFAST_SERVICE_` and the name
+in upper case), a flag of `holdfast service`. docs/service.md lists them all, and a test asserts that it does.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_type_hints
+
+import msgspec
+
+from holdfast.errors import InvalidParams
+
+PREFIX: Final = "HOLDFAST_SERVICE_"
+MIB: Final = 1024 * 1024
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of one replica. Sizes are bytes, times are seconds."""
+
+    # --- where it is reached ---------------------------------------------------------------------------------
+    #: `HOST:PORT` or `unix:PATH`; empty is not at all. Loopback: whoever opens it to others says so, with TLS.
+    listen_grpc: str = "127.0.0.1:7400"
+    listen_http: str = "127.0.0.1:7401"
+    #: Files of the certificate, its key and, if clients must have one, the authority that signs theirs.
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    #: Listen on other addresses than loopback without TLS, behind a proxy that has it.
+    allow_plaintext: bool = False
+    #: Whether gRPC reflection and the health service answer without a token: tools expect that.
+    open_reflection: bool = True
+
+    # --- what it keeps ---------------------------------------------------------------------------------------
+    #: `sqlite:///PATH` or `postgresql://...`; empty is SQLite in the user's state directory.
+    store: str = ""
+    #: The rules file; empty is the built-in rules.
+    rules: str = ""
+    #: A file with the key of the audit chain's HMAC; empty is a plain SHA-256 chain.
+    audit_key_file: str = ""
+    #: Closed sessions' rows are removed after so many days; 0 keeps them. A quarter is what reviews ask for.
+    audit_retention_days: float = 90.0
+    #: And, oldest first, above so many bytes of rows; 0 is no such limit. A gigabyte is millions of commands.
+    audit_retention_bytes: int = 1024 * MIB
+    #: How often retention is looked at: nobody misses an hour of ninety days.
+    audit_retention_interval: float = 3_600.0
+    #: Of what a command printed, this much stands in its audit row; the rest is told by its length. Enough for an
+    #: error message, too little for a file's contents.
+    audit_excerpt_bytes: int = 1_024
+    #: Of what was typed in one call.
+    audit_input_bytes: int = 4_096
+    #: More patterns of what must not be written down, as regular expressions.
+    redact: tuple[str, ...] = ()
+
+    # --- sandboxes -------------------------------------------------------------------------------------------
+    #: Where sessions live that name no sandbox.
+    sandbox: str = "local"
+    #: Addresses that sessions may name, as patterns (`docker:*`); the default one is always allowed.
+    allowed_sandboxes: tuple[str, ...] = ()
+    #: Sandboxes that one replica is connected to at a time. Each is a connection, and for some a child process.
+    max_sandboxes: int = 256
+    #: How long a connection stays that nobody uses: a reconnect to a container costs some hundred milliseconds.
+    sandbox_idle_seconds: float = 300.0
+    #: How long calls wait for a connection that broke, before the caller hears of it. Agents wait no longer.
+    reconnect_seconds: float = 10.0
+
+    # --- sessions --------------------------------------------------------------------------------------------
+    #: Sessions that may be open at a time, in all replicas. The monitor's cost is measured up to this many.
+    max_sessions: int = 1_000
+    #: How long a new session waits for its first prompt; after it, the session is there and RUNNING.
+    prompt_seconds: float = 10.0
+    #: How long a session may be in the making before another replica calls it failed: longer than any start.
+    creation_seconds: float = 120.0
+    #: Between TERM or `exit`, and KILL, when a session is closed.
+    close_grace: float = 5.0
+    #: How long `CloseSession` waits for the replica that writes the close down.
+    close_wait: float = 10.0
+    #: How long an input may wait for the terminal to take it (a program that does not read) before the caller hears
+    #: of it. What was accepted stays typed.
+    input_seconds: float = 30.0
+    #: The longest that `ReadOutput` waits, and the most that it returns.
+    max_wait_seconds: float = 60.0
+    max_read_bytes: int = 4 * MIB
+    #: The most that one `SendInput` takes: a file is not typed.
+    max_input_bytes: int = 1 * MIB
+    #: How long after output without a line end a reader waits to be told that a program asks for input: the kernel
+    #: shows it a moment after the prompt is printed.
+    settle_seconds: float = 0.1
+    #: The longest command that `RunCommand` runs if nobody says how long.
+    command_seconds: float = 600.0
+    #: Metadata (last activity, counts) goes to the database this much later, many changes at once.
+    metadata_seconds: float = 1.0
+
+    # --- replicas --------------------------------------------------------------------------------------------
+    #: The name of this replica; empty makes one up. Two that run at once must not share one.
+    replica: str = ""
+    #: After so many seconds without renewal a session's lease is another's. Renewed every third of it.
+    lease_seconds: float = 15.0
+    #: Sessions claimed at a time, so that one replica of several does not take all at a start.
+    claim_batch: int = 200
+    #: How long one read of the follower waits in the sandbox's server. It returns at once when something happens;
+    #: the wait is as long as that, so that idle sessions cost nothing.
+    follow_seconds: float = 600.0
+    #: What happens within so many seconds goes to the log together: a short command costs one write, not two, and
+    #: the next one's input does not wait for it.
+    gather_seconds: float = 0.05
+    #: What one read of the follower takes.
+    follow_bytes: int = 256 * 1024
+
+    # --- callers ---------------------------------------------------------------------------------------------
+    #: Calls a second of one agent on one replica, on average and at once; 0 is no limit. A replica answers some
+    #: thousands of small calls a second on a core; one agent should not get them all.
+    calls_per_second: float = 500.0
+    calls_burst: int = 1_000
+    #: The same for new sessions: each is processes in a sandbox, tens of milliseconds of work there.
+    creates_per_second: float = 10.0
+    creates_burst: int = 50
+    #: Calls of one agent that may be open at a time; long polls count, one for each session and some beside them.
+    concurrent_calls: int = 256
+    #: And streams: each holds a connection to the sandbox's output for as long as it lasts.
+    concurrent_streams: int = 128
+    #: How long a token that was looked up is believed: a removed one stops working within this time.
+    token_cache_seconds: float = 5.0
+
+    # --- watching --------------------------------------------------------------------------------------------
+    #: How often the monitor looks. More often costs more and tells little.
+    monitor_interval: float = 5.0
+    #: A command that runs longer has `long_running_flag`.
+    long_running_seconds: float = 300.0
+    #: The share of a limit at which the owner is warned.
+    resource_warning: float = 0.8
+    #: How logs look on stderr: `auto` is for people where that is a terminal, else JSON.
+    log_format: Literal["auto", "json", "text"] = "auto"
+    #: Calls that go well are told at `debug`.
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def allows_sandbox(self, address: str) -> bool:
+        return address == self.sandbox or any(
+            fnmatch.fnmatchcase(address, pattern) for pattern in self.allowed_sandboxes
+        )
+
+
+def load_settings(
+    path: str | None = None, environ: Mapping[str, str] | None = None, **flags: Any
+) -> ServiceSettings:
+    """Settings from file, environment and flags; a wrong one is an error that names it and its source.
+
+    Without a path the file is the one that HOLDFAST_SERVICE_CONFIG names, if it does.
+    """
+    values: dict[str, Any] = {}
+    environ = os.environ if environ is None else environ
+    if file := path or environ.get(f"{PREFIX}CONFIG"):
+        values.update(_from_file(file))
+    values.update(_from_environment(environ))
+    values.update({name: value for name, value in flags.items() if value is not None})
+    try:
+        settings = msgspec.convert(values, ServiceSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidParams(f"settings: {error}") from None
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        # Not `value < 0`: that does not hold of a NaN either.
+        if isinstance(value, int | float) and not value >= 0:
+            raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise InvalidParams("settings: tls_cert and tls_key: give both, or none")
+    if settings.lease_seconds < 1:
+        raise InvalidParams(f"settings: lease_seconds is {settings.lease_seconds:g}: at least 1")
+    return settings
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.loads(file.read().decode())
+    except OSError as error:
+        raise InvalidParams(f"settings file {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
+        raise InvalidParams(f"settings file {path}: {error}") from None
+    unknown = sorted(set(values) - set(ServiceSettings.__struct_fields__))
+    if unknown:
+        raise InvalidParams(f"settings file {path}: unknown setting {unknown[0]!r}")
+    return values
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, kind in get_type_hints(ServiceSettings).items():
+        variable = f"{PREFIX}{name.upper()}"
+        if name.startswith("_") or variable not in environ:
+            continue
+        text = environ[variable]
+        if kind == tuple[str, ...]:
+            values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
+            continue
+        try:
+            values[name] = msgspec.convert(text, kind, strict=False)
+        except msgspec.ValidationError:
+            what = getattr(kind, "__name__", kind)
+            raise InvalidParams(f"{variable}={text!r}: not a valid {what}") from None
+    return values

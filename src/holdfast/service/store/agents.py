@@ -1,0 +1,115 @@
+"""Who may call: agents and operators, found by the hash of their token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from holdfast.service.model import Role
+from holdfast.service.problems import Exists, NotFound
+from holdfast.service.store.connection import Connection
+from holdfast.service.store.database import Database
+from holdfast.service.store.model import Agent
+from holdfast.service.store.schema import AGENTS
+
+_ROW = AGENTS.c
+
+
+class AgentRows:
+    """The part of the store that knows agents."""
+
+    database: Database
+
+    async def add_agent(
+        self, agent_id: str, token_hash: str, *, role: Role = "agent", limits: dict[str, Any] | None = None
+    ) -> Agent:
+        now = self.database.clock.time()
+        agent = Agent(agent_id, role, token_hash, now, limits or {}, token_at=now)
+        values = _columns(msgspec.structs.asdict(agent))
+        try:
+            await self.database.write(lambda connection: connection.execute(insert(AGENTS).values(values)))
+        except IntegrityError:
+            raise Exists(f"there is an agent {agent_id!r}, or one with this token", reason="AGENT_EXISTS") from None
+        return agent
+
+    async def rotate_agent(self, agent_id: str, token_hash: str) -> Agent:
+        """Give it another token: the former one is nobody's from now on."""
+        return await self._set(agent_id, token_hash=token_hash, token_at=self.database.clock.time())
+
+    async def set_agent(
+        self, agent_id: str, *, disabled: bool | None = None, limits: dict[str, Any] | None = None
+    ) -> Agent:
+        fields: dict[str, Any] = {"disabled": disabled, "limits": limits}
+        return await self._set(agent_id, **{name: value for name, value in fields.items() if value is not None})
+
+    async def remove_agent(self, agent_id: str) -> None:
+        gone = delete(AGENTS).where(_ROW.agent_id == agent_id).returning(_ROW.agent_id)
+
+        async def work(connection: Connection) -> bool:
+            return (await connection.execute(gone)).first() is not None
+
+        if not await self.database.write(work):
+            raise _no_agent(agent_id)
+
+    async def agent(self, agent_id: str) -> Agent:
+        found = await self._agents(select(AGENTS).where(_ROW.agent_id == agent_id))
+        if not found:
+            raise _no_agent(agent_id)
+        return found[0]
+
+    async def find_agent(self, token_hash: str) -> Agent | None:
+        """Whose token has this hash, disabled ones included: who asks decides what that means."""
+        found = await self._agents(select(AGENTS).where(_ROW.token_hash == token_hash))
+        return found[0] if found else None
+
+    async def agents(self) -> list[Agent]:
+        """All, by name."""
+        return await self._agents(select(AGENTS).order_by(_ROW.agent_id))
+
+    async def has_operator(self) -> bool:
+        """Whether anybody could make further agents: a first start makes an operator if not."""
+        count = select(func.count()).select_from(AGENTS).where(_ROW.role == "operator", _ROW.disabled.is_(False))
+
+        async def work(connection: Connection) -> bool:
+            return bool((await connection.execute(count)).scalar_one())
+
+        return await self.database.read(work)
+
+    async def _set(self, agent_id: str, **fields: Any) -> Agent:
+        if not fields:
+            return await self.agent(agent_id)
+        changed = update(AGENTS).where(_ROW.agent_id == agent_id).values(_columns(fields)).returning(*_ROW)
+
+        async def work(connection: Connection) -> Agent | None:
+            row = (await connection.execute(changed)).first()
+            return None if row is None else _agent(row)
+
+        try:
+            agent = await self.database.write(work)
+        except IntegrityError:
+            raise Exists("another agent has this token", reason="AGENT_EXISTS") from None
+        if agent is None:
+            raise _no_agent(agent_id)
+        return agent
+
+    async def _agents(self, statement: Any) -> list[Agent]:
+        async def work(connection: Connection) -> list[Agent]:
+            return [_agent(row) for row in await connection.execute(statement)]
+
+        return await self.database.read(work)
+
+
+def _columns(fields: dict[str, Any]) -> dict[str, Any]:
+    limits = {"limits": msgspec.json.encode(fields["limits"]).decode()} if "limits" in fields else {}
+    return fields | limits
+
+
+def _agent(row: Any) -> Agent:
+    return Agent(**{**row._mapping, "limits": msgspec.json.decode(row.limits, type=dict[str, Any])})
+
+
+def _no_agent(agent_id: str) -> NotFound:
+    return NotFound(f"no agent {agent_id!r}", reason="AGENT_NOT_FOUND")

@@ -1,0 +1,147 @@
+"""The audit log and the changes of sessions, which are written with it: appended in groups, read by pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import ColumnElement, Select, func, select
+
+from holdfast.service.api import AuditFilter
+from holdfast.service.audit.chain import encode_body
+from holdfast.service.model import AuditEntry, AuditRow, SessionRecord
+from holdfast.service.problems import Bug, Invalid
+from holdfast.service.store.batch import Append, Change
+from holdfast.service.store.connection import Connection
+from holdfast.service.store.database import Database
+from holdfast.service.store.group_commit import GroupCommit
+from holdfast.service.store.model import FIRST_PAGE, Fence, Page
+from holdfast.service.store.pages import after, decode_token, encode_token, page_size
+from holdfast.service.store.schema import ROWS, STREAMS
+from holdfast.service.store.sessions import FIELDS, UNCHANGING
+
+#: A row is read back whole, so its text is bounded; what is longer is to be cut before (`audit.redaction`).
+MAX_BODY_BYTES: Final = 256 * 1024
+_ALL: Final = AuditFilter()
+
+
+class AuditLog:
+    """The part of the store that writes things down."""
+
+    database: Database
+    writer: GroupCommit
+
+    async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
+        """Write these down, all or none, each as the next row of its session; returns the rows once on disk.
+
+        Rows of several sessions are returned session by session. With a fence: only if its lease still holds (else
+        `NotNow`, LEASE_LOST), and with the session's `audited_token` moved to the fence's. Was that reached before,
+        these were written before: nothing is done.
+        """
+        for entry in entries:
+            _check(entry)
+        outcome = await self.writer.do(Append(tuple(entries), fence))
+        if not isinstance(outcome, list):
+            raise Bug("an append came to something else", reason="STORE_BUG")
+        return outcome
+
+    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
+        """Set fields of a session; returns it as it then is.
+
+        A session that is over stays as it ended: of two that set its state, the first wins, and the second gets
+        what the first has set.
+        """
+        for name in fields:
+            if name not in FIELDS or name in UNCHANGING:
+                raise Invalid(f"{name} of a session cannot be set", reason="STORE_VALUE")
+        outcome = await self.writer.do(Change(session_id, fields))
+        if not isinstance(outcome, SessionRecord):
+            raise Bug("an update came to something else", reason="STORE_BUG")
+        return outcome
+
+    async def rows(self, which: AuditFilter = _ALL, page: Page = FIRST_PAGE) -> tuple[list[AuditRow], str]:
+        """A page of rows, and the next page's token if there is one.
+
+        Those of one session come by number, those of several by time.
+        """
+        row = ROWS.c
+        if which.session_id is not None:
+            order: list[ColumnElement[Any]] = [row.seq]
+            position: tuple[type, ...] = (int,)
+        else:
+            order, position = [row.at, row.session_id, row.seq], (float, str, int)
+        statement = self.filtered(which).limit(page_size(page) + 1)
+        statement = statement.order_by(*(each.desc() if which.newest_first else each for each in order))
+        if page.token:
+            at = decode_token(page.token, *position)
+            statement = statement.where(after(order, at, backwards=which.newest_first))
+        found = await self.read_rows(statement)
+        if len(found) <= page_size(page):
+            return found, ""
+        last = found[page_size(page) - 1]
+        names = [each.key for each in order]
+        return found[: page_size(page)], encode_token(*(getattr(last, str(name)) for name in names))
+
+    async def rows_after(self, session_id: str, seq: int, limit: int = 1_000) -> list[AuditRow]:
+        """The next rows of a session: what a subscription that has come to `seq` is to get."""
+        return await self.read_rows(
+            select(ROWS).where(ROWS.c.session_id == session_id, ROWS.c.seq > seq).order_by(ROWS.c.seq).limit(limit)
+        )
+
+    async def last_seq(self, session_id: str) -> int:
+        """The number of a session's last row; 0 if it has none."""
+        statement = select(STREAMS.c.last_seq).where(STREAMS.c.session_id == session_id)
+
+        async def work(connection: Connection) -> int:
+            return int((await connection.execute(statement)).scalar() or 0)
+
+        return await self.database.read(work)
+
+    def filtered(self, which: AuditFilter) -> Select[Any]:
+        """The statement that finds the rows, in no order."""
+        row = ROWS.c
+        statement = select(ROWS)
+        if which.session_id is not None:
+            statement = statement.where(row.session_id == which.session_id)
+        if which.agent_id:
+            statement = statement.where(row.agent_id == which.agent_id)
+        if which.kinds:
+            statement = statement.where(row.kind.in_(which.kinds))
+        if which.command_id:
+            statement = statement.where(row.command_id == which.command_id)
+        if which.since is not None:
+            statement = statement.where(row.at >= which.since)
+        if which.until is not None:
+            statement = statement.where(row.at < which.until)
+        if which.contains:
+            # The text as it stands in JSON; not LIKE, which takes cases as equal on one database and not the other.
+            needle = msgspec.json.encode(which.contains.encode(errors="replace").decode()).decode()[1:-1]
+            find = func.instr if self.database.is_sqlite else func.strpos
+            statement = statement.where(find(row.body, needle) > 0)
+        return statement
+
+    async def read_rows(self, statement: Select[Any]) -> list[AuditRow]:
+        async def work(connection: Connection) -> list[AuditRow]:
+            return [row_of(row) for row in await connection.execute(statement)]
+
+        return await self.database.read(work)
+
+
+def row_of(row: Any) -> AuditRow:
+    return AuditRow(*row)
+
+
+def _check(entry: AuditEntry) -> None:
+    """Refuse what would make the whole group fail, or what could not be told to others."""
+    for name in ("session_id", "agent_id", "kind", "command_id"):
+        value = getattr(entry, name)
+        if not value.isprintable():
+            raise Invalid(
+                f"{name} {value[:40]!r} of an audit row has characters that are not text", reason="STORE_VALUE"
+            )
+    if len(encode_body(entry.body)) > MAX_BODY_BYTES:
+        raise Invalid(
+            f"the body of an audit row of kind {entry.kind!r} is longer than {MAX_BODY_BYTES} bytes",
+            reason="STORE_VALUE",
+        )

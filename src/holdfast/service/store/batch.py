@@ -1,0 +1,316 @@
+"""Writes a batch of appends and of changes to sessions in one transaction: numbers rows, chains them, keeps fences.
+
+Locks are taken in one order by everybody, so that no two replicas wait for each other: sessions, then their
+streams, each by id, and the service's own stream last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from holdfast.service.audit.chain import GENESIS, MARKED, OPENED, StreamMark, chained
+from holdfast.service.model import OVER, SERVICE_STREAM, AuditEntry, AuditRow, SessionRecord
+from holdfast.service.problems import NotNow, Problem
+from holdfast.service.store.connection import Connection
+from holdfast.service.store.model import Fence
+from holdfast.service.store.schema import ROWS, SESSIONS, STREAMS
+from holdfast.service.store.sessions import columns_of, no_session, record_of
+
+#: After so many rows of a session its last one is named in the service's own stream, so that no more than these can
+#: be cut off an open session without a trace there. Each costs a row.
+MARK_EVERY: Final = 1_000
+#: What a row takes beside its text, roughly: numbers, two hashes, its part of the indexes.
+ROW_OVERHEAD: Final = 400
+#: The channel, and the most that one message on it holds (PostgreSQL takes less than 8,000 bytes).
+CHANNEL: Final = "holdfast_audit"
+_PAYLOAD_BYTES: Final = 7_000
+
+
+class Append:
+    """Rows to be, and what must hold for them."""
+
+    def __init__(self, entries: Sequence[AuditEntry], fence: Fence | None) -> None:
+        self.entries = entries
+        self.fence = fence
+
+
+class Change:
+    """Fields of a session to be set."""
+
+    def __init__(self, session_id: str, fields: dict[str, Any]) -> None:
+        self.session_id = session_id
+        self.fields = fields
+
+
+Work = Append | Change
+#: What each piece of work came to: its rows, the session as it then was, or why it was not done.
+Outcome = list[AuditRow] | SessionRecord | Problem
+
+
+class Head(msgspec.Struct):
+    """The head of a stream while it is written on."""
+
+    session_id: str
+    last_seq: int = 0
+    last_hash: str = GENESIS
+    size: int = 0
+    base_seq: int = 0
+    base_hash: str = GENESIS
+    opened_seq: int = 0
+    marked_seq: int = 0
+    removed_seq: int = 0
+    closed: bool = False
+
+
+class Batch:
+    """One batch. `write` may be called again if its transaction did not go through, or may have."""
+
+    def __init__(self, works: Sequence[Work], *, at: float, key: bytes | None, origin: str) -> None:
+        self._works = works
+        self._at = at
+        self._key = key
+        self._origin = origin
+        self.outcomes: list[Outcome] = []
+        #: Which rows each stream got: first and last.
+        self.written: dict[str, tuple[int, int]] = {}
+        self._last_row: AuditRow | None = None
+
+    async def write(self, connection: Connection) -> None:
+        before, self.outcomes = self.outcomes, []
+        sessions = await self._lock_sessions(connection)
+        entries, changed = self._admit(sessions)
+        closing = {name for name, fields in changed.items() if fields.get("state") in OVER}
+        heads = await lock_streams(connection, sorted({*entries, *closing} - {SERVICE_STREAM}))
+        if self._last_row is not None and await _is_there(connection, self._last_row):
+            # The try before this one went through, although its connection broke before we heard of it. The locks
+            # make us wait for it if it is still under way.
+            self.outcomes = before
+            return
+        self._refuse_removed(entries, heads)
+        if _speaks_of_streams(entries, heads, closing):
+            heads |= await lock_streams(connection, [SERVICE_STREAM])
+        rows = self._chain(entries, heads, closing)
+        self.written = {name: (each[0].seq, each[-1].seq) for name, each in rows.items() if each}
+        self._last_row = next((each[-1] for each in rows.values() if each), None)
+        await self._store(connection, rows, heads)
+        await _update_sessions(connection, changed)
+        if connection.dialect.name == "postgresql" and self.written:
+            for payload in payloads(self._origin, self.written):
+                await connection.execute(select(func.pg_notify(CHANNEL, payload)))
+
+    # --- what is let in ---------------------------------------------------------------------------------------
+
+    async def _lock_sessions(self, connection: Connection) -> dict[str, dict[str, Any]]:
+        names = {work.session_id for work in self._works if isinstance(work, Change)}
+        names |= {work.fence.session_id for work in self._works if isinstance(work, Append) and work.fence}
+        if not names:
+            return {}
+        chosen = select(SESSIONS).where(SESSIONS.c.session_id.in_(names)).order_by(SESSIONS.c.session_id)
+        found = (await connection.execute(chosen.with_for_update())).mappings()
+        return {row["session_id"]: dict(row) for row in found}
+
+    def _admit(
+        self, sessions: dict[str, dict[str, Any]]
+    ) -> tuple[dict[str, list[tuple[int, AuditEntry]]], dict[str, dict[str, Any]]]:
+        """Which entries are written, by stream, with the number of their work; and which columns of sessions."""
+        entries: dict[str, list[tuple[int, AuditEntry]]] = defaultdict(list)
+        changed: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.outcomes = []
+        for number, work in enumerate(self._works):
+            if isinstance(work, Change):
+                self.outcomes.append(self._change(work, sessions.get(work.session_id), changed))
+                continue
+            self.outcomes.append([])
+            if work.fence is not None:
+                session = sessions.get(work.fence.session_id)
+                if session is None or not _holds(session, work.fence):
+                    self.outcomes[-1] = lease_lost(work.fence)
+                    continue
+                if session["audited_token"] >= work.fence.token:
+                    continue
+                session["audited_token"] = changed[work.fence.session_id]["audited_token"] = work.fence.token
+            for entry in work.entries:
+                entries[entry.session_id].append((number, entry))
+        return entries, changed
+
+    def _change(self, work: Change, session: Any, changed: dict[str, dict[str, Any]]) -> Outcome:
+        if session is None:
+            return no_session(work.session_id)
+        if "state" in work.fields and session["state"] in OVER:
+            # Two saw its end: the first has told how.
+            return record_of(session)
+        columns = columns_of(work.fields)
+        if work.fields.get("state") in OVER:
+            columns.setdefault("closed_at", self._at)
+        session.update(columns)
+        changed[work.session_id].update(columns)
+        return record_of(session)
+
+    # --- streams ----------------------------------------------------------------------------------------------
+
+    def _refuse_removed(self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head]) -> None:
+        """Retention took the session away while somebody still had something to write about it."""
+        gone = {name for name in entries if name in heads and heads[name].removed_seq}
+        refused = {number: name for name in gone for number, _ in entries[name]}
+        for number, name in refused.items():
+            self.outcomes[number] = no_session(name)
+        for name, numbered in list(entries.items()) if refused else ():
+            entries[name] = [each for each in numbered if each[0] not in refused]
+            if not entries[name]:
+                del entries[name]
+
+    def _chain(
+        self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head], closing: set[str]
+    ) -> dict[str, list[AuditRow]]:
+        rows: dict[str, list[AuditRow]] = {}
+        own = heads.get(SERVICE_STREAM, Head(SERVICE_STREAM))
+        about: list[AuditEntry] = []
+        before = own.last_seq + len(entries.get(SERVICE_STREAM, ()))
+
+        def tell(kind: str, mark: StreamMark) -> int:
+            about.append(AuditEntry(SERVICE_STREAM, self._at, "", kind, body=msgspec.to_builtins(mark)))
+            return before + len(about)
+
+        for name in sorted(entries.keys() | closing):
+            if name == SERVICE_STREAM:
+                continue
+            head = heads[name]
+            was = head.last_seq
+            if head.opened_seq == 0 and name in entries:
+                head.opened_seq = tell(OPENED, StreamMark(name))
+            rows[name] = self._extend(head, entries.get(name, []))
+            head.closed = head.closed or name in closing
+            if head.opened_seq and (_is_due(was, head.last_seq) or name in closing or (head.closed and rows[name])):
+                mark = StreamMark(name, head.last_seq, head.last_hash, head.opened_seq)
+                head.marked_seq = tell(MARKED, mark)
+        numbered = [*entries.get(SERVICE_STREAM, []), *((-1, entry) for entry in about)]
+        if numbered:
+            rows[SERVICE_STREAM] = self._extend(own, numbered)
+        return rows
+
+    def _extend(self, head: Head, numbered: list[tuple[int, AuditEntry]]) -> list[AuditRow]:
+        rows = chained((entry for _, entry in numbered), head.last_seq, head.last_hash, self._key)
+        for (number, _), row in zip(numbered, rows, strict=True):
+            outcome = self.outcomes[number] if number >= 0 else None
+            if isinstance(outcome, list):
+                outcome.append(row)
+            head.size += ROW_OVERHEAD + len(row.body)
+        if rows:
+            head.last_seq, head.last_hash = rows[-1].seq, rows[-1].hash
+        return rows
+
+    async def _store(self, connection: Connection, rows: dict[str, list[AuditRow]], heads: dict[str, Head]) -> None:
+        values = [msgspec.structs.asdict(row) for each in rows.values() for row in each]
+        if values:
+            await connection.execute(insert(ROWS), values)
+        if touched := [msgspec.structs.asdict(heads[name]) for name in rows]:
+            await connection.execute(
+                _MOVE_HEAD, [{f"new_{name}": value for name, value in each.items()} for each in touched]
+            )
+
+
+async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, key: bytes | None) -> AuditRow:
+    """One more row of the service's own stream, whose head is locked."""
+    (row,) = chained([entry], own.last_seq, own.last_hash, key)
+    own.last_seq, own.last_hash = row.seq, row.hash
+    own.size += ROW_OVERHEAD + len(row.body)
+    await connection.execute(insert(ROWS).values(msgspec.structs.asdict(row)))
+    return row
+
+
+_MOVE_HEAD: Final = (
+    update(STREAMS)
+    .where(STREAMS.c.session_id == bindparam("new_session_id"))
+    .values(
+        {
+            name: bindparam(f"new_{name}")
+            for name in ("last_seq", "last_hash", "size", "opened_seq", "marked_seq", "closed")
+        }
+    )
+)
+
+
+def _speaks_of_streams(
+    entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head], closing: set[str]
+) -> bool:
+    """Whether the service's own stream gets something: it is everybody's, so it is locked only then."""
+    if SERVICE_STREAM in entries or closing:
+        return True
+    return any(
+        heads[name].closed
+        or not heads[name].opened_seq
+        or _is_due(last := heads[name].last_seq, last + len(numbered))
+        for name, numbered in entries.items()
+    )
+
+
+def _is_due(before: int, now: int) -> bool:
+    return before // MARK_EVERY < now // MARK_EVERY
+
+
+async def lock_streams(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
+    """Their heads; those that are not there yet are made."""
+    heads = await _heads(connection, names)
+    if missing := [name for name in names if name not in heads]:
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        fresh = [msgspec.structs.asdict(Head(name)) for name in missing]
+        await connection.execute(dialect.insert(STREAMS).on_conflict_do_nothing(), fresh)
+        heads |= await _heads(connection, missing)
+    return heads
+
+
+async def _is_there(connection: Connection, row: AuditRow) -> bool:
+    there = select(ROWS.c.hash).where(ROWS.c.session_id == row.session_id, ROWS.c.seq == row.seq)
+    return bool((await connection.execute(there)).scalar() == row.hash)
+
+
+async def _heads(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
+    if not names:
+        return {}
+    chosen = select(STREAMS).where(STREAMS.c.session_id.in_(names)).order_by(STREAMS.c.session_id)
+    found = (await connection.execute(chosen.with_for_update())).mappings()
+    return {row["session_id"]: Head(**row) for row in found}
+
+
+async def _update_sessions(connection: Connection, changed: dict[str, dict[str, Any]]) -> None:
+    """One statement for all sessions of which the same columns change: a batch of hundreds is a few statements."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for name, columns in sorted(changed.items()):
+        if columns:
+            values = {f"new_{column}": value for column, value in columns.items()}
+            alike[tuple(sorted(columns))].append({"which": name, **values})
+    for names, group in alike.items():
+        statement = update(SESSIONS).where(SESSIONS.c.session_id == bindparam("which"))
+        await connection.execute(statement.values({name: bindparam(f"new_{name}") for name in names}), group)
+
+
+def _holds(session: dict[str, Any], fence: Fence) -> bool:
+    return bool(session["lease_owner"] == fence.replica and session["lease_epoch"] == fence.epoch)
+
+
+def lease_lost(fence: Fence) -> NotNow:
+    return NotNow(
+        f"replica {fence.replica!r} no longer has the lease {fence.epoch} of session {fence.session_id!r}",
+        reason="LEASE_LOST",
+    )
+
+
+def payloads(origin: str, written: dict[str, tuple[int, int]]) -> Iterable[str]:
+    """What is told to other replicas: who tells it, then a line for each stream, in messages that fit."""
+    lines: list[str] = []
+    size = 0
+    for name, (first, last) in written.items():
+        line = f"{first} {last} {name}"
+        if lines and size + len(line.encode()) > _PAYLOAD_BYTES:
+            yield "\n".join([origin, *lines])
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line.encode()) + 1
+    if lines:
+        yield "\n".join([origin, *lines])

@@ -1,0 +1,137 @@
+"""Many small writes as one transaction: while one is under way the next ones gather.
+
+A flush to disk costs the same for one row as for hundreds, so under load each caller waits for about one flush, and
+the number of flushes does not grow with the number of callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from sqlalchemy.exc import IntegrityError
+
+from holdfast.service.problems import Bug, Problem, Unavailable
+from holdfast.service.store.batch import Append, Batch, Outcome, Work
+from holdfast.service.store.database import Database
+
+#: Rows in one transaction. More would make the callers at its head wait for those at its end; at a few thousand
+#: the flush is no longer what costs.
+MAX_ROWS: Final = 1_000
+
+
+class _Waiting(NamedTuple):
+    work: Work
+    done: asyncio.Future[Outcome]
+
+
+class GroupCommit:
+    """Takes work, writes it in the order in which it came, tells each caller what came of its own."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        key: bytes | None,
+        origin: str,
+        on_written: Callable[[dict[str, tuple[int, int]]], None],
+    ) -> None:
+        self._database = database
+        self._key = key
+        self._origin = origin
+        self._on_written = on_written
+        self._waiting: deque[_Waiting] = deque()
+        self._task: asyncio.Task[None] | None = None
+        #: How many transactions there were, and for how much work: their quotient is what grouping saves.
+        self.transactions = 0
+        self.works = 0
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    async def do(self, work: Work) -> Outcome:
+        """Returns once it is on disk. A caller that is cancelled leaves it undone if it was not yet begun."""
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(work, done))
+        self._go_on()
+        outcome = await done
+        if isinstance(outcome, Problem):
+            raise outcome
+        return outcome
+
+    async def finish(self) -> None:
+        """Wait for what was begun."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _go_on(self) -> None:
+        if self._task is None and self._waiting:
+            self._task = asyncio.create_task(self._run(), name="holdfast-group-commit")
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            while self._waiting:
+                self._waiting.popleft().done.cancel()
+        else:
+            # Also after a bug, which asyncio reports: those that came meanwhile wait for somebody to take them.
+            self._go_on()
+
+    async def _run(self) -> None:
+        while group := self._take():
+            await self._commit(group)
+
+    def _take(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        rows = 0
+        while self._waiting and rows < MAX_ROWS:
+            each = self._waiting.popleft()
+            if not each.done.done():
+                group.append(each)
+                rows += len(each.work.entries) if isinstance(each.work, Append) else 1
+        return group
+
+    async def _commit(self, group: list[_Waiting]) -> None:
+        batch = Batch(
+            [each.work for each in group], at=self._database.clock.time(), key=self._key, origin=self._origin
+        )
+        try:
+            await self._database.write(batch.write)
+        except Unavailable as problem:
+            _tell(group, [problem] * len(group))
+        except (Problem, IntegrityError) as error:
+            if len(group) == 1:
+                _tell(group, [_as_problem(error)])
+                return
+            # One of them cannot be written: the others must not suffer for it.
+            for each in group:
+                await self._commit([each])
+        except BaseException as error:
+            _tell(group, [Bug(f"the audit log: {error!r}", reason="STORE_BUG")] * len(group))
+            raise
+        else:
+            self.transactions += 1
+            self.works += len(group)
+            _tell(group, batch.outcomes)
+            self._on_written(batch.written)
+
+
+def _tell(group: list[_Waiting], outcomes: list[Outcome]) -> None:
+    for each, outcome in zip(group, outcomes, strict=True):
+        if not each.done.done():
+            each.done.set_result(outcome)
+
+
+def _as_problem(error: Problem | IntegrityError) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    # The head of a stream was put back, or taken away: its next number is taken. Nothing may be written over it.
+    return Bug(
+        "the audit log is damaged: a row is there already with the next number of its stream; "
+        "`holdfast audit verify` tells which",
+        reason="AUDIT_DAMAGED",
+    )

@@ -1,0 +1,102 @@
+"""Who runs a session's follower and timers: leases on the sessions' rows, one replica each, that end by themselves.
+
+A claim raises the lease's epoch. Whatever a former owner still writes carries the old epoch and is refused, so it
+does not matter whether that replica knows that it lost the lease.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select, update
+
+from holdfast.service.store.connection import Connection
+from holdfast.service.store.database import Database
+from holdfast.service.store.model import Lease
+from holdfast.service.store.schema import SESSIONS
+from holdfast.service.store.sessions import IS_OPEN
+
+_ROW = SESSIONS.c
+
+
+class LeaseRows:
+    """The part of the store that gives leases."""
+
+    database: Database
+
+    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[Lease]:
+        """Take up to `limit` open sessions whose lease is free or has expired, oldest first."""
+
+        async def work(connection: Connection) -> list[Lease]:
+            now = self.database.now()
+            free = (
+                select(_ROW.session_id)
+                .where(IS_OPEN, (_ROW.lease_owner == "") | (_ROW.lease_expires <= now))
+                .order_by(SESSIONS.c.created_at)
+                .limit(limit)
+                # Another replica that claims at the same time gets others.
+                .with_for_update(skip_locked=True)
+            )
+            ids = list((await connection.execute(free)).scalars())
+            taken = (
+                update(SESSIONS)
+                .where(_ROW.session_id.in_(ids))
+                .values(lease_owner=replica, lease_expires=now + seconds, lease_epoch=_ROW.lease_epoch + 1)
+                .returning(_ROW.session_id, _ROW.lease_owner, _ROW.lease_epoch, _ROW.lease_expires)
+            )
+            return [Lease(*row) for row in await connection.execute(taken)]
+
+        return await self.database.write(work)
+
+    async def renew(self, replica: str, seconds: float) -> list[str]:
+        """Prolong all leases of this replica; returns the sessions that are still its own.
+
+        A lease that expired and that nobody took since is prolonged, too: nothing happened to it meanwhile.
+        """
+
+        async def work(connection: Connection) -> list[str]:
+            ours = (
+                select(_ROW.session_id)
+                .where(_ROW.lease_owner == replica, IS_OPEN)
+                .order_by(_ROW.session_id)
+                .with_for_update()
+            )
+            ids = list((await connection.execute(ours)).scalars())
+            expires = self.database.now() + seconds
+            await connection.execute(
+                update(SESSIONS).where(_ROW.lease_owner == replica, IS_OPEN).values(lease_expires=expires)
+            )
+            return ids
+
+        return await self.database.write(work)
+
+    async def release(self, replica: str, session_id: str | None = None) -> int:
+        """Give up all leases of this replica, or that on one session; returns how many those were."""
+
+        async def work(connection: Connection) -> int:
+            ours = (
+                select(_ROW.session_id)
+                .where(_ROW.lease_owner == replica)
+                .order_by(_ROW.session_id)
+                .with_for_update()
+            )
+            if session_id is not None:
+                ours = ours.where(_ROW.session_id == session_id)
+            ids = list((await connection.execute(ours)).scalars())
+            for begin in range(0, len(ids), 500):
+                freed = update(SESSIONS).where(_ROW.session_id.in_(ids[begin : begin + 500]))
+                await connection.execute(freed.values(lease_owner="", lease_expires=0.0))
+            return len(ids)
+
+        return await self.database.write(work)
+
+    async def leases(self, replica: str) -> list[Lease]:
+        """Those that this replica has."""
+
+        async def work(connection: Connection) -> list[Lease]:
+            ours = (
+                select(_ROW.session_id, _ROW.lease_owner, _ROW.lease_epoch, _ROW.lease_expires)
+                .where(_ROW.lease_owner == replica, IS_OPEN)
+                .order_by(_ROW.session_id)
+            )
+            return [Lease(*row) for row in await connection.execute(ours)]
+
+        return await self.database.read(work)

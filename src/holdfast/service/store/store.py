@@ -1,0 +1,149 @@
+"""The store: one database with everything that the service must not forget, opened by its URL."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from holdfast.service.api import AuditFilter
+from holdfast.service.audit.chain import key_id
+from holdfast.service.clock import Clock
+from holdfast.service.model import AuditRow
+from holdfast.service.problems import Invalid, NotFound, NotNow
+from holdfast.service.store.agents import AgentRows
+from holdfast.service.store.approvals import ApprovalRows
+from holdfast.service.store.audit_log import AuditLog
+from holdfast.service.store.connection import Connection
+from holdfast.service.store.database import Database
+from holdfast.service.store.file_watch import FileWatch
+from holdfast.service.store.following import follow_file, follow_notices, last_number
+from holdfast.service.store.group_commit import GroupCommit
+from holdfast.service.store.leases import LeaseRows
+from holdfast.service.store.migrations import check_version, migrate
+from holdfast.service.store.notices import Listening, Notices, PostgresNotices
+from holdfast.service.store.retention import Retention
+from holdfast.service.store.schema import FACTS
+from holdfast.service.store.sessions import SessionRows
+from holdfast.service.store.verification import Verification, Verifier
+
+#: A shorter key could be guessed.
+MIN_KEY_BYTES: Final = 16
+_ALL: Final = AuditFilter()
+
+
+class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention):
+    """Made by `Store.open`. Its parts are classes of their own, one for each kind of row, on one database."""
+
+    def __init__(self, database: Database, audit_key: bytes | None) -> None:
+        self.database = database
+        self.audit_key = audit_key
+        # Tells our own rows, which listeners here hear of at once, from those of other replicas.
+        origin = secrets.token_hex(8)
+        self._notices = Notices()
+        self._from_others = None if database.is_sqlite else PostgresNotices(database.url, origin, self._notices)
+        self.writer = GroupCommit(database, key=audit_key, origin=origin, on_written=self._notices.tell)
+
+    @classmethod
+    async def open(
+        cls, url: str, *, clock: Clock | None = None, audit_key: bytes | None = None, look_only: bool = False
+    ) -> Store:
+        """Open the database at `sqlite:///PATH` or `postgresql://…` and bring its tables up to date.
+
+        With `audit_key` the audit's hashes are HMACs with it; a database keeps to the key that it began with. With
+        `look_only` nothing is made or changed: the database must be of this version, and no key is needed to read.
+        """
+        if audit_key is not None and len(audit_key) < MIN_KEY_BYTES:
+            raise Invalid(f"the audit's key is shorter than {MIN_KEY_BYTES} bytes", reason="AUDIT_KEY")
+        database = await Database.open(url, clock=clock, create=not look_only)
+        try:
+            if look_only:
+                await database.read(check_version)
+            else:
+                await database.write(lambda connection: migrate(connection, database.clock.time()))
+            store = cls(database, audit_key)
+            await store._check_key(look_only)
+            if store._from_others is not None:
+                await store._from_others.start()
+        except BaseException:
+            await database.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        """What was to be written is written, listeners are told that there is no more."""
+        await self.writer.finish()
+        self._notices.close()
+        if self._from_others is not None:
+            await self._from_others.stop()
+        await self.database.close()
+
+    async def __aenter__(self) -> Store:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def listen(self, session_id: str | None = None) -> Listening:
+        """Notices of rows that are appended from now on, by whichever replica; of one session, or of all."""
+        return self._notices.listen(session_id)
+
+    @asynccontextmanager
+    async def follow(self, which: AuditFilter = _ALL) -> AsyncIterator[AsyncIterator[AuditRow]]:
+        """Rows that are appended from the moment on when the block is entered, also by other processes."""
+        if self.database.is_sqlite:
+            with FileWatch(str(self.database.url.database)) as watch:
+                yield follow_file(self, which, watch, await last_number(self))
+        else:
+            async with self.listen() as notices:
+                yield follow_notices(self, which, notices)
+
+    async def verify(self, session_id: str | None = None, *, head: tuple[int, str] | None = None) -> Verification:
+        """Whether the audit of one session, or all of it, is as it was written.
+
+        `head` is the last row of the service's own stream as an earlier look found it.
+        """
+        if self.audit_key is None and await self._kept_key_id():
+            raise NotNow("the audit was written with a key: without it nothing can be told", reason="AUDIT_KEY")
+        async with self.database.snapshot() as connection:
+            verifier = Verifier(connection, self.audit_key)
+            if session_id is None:
+                return await verifier.everything(head)
+            found = await verifier.one(session_id)
+        if found is None:
+            raise NotFound(f"the audit has nothing of session {session_id!r}", reason="SESSION_NOT_FOUND")
+        return found
+
+    async def ping(self) -> None:
+        """Raises `Unavailable` if the database does not answer now."""
+        await self.database.ping()
+
+    async def _check_key(self, look_only: bool) -> None:
+        ours = key_id(self.audit_key)
+        if not look_only:
+            dialect = sqlite if self.database.is_sqlite else postgresql
+            keep = dialect.insert(FACTS).values(name="audit_key", value=ours).on_conflict_do_nothing()
+            await self.database.write(lambda connection: connection.execute(keep))
+        kept = await self._kept_key_id()
+        if look_only and self.audit_key is None:
+            return
+        if kept != ours:
+            began = "with another key" if kept and ours else "with a key" if kept else "without a key"
+            raise NotNow(
+                f"the audit in this database was begun {began}: give that, or begin a new database",
+                reason="AUDIT_KEY",
+            )
+
+    async def _kept_key_id(self) -> str:
+        async def work(connection: Connection) -> str:
+            kept = await connection.execute(select(FACTS.c.value).where(FACTS.c.name == "audit_key"))
+            return str(kept.scalar() or "")
+
+        return await self.database.read(work)

@@ -1,0 +1,394 @@
+"""Confined processes, shells and terminals behave like others: exits, signals, prompts, timeouts, ends, recovery.
+
+What they cannot do is in tests/service/test_escapes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+import holdfast
+from holdfast.client.sandbox import Sandbox
+from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
+from holdfast.model import Confinement, ConfinementMode
+from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.resource_groups import hierarchies
+from holdfast.testing.servers import RunningServer, is_alive, running_server
+
+OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+MODES = [
+    pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
+    for mode in get_args(ConfinementMode)
+    if mode != "none"
+]
+needs_cgroups = pytest.mark.skipif(bool(OFFERED["cgroup.pids"]), reason=f"no pids: {OFFERED['cgroup.pids']}")
+needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def box(server: RunningServer) -> AsyncIterator[Sandbox]:
+    async with holdfast.connect(server.address("unix")) as box:
+        yield box
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    return work
+
+
+@pytest.fixture(params=MODES)
+def confinement(request: pytest.FixtureRequest, work: Path) -> Confinement:
+    return Confinement(mode=request.param, writable=(str(work),), network="none")
+
+
+async def exit_of(box: Sandbox, script: str, confinement: Confinement) -> holdfast.ExitStatus:
+    process = await box.start(["sh", "-c", script], cwd=confinement.writable[0], confinement=confinement)
+    return await process.wait(30)
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+
+async def test_exit_codes_and_signals_are_the_programs_own(box: Sandbox, confinement: Confinement) -> None:
+    assert await exit_of(box, "exit 7", confinement) == holdfast.ExitStatus(7)
+    assert await exit_of(box, "exit 137", confinement) == holdfast.ExitStatus(137)
+    ended = await exit_of(box, "kill -KILL $$", confinement)
+    assert ended.exit_code == 137
+    if confinement.mode == "landlock" or _kernel() >= (6, 15):
+        assert ended.signal == "SIGKILL"
+
+
+def _kernel() -> tuple[int, int]:
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int(minor)
+
+
+async def test_a_signal_reaches_the_program_and_its_answer_is_told(box: Sandbox, confinement: Confinement) -> None:
+    script = "trap 'exit 9' TERM; trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
+    process = await box.start(["sh", "-c", script], confinement=confinement, cwd=confinement.writable[0])
+    await process.wait_for_output("ready\n", timeout=30)
+    await process.signal("USR1")
+    await process.wait_for_output("heard\n", timeout=30)
+    await process.terminate(grace=30)
+    assert await process.wait(30) == holdfast.ExitStatus(9)
+
+
+async def test_nothing_that_it_started_survives_its_end(
+    box: Sandbox, server: RunningServer, confinement: Confinement
+) -> None:
+    script = "setsid sleep 4321 & (nohup sleep 4321 >/dev/null 2>&1 &); trap '' TERM; echo ready; sleep 4321"
+    process = await box.start(["sh", "-c", script], confinement=confinement, cwd=confinement.writable[0])
+    await process.wait_for_output("ready\n", timeout=30)
+    await process.terminate(force=True)
+    assert [pid for pid in _running("sleep\x004321\x00") if is_alive(pid)] == []
+
+
+async def until_running(command_line: str, count: int) -> None:
+    """A job that was forked may not have been executed yet, and one that was killed not be gone."""
+    async with asyncio.timeout(30):
+        while (len(_running(command_line)) < count) if count else _running(command_line):  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.005)
+
+
+def _running(command_line: str) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                text = Path(f"/proc/{name}/cmdline").read_text()
+            except OSError:
+                continue
+            if text == command_line:
+                found.append(int(name))
+    return found
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+@needs_bubblewrap
+async def test_the_environment_is_the_programs_alone(box: Sandbox, work: Path) -> None:
+    """Neither can others read it off the command line, nor has it a say in what runs outside of the jail."""
+    confinement = Confinement(mode="bubblewrap", writable=(str(work),))
+    process = await box.start(
+        ["sh", "-c", 'echo "$SECRET $LD_PRELOAD"; cat'],
+        env={"SECRET": "hunter2", "LD_PRELOAD": "/no/such/library.so"},
+        stdin="open",
+        confinement=confinement,
+        cwd=str(work),
+    )
+    await process.wait_for_output("hunter2 /no/such/library.so\n", timeout=30)
+    for name in ("cmdline", "environ"):
+        outside = read(f"/proc/{process.pid}/{name}")
+        assert b"hunter2" not in outside
+        assert b"library.so" not in outside
+    await process.terminate(force=True)
+
+
+async def test_where_it_starts_if_nobody_says_where(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    process = await box.start(["pwd"], confinement=confinement)
+    assert (await process.communicate())[0] == f"{work}\n".encode()
+    terminal = await box.terminal(["bash"], confinement=confinement)
+    assert (await terminal.describe()).cwd == str(work)
+    await terminal.close()
+
+
+@needs_bubblewrap
+async def test_a_name_to_run_under(box: Sandbox, work: Path) -> None:
+    confinement = Confinement(mode="bubblewrap", writable=(str(work),))
+    process = await box.start(["sh", "-c", "ps -o args= $$"], arg0="-other", confinement=confinement, cwd=str(work))
+    assert (await process.communicate())[0].startswith(b"-other -c")
+
+
+def _open_to_all(directory: Path) -> None:
+    directory.parent.chmod(0o755)
+    directory.chmod(0o777)
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a jail as somebody else")
+async def test_a_jail_of_another_user(box: Sandbox, work: Path) -> None:
+    _open_to_all(work)
+    confinement = Confinement(mode="bubblewrap", writable=(str(work),), network="none")
+    process = await box.start(
+        ["sh", "-c", "id -u; touch it && echo made; ls /root"],
+        user="65534",
+        cwd=str(work),
+        confinement=confinement,
+    )
+    assert (await process.communicate())[0] == b"65534\nmade\n"
+    assert (work / "it").stat().st_uid == 65534
+
+
+async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    async def start(argv: list[str], cwd: str = str(work), **changes: object) -> None:
+        await box.start(argv, cwd=cwd, confinement=replace(confinement, **changes))
+
+    with pytest.raises(InvalidParams, match="there is nothing of this name"):
+        await start(["true"], writable=("/no/such/place",))
+    with pytest.raises(InvalidParams, match="no absolute path"):
+        await start(["true"], writable=("work",))
+    (work.parent / "link").symlink_to("/etc")
+    with pytest.raises(InvalidParams, match="is a symbolic link"):
+        await start(["true"], writable=(str(work.parent / "link"),))
+    program = work.parent / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with pytest.raises(CommandNotFound, match="not among what the confinement lets be read"):
+        await start([str(program)])
+    with pytest.raises(InvalidParams, match="needs the path"):
+        await start(["true"], network="proxy")
+    with pytest.raises(PermissionRefused, match="confinement"):
+        await start(["true"], network="proxy", proxy=str(work / "nobody.sock"))
+    if confinement.mode == "bubblewrap":
+        with pytest.raises(CwdNotFound, match="not among"):
+            await start(["true"], cwd="/root")
+    else:
+        (work / "kept").mkdir()
+        with pytest.raises(InvalidParams, match="cannot give"):
+            await start(["true"], hidden=(str(work / "kept"),))
+
+
+@needs_bubblewrap
+async def test_what_bwrap_says_when_the_jail_does_not_stand(box: Sandbox, work: Path) -> None:
+    # A socket cannot be made a directory.
+    (work / "file").write_text("")
+    confinement = Confinement(mode="bubblewrap", writable=(str(work),), readable=(str(work / "file"),))
+    process = await box.start(["cat", "file"], cwd=str(work), confinement=confinement)
+    assert (await process.wait(30)).exit_code == 0
+    with pytest.raises(PermissionRefused, match="bwrap: "):
+        await box.start(["true"], cwd="/", confinement=Confinement(mode="bubblewrap", scratch_bytes=-1))
+
+
+# --- limits of the whole tree ----------------------------------------------------------------------------------
+
+
+@needs_cgroups
+async def test_limits_of_the_tree_hold_from_the_first_moment(box: Sandbox, confinement: Confinement) -> None:
+    limited = replace(confinement, total_processes=19, hide_processes=False)
+    # Not bash: one that cannot fork tries again for a quarter of a minute.
+    script = "i=0; while [ $i -lt 30 ]; do sleep 4328 & i=$((i+1)); done; echo none refused"
+    process = await box.start(["dash", "-c", script], confinement=limited, cwd=confinement.writable[0])
+    assert (await process.wait(60)).exit_code == 2
+    await until_running("sleep\x004328\x00", 10)
+    assert len(_running("sleep\x004328\x00")) < 20
+    await process.terminate(force=True)
+    await process.forget()
+    # Somebody may have been at his end in it: then it goes with the next that is made.
+    process = await box.start(["true"], confinement=replace(limited, total_processes=18))
+    assert _cgroups_limited_to(19) == []
+
+
+def _cgroups_limited_to(processes: int) -> list[Path]:
+    base = hierarchies()["pids"].base
+    limits = Path(base).glob("holdfast-*/*/pids.max")
+    return [limit for limit in limits if limit.read_text() == f"{processes}\n"]
+
+
+# --- shells ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_confined_shell_keeps_its_state(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    async with await box.shell(cwd=str(work), confinement=confinement) as shell:
+        done = await shell.run("name=value; mkdir -p sub; cd sub; echo out; echo err >&2; (exit 3)")
+        assert (done.stdout, done.stderr, done.exit_code, done.cwd) == ("out\n", "err\n", 3, f"{work}/sub")
+        assert (await shell.run("echo $name $PWD")).stdout == f"value {work}/sub\n"
+        assert (await shell.run("cat", input="given")).stdout == "given"
+        process = await shell.start("echo $name; exit 4")
+        assert (await process.communicate())[0] == b"value\n"
+        assert (await process.wait(30)).exit_code == 4
+
+
+async def test_a_timeout_costs_a_confined_shell_nothing(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    async with await box.shell(cwd=str(work), confinement=confinement) as shell:
+        await shell.run("name=value; sleep 4322 & job=$!")
+        done = await shell.run("sleep 4323", timeout=0.1)
+        assert (done.exit_code, done.timed_out, done.shell_restarted) == (124, True, False)
+        done = await shell.run("while :; do :; done", timeout=0.1)
+        assert (done.exit_code, done.timed_out, done.shell_restarted) == (124, True, False)
+        # Its background job was not in the foreground.
+        assert (await shell.run("kill -0 $job && echo $name")).stdout == "value\n"
+        begun = asyncio.Event()
+        running = asyncio.create_task(shell.run("echo begun; sleep 4323", on_output=lambda _: begun.set()))
+        await begun.wait()
+        assert await shell.interrupt()
+        assert (await running).exit_code == 130
+    assert _running("sleep\x004322\x00") + _running("sleep\x004323\x00") == []
+
+
+async def test_a_confined_shell_that_an_option_ended_goes_on(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    async with await box.shell(cwd=str(work), confinement=confinement) as shell:
+        await shell.run("name=value")
+        done = await shell.run("set -e; false")
+        assert (done.exit_code, done.shell_restarted, done.restored) == (1, True, "state")
+        assert (await shell.run("echo $name $PWD")).stdout == f"value {work}\n"
+
+
+# --- terminals -------------------------------------------------------------------------------------------------
+
+
+async def test_a_confined_terminal_knows_its_prompt(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    terminal = await box.terminal(["bash"], cwd=str(work), confinement=confinement)
+    await terminal.run("PS1='now? '")
+    assert ((await terminal.describe()).state, terminal.prompt) == ("IDLE", "now? ")
+    done = await terminal.run("echo out; (exit 5)")
+    assert (done.output, done.exit_code) == ("out\n", 5)
+    await terminal.resize(31, 97)
+    assert (await terminal.run("stty size")).output == "31 97\n"
+    await terminal.send("cat\n")
+    status = await terminal.wait_until_awaiting_input(30)
+    assert (status.foreground, status.state, status.cwd) == ("cat", "BUSY", str(work))
+    await terminal.send_keys("C-c")
+    await terminal.wait_until_idle(30)
+    assert (await terminal.describe()).last_exit_code == 130
+    done = await terminal.run("sleep 4324", timeout=0.1)
+    assert (done.exit_code, done.timed_out) == (124, True)
+    # An exit with a code above 128 is an exit.
+    await terminal.run("(exit 130)")
+    await terminal.send("exit\n")
+    assert await terminal.wait(30) == holdfast.ExitStatus(130)
+    assert (await terminal.describe()).state == "CLOSED"
+
+
+async def test_a_confined_terminal_whose_shell_is_killed(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    terminal = await box.terminal(["bash"], cwd=str(work), confinement=confinement)
+    await terminal.send("kill -KILL $$\n")
+    assert (await terminal.wait(30)).exit_code == 137
+    if confinement.mode == "landlock" or _kernel() >= (6, 15):
+        assert (await terminal.describe()).state == "ERROR"
+
+
+async def test_closing_a_confined_terminal_that_is_busy(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    terminal = await box.terminal(["bash"], cwd=str(work), confinement=confinement)
+    await terminal.send("sleep 4325 & sleep 4325\n")
+    process = await box.process(terminal.id)
+    await process.wait_for_output("sleep 4325", timeout=30)
+    status = await terminal.close(grace=30)
+    assert status.state == "CLOSED"
+    assert _running("sleep\x004325\x00") == []
+
+
+async def test_keys_of_a_program_without_a_shell_are_for_the_program(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    """It has the process group of bwrap, which a Ctrl-C must not end."""
+    script = "trap 'echo heard' INT; echo ready; while read line; do echo got $line; done; exit 6"
+    terminal = await box.terminal(["bash", "-c", script], cwd=str(work), confinement=confinement)
+    process = await box.process(terminal.id)
+    await process.wait_for_output("ready", timeout=30)
+    await terminal.send_keys("C-c")
+    await process.wait_for_output("heard", timeout=30)
+    await terminal.signal("INT")
+    await process.wait_for_output(re.compile(rb"heard.*heard", re.DOTALL), timeout=30)
+    await terminal.send("word\n")
+    await process.wait_for_output("got word", timeout=30)
+    assert (await terminal.describe()).state == "RUNNING"
+    await terminal.send_keys("C-d")
+    assert await terminal.wait(30) == holdfast.ExitStatus(6)
+
+
+async def test_background_jobs_that_are_kept(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    shell = await box.shell(cwd=str(work), confinement=confinement)
+    await shell.run("sleep 4329 &")
+    await shell.close(keep=True)
+    await until_running("sleep\x004329\x00", 1)
+    await shell.close()
+    assert _running("sleep\x004329\x00") == []
+
+
+async def test_a_kill_by_signal(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    process = await box.start(["sh", "-c", "echo ready; sleep 4330"], cwd=str(work), confinement=confinement)
+    await process.wait_for_output("ready", timeout=30)
+    await process.signal("KILL")
+    assert (await process.wait(30)).exit_code == 137
+    await until_running("sleep\x004330\x00", 0)
+
+
+# --- across servers --------------------------------------------------------------------------------------------
+
+
+async def test_confined_shells_and_terminals_go_on_when_the_server_is_killed(
+    work: Path, confinement: Confinement
+) -> None:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            shell = await box.shell(cwd=str(work), confinement=confinement)
+            terminal = await box.terminal(
+                ["bash"], env={"PS1": "$ ", "HISTFILE": ""}, cwd=str(work), confinement=confinement
+            )
+            await shell.run("name=value; sleep 4326 & job=$!")
+            await terminal.run("name=shown")
+            os.kill(server.pid, signal.SIGKILL)
+            assert (await shell.run("echo $name")).stdout == "value\n"
+            done = await shell.run("sleep 4327", timeout=0.1)
+            assert (done.exit_code, done.shell_restarted) == (124, False)
+            assert (await shell.run("kill -0 $job && echo runs")).stdout == "runs\n"
+            assert (await terminal.describe()).cwd == str(work)
+            assert (await terminal.run("echo $name; false")).output == "shown\n"
+            await terminal.send("kill -KILL $$\n")
+            assert (await terminal.wait(30)).exit_code == 137
+            await shell.close()
+            assert _running("sleep\x004326\x00") == []
+            server.pid = (await box.status()).pid

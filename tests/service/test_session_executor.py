@@ -1,0 +1,288 @@
+"""The shim against a service that answers by script: what it asks again, and when it makes another session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+import holdfast
+from holdfast.errors import InvalidParams
+from holdfast.service import bash_executor, problems, session_executor
+from holdfast.service.rpc_status import problem_of
+from holdfast.service.status_details import status_bytes
+from holdfast.session.v1 import session_pb2 as pb
+
+Answer = Message | grpc.StatusCode
+REQUESTS: dict[str, type[Message]] = {
+    "CreateSession": pb.CreateSessionRequest,
+    "RunCommand": pb.RunCommandRequest,
+    "GetSession": pb.GetSessionRequest,
+    "CloseSession": pb.CloseSessionRequest,
+}
+
+
+class ScriptedService(grpc.GenericRpcHandler):
+    """Answers each call with the next line of the script for its method, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.tokens: set[str] = set()
+        self.script: dict[str, list[Answer]] = {}
+
+    def asked(self, method: str) -> list[Any]:
+        return [request for name, request in self.calls if name == method]
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        name = handler_call_details.method.rpartition("/")[2]
+        self.tokens.add(str(dict(handler_call_details.invocation_metadata)["authorization"]))
+
+        def answer(request: Any, context: grpc.ServicerContext) -> Message:
+            self.calls.append((name, request))
+            said = self.script[name].pop(0)
+            if isinstance(said, grpc.StatusCode):
+                context.abort(said, f"said {said.name}")
+            return said
+
+        def as_bytes(reply: Message) -> bytes:
+            return reply.SerializeToString()
+
+        return grpc.unary_unary_rpc_method_handler(answer, REQUESTS[name].FromString, as_bytes)
+
+
+@pytest.fixture
+def scripted() -> Iterator[tuple[ScriptedService, str]]:
+    handler = ScriptedService()
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield handler, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def created(session_id: str) -> pb.CreateSessionResponse:
+    return pb.CreateSessionResponse(session_id=session_id, state=pb.IDLE)
+
+
+def printed(text: str, **fields: Any) -> pb.RunCommandResponse:
+    return pb.RunCommandResponse(stdout=text.encode(), state=fields.pop("state", pb.IDLE), **fields)
+
+
+def closed() -> list[Answer]:
+    return [pb.CloseSessionResponse(final_state=pb.CLOSED)]
+
+
+def test_one_session_serves_all_commands_and_is_closed_in_the_end(scripted: tuple[ScriptedService, str]) -> None:
+    service, address = scripted
+    service.script = {
+        "CreateSession": [created("s1")],
+        "RunCommand": [printed("a"), printed("b", exit_code=3, duration_ms=1500)],
+        "CloseSession": closed(),
+    }
+    with holdfast.BashExecutor(address, token="hf_x", cwd="/srv", env={"A": "1"}, profile="ci") as bash:
+        assert bash.run("echo a").stdout == "a"
+        result = bash.run("echo b; exit 3", timeout=2.5)
+    assert (result.stdout, result.exit_code, result.duration, result.success) == ("b", 3, 1.5, False)
+    create = service.asked("CreateSession")[0]
+    assert (create.initial_cwd, dict(create.environment), create.kind) == ("/srv", {"A": "1"}, pb.SHELL)
+    assert create.policy.profile == "ci"
+    assert [(run.session_id, run.command, run.timeout_ms) for run in service.asked("RunCommand")] == [
+        ("s1", "echo a", 0),
+        ("s1", "echo b; exit 3", 2500),
+    ]
+    assert service.asked("CloseSession")[0].session_id == "s1"
+    assert service.tokens == {"Bearer hf_x"}
+
+
+async def test_the_same_on_an_event_loop(scripted: tuple[ScriptedService, str]) -> None:
+    service, address = scripted
+    service.script = {
+        "CreateSession": [created("s1")],
+        "RunCommand": [printed("a"), printed("", timed_out=True, exit_code=143)],
+        "CloseSession": closed(),
+    }
+    async with holdfast.BashExecutor(address, token="hf_x") as bash:
+        assert (await bash.run_async("echo a")).stdout == "a"
+        late = await bash.run_async("sleep 100", timeout=0.1)
+    assert (late.timed_out, late.exit_code) == (True, 124)
+    assert len(service.asked("CloseSession")) == 1
+
+
+def test_a_session_that_died_is_made_again_and_the_command_runs(scripted: tuple[ScriptedService, str]) -> None:
+    service, address = scripted
+    service.script = {
+        "CreateSession": [created("s1"), created("s2")],
+        "RunCommand": [printed("a"), grpc.StatusCode.FAILED_PRECONDITION, printed("b")],
+        "GetSession": [pb.GetSessionResponse(state=pb.ERROR)],
+        "CloseSession": closed(),
+    }
+    with holdfast.BashExecutor(address, token="hf_x") as bash:
+        bash.run("echo a")
+        assert bash.run("echo b").stdout == "b"
+    first, second = service.asked("CreateSession")
+    assert first.request_id != second.request_id
+    assert [run.session_id for run in service.asked("RunCommand")] == ["s1", "s1", "s2"]
+    assert service.asked("CloseSession")[0].session_id == "s2"
+
+
+def test_a_command_that_ends_its_session_has_its_exit_code_and_the_next_gets_another(
+    scripted: tuple[ScriptedService, str],
+) -> None:
+    service, address = scripted
+    service.script = {
+        "CreateSession": [created("s1"), created("s2")],
+        "RunCommand": [printed("", exit_code=3, state=pb.CLOSED), printed("b")],
+        "CloseSession": closed(),
+    }
+    with holdfast.BashExecutor(address, token="hf_x") as bash:
+        assert bash.run("exit 3").exit_code == 3
+        assert bash.run("echo b").stdout == "b"
+    assert [run.session_id for run in service.asked("RunCommand")] == ["s1", "s2"]
+
+
+def test_a_refusal_of_a_living_session_is_told_and_not_repeated(scripted: tuple[ScriptedService, str]) -> None:
+    service, address = scripted
+    service.script = {
+        "CreateSession": [created("s1")],
+        "RunCommand": [grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED],
+        "GetSession": [pb.GetSessionResponse(state=pb.IDLE)],
+        "CloseSession": closed(),
+    }
+    with holdfast.BashExecutor(address, token="hf_x") as bash:
+        with pytest.raises(problems.NotNow, match="said FAILED_PRECONDITION"):
+            bash.run("true")
+        with pytest.raises(problems.Denied, match="said PERMISSION_DENIED"):
+            bash.run("rm -rf /")
+    assert len(service.asked("CreateSession")) == 1
+
+
+def test_a_service_that_is_away_is_asked_again_with_the_same_ids(scripted: tuple[ScriptedService, str]) -> None:
+    service, address = scripted
+    away = grpc.StatusCode.UNAVAILABLE
+    service.script = {
+        "CreateSession": [away, created("s1")],
+        "RunCommand": [away, away, printed("a")],
+        "CloseSession": closed(),
+    }
+    with holdfast.BashExecutor(address, token="hf_x") as bash:
+        assert bash.run("echo a").stdout == "a"
+    assert len({create.request_id for create in service.asked("CreateSession")}) == 1
+    assert len({run.request_id for run in service.asked("RunCommand")}) == 1
+
+
+def test_a_service_that_stays_away_is_told_once_the_time_is_up() -> None:
+    executor = session_executor.SessionExecutor(session_executor.Line("unused", "hf_x"))
+    steps = executor.steps("true", None)
+    step, waited = next(steps), 0.0
+    with pytest.raises(problems.Unavailable):  # noqa: PT012 - it is raised at one of many steps
+        while True:
+            if isinstance(step, session_executor.Pause):
+                waited += step.seconds
+                step = next(steps)
+            else:
+                step = steps.throw(problems.Unavailable("away", reason="AWAY"))
+    assert session_executor.REACH_SECONDS <= waited < session_executor.REACH_SECONDS + 10
+
+
+def test_without_persistence_each_command_brings_its_own_session(scripted: tuple[ScriptedService, str]) -> None:
+    service, address = scripted
+    service.script = {"RunCommand": [printed("a"), printed("b")]}
+    with holdfast.BashExecutor(address, token="hf_x", persistent=False, sandbox="docker:x") as bash:
+        bash.run("echo a")
+        bash.run("echo b")
+    assert [(run.session_id, run.create.sandbox) for run in service.asked("RunCommand")] == [("", "docker:x")] * 2
+
+
+def test_closing_a_session_that_is_over_is_no_error(scripted: tuple[ScriptedService, str]) -> None:
+    service, address = scripted
+    service.script = {
+        "CreateSession": [created("s1")],
+        "RunCommand": [printed("a")],
+        "CloseSession": [grpc.StatusCode.NOT_FOUND],
+    }
+    with holdfast.BashExecutor(address, token="hf_x") as bash:
+        bash.run("echo a")
+    assert len(service.asked("CloseSession")) == 1
+
+
+# --- the flag --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "argument", "wanted"), [("on", None, True), ("off", None, False), ("on", False, False)]
+)
+def test_the_flag_decides_and_the_argument_comes_first(
+    word: str, argument: bool | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(bash_executor.FLAG, word)
+    assert holdfast.BashExecutor(token="hf_x", sessions=argument).sessions is wanted
+
+
+def test_a_flag_of_another_word_and_a_missing_token_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(bash_executor.FLAG, "maybe")
+    with pytest.raises(InvalidParams, match="HOLDFAST_SESSION_EXECUTOR='maybe': on or off"):
+        holdfast.BashExecutor()
+    monkeypatch.setenv(bash_executor.FLAG, "on")
+    monkeypatch.delenv(bash_executor.TOKEN_VARIABLE, raising=False)
+    with pytest.raises(InvalidParams, match="HOLDFAST_SERVICE_TOKEN"):
+        holdfast.BashExecutor()
+
+
+# --- statuses --------------------------------------------------------------------------------------------------
+
+
+class Failed(grpc.RpcError):
+    """A call as gRPC raises it."""
+
+    def __init__(self, code: grpc.StatusCode, details: bytes = b"") -> None:
+        self._code, self._trailer = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "what happened"
+
+    def trailing_metadata(self) -> Any:
+        return (("grpc-status-details-bin", self._trailer),)
+
+
+def field(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def test_a_status_with_error_info_becomes_the_problem_with_its_reason() -> None:
+    info = field(1, b"SESSION_LIMIT") + field(2, b"holdfast")
+    other = field(1, b"type.googleapis.com/google.rpc.RetryInfo") + field(2, b"")
+    packed = field(1, b"type.googleapis.com/google.rpc.ErrorInfo") + field(2, info)
+    problem = problem_of(
+        Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, b"\x08\x08" + field(3, other) + field(3, packed))
+    )
+    assert isinstance(problem, problems.Exhausted)
+    assert (problem.reason, problem.message) == ("SESSION_LIMIT", "what happened")
+
+
+@pytest.mark.parametrize(
+    "details", [b"", b"\x1a", b"\x1a\xff\xff\xff\xff\xff", b"\x09nonsense", b"\x1a\x02\x0a\x00"]
+)
+def test_details_that_are_none_leave_the_code_as_the_reason(details: bytes) -> None:
+    problem = problem_of(Failed(grpc.StatusCode.NOT_FOUND, details))
+    assert isinstance(problem, problems.NotFound)
+    assert problem.reason == "NOT_FOUND"
+
+
+def test_what_the_service_writes_is_what_clients_read() -> None:
+    raised = problems.Denied("no", reason="POLICY_DENIED", rule="rules.toml:14", field="command")
+    problem = problem_of(Failed(grpc.StatusCode.PERMISSION_DENIED, status_bytes(raised)))
+    assert isinstance(problem, problems.Denied)
+    assert (problem.reason, problem.details) == ("POLICY_DENIED", {"rule": "rules.toml:14", "field": "command"})
+
+
+def test_every_code_of_the_service_has_its_class_and_others_the_root() -> None:
+    kinds: list[Callable[..., problems.Problem]] = list(problems.Problem.__subclasses__())
+    assert len(kinds) == 11
+    assert type(problem_of(Failed(grpc.StatusCode.DATA_LOSS))) is problems.Problem

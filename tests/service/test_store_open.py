@@ -1,0 +1,191 @@
+"""Opening a database: by URL, with its tables made once, and clear errors for what cannot be opened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect, select, text
+
+from holdfast.service.problems import Invalid, NotNow, Unavailable
+from holdfast.service.store import Store
+from holdfast.service.store.connection import Connection
+from holdfast.service.store.database import Database
+from holdfast.service.store.migrations import STEPS, Step, migrate
+from holdfast.service.store.schema import METADATA, VERSIONS
+from service.conftest import OpenStore
+from service.session_records import entry
+
+
+async def columns(connection: Connection) -> dict[str, dict[str, bool]]:
+    """Every column of every table, and whether it may be empty."""
+
+    def look(sync: object) -> dict[str, dict[str, bool]]:
+        inspector = inspect(sync)
+        return {
+            table: {column["name"]: column["nullable"] for column in inspector.get_columns(table)}
+            for table in inspector.get_table_names()
+        }
+
+    return await connection.run_sync(look)
+
+
+async def test_the_migrations_make_the_tables_that_the_statements_name(store: Store) -> None:
+    there = await store.database.read(columns)
+    named = {
+        name: {column.name: column.nullable for column in table.columns} for name, table in METADATA.tables.items()
+    }
+    for table in there.values():
+        # SQLite says of a primary key that it may be empty; it may not.
+        table.update(
+            {name: False for name in table if name in ("session_id", "agent_id", "approval_id", "name", "version")}
+        )
+    assert there == named
+
+
+async def test_opening_again_migrates_nothing(open_store: OpenStore) -> None:
+    first, second = await open_store(), await open_store()
+    assert first.database.place == second.database.place
+    applied = await second.database.read(versions)
+    assert applied == [step.version for step in STEPS]
+
+
+async def test_replicas_that_start_at_once_migrate_once(store_url: str) -> None:
+    stores = await asyncio.gather(*(Store.open(store_url) for _ in range(5)))
+    try:
+        assert await stores[0].database.read(versions) == [step.version for step in STEPS]
+    finally:
+        await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_further_step_is_made_and_a_failed_one_leaves_nothing(store: Store) -> None:
+    database = store.database
+    broken = (*STEPS, Step(2, ["CREATE TABLE extra (a BIGINT)", "CREATE TABLE extra (a BIGINT)"]))
+    with pytest.raises(Unavailable):
+        await database.write(lambda connection: migrate(connection, 1.0, broken), tries=1)
+    assert "extra" not in await database.read(columns)
+    further = (*STEPS, Step(2, ["CREATE TABLE extra (a BIGINT)"]))
+    assert await database.write(lambda connection: migrate(connection, 1.0, further)) == [2]
+    assert "extra" in await database.read(columns)
+
+
+async def test_a_database_that_is_newer_than_the_program_is_refused(open_store: OpenStore) -> None:
+    store = await open_store()
+    await store.database.write(lambda each: each.execute(text("INSERT INTO holdfast_versions VALUES (99, 0)")))
+    for look_only in (False, True):
+        with pytest.raises(NotNow, match="version 99, and this program knows versions up to") as refused:
+            await open_store(look_only=look_only)
+        assert refused.value.reason == "STORE_NEWER"
+
+
+async def test_looking_only_makes_nothing(store_url: str) -> None:
+    with pytest.raises((NotNow, Unavailable)) as refused:
+        await Store.open(store_url, look_only=True)
+    assert refused.value.reason in ("STORE_EMPTY", "STORE_UNAVAILABLE")
+    await (await Store.open(store_url)).close()
+    await (await Store.open(store_url, look_only=True)).close()
+
+
+async def test_the_file_of_a_new_database_is_ours_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "service.db"
+    async with await Store.open(f"sqlite:///{path}") as store:
+        await store.add_agent("a", "hash")
+        modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+        assert modes == {"service.db": 0o600, "service.db-wal": 0o600, "service.db-shm": 0o600}
+        assert await pragma(store, "journal_mode") == "wal"
+        assert await pragma(store, "synchronous") == 2
+    os.chmod(path, 0o644)
+    async with await Store.open(f"sqlite:///{path}"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "mysql://x/y", "sqlite://", "sqlite:///:memory:", "sqlite://host/x"]
+)
+async def test_a_wrong_url_is_told(url: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        await Store.open(url)
+    assert refused.value.reason == "STORE_URL"
+
+
+async def test_whoever_does_not_want_to_wait_for_the_disk_says_so(sqlite_url: str) -> None:
+    async with await Store.open(f"{sqlite_url}?synchronous=normal") as store:
+        assert await pragma(store, "synchronous") == 1
+        assert (await store.verify()).holds
+    with pytest.raises(Invalid, match="synchronous is one of full, normal"):
+        await Store.open(f"{sqlite_url}?synchronous=off")
+
+
+async def pragma(store: Store, name: str) -> object:
+    return (await store.database.read(lambda each: each.execute(text(f"PRAGMA {name}")))).scalar()
+
+
+async def test_a_wrong_url_does_not_show_its_password() -> None:
+    with pytest.raises(Invalid) as refused:
+        await Store.open("mysql://user:geheim@host/x")
+    assert "geheim" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////proc/no/such/place.db",
+        "postgresql://somebody:geheim@127.0.0.1:1/nothing",
+        "postgresql://somebody@/nothing?host=/nowhere",
+    ],
+)
+async def test_a_database_that_is_down_is_unavailable(url: str) -> None:
+    with pytest.raises(Unavailable) as refused:
+        await Store.open(url)
+    assert refused.value.reason == "STORE_UNAVAILABLE"
+    assert "geheim" not in refused.value.message
+
+
+async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "not.db"
+    path.write_bytes(b"this is text, and long enough to be taken for a header of something" * 20)
+    with pytest.raises(Unavailable, match="not a database"):
+        await Store.open(f"sqlite:///{path}")
+
+
+async def test_a_database_that_does_not_exist_is_unavailable(postgres_url: str) -> None:
+    with pytest.raises(Unavailable, match="does not exist"):
+        await Store.open(postgres_url.replace("/test_", "/no_"))
+
+
+async def test_a_store_that_is_closed_says_so(open_store: OpenStore) -> None:
+    store = await open_store()
+    await store.close()
+    for call in (store.agents(), store.append([entry()]), store.ping()):
+        with pytest.raises(Unavailable) as refused:
+            await call
+        assert refused.value.reason == "STORE_CLOSED"
+
+
+async def test_an_audit_keeps_to_the_key_that_it_began_with(open_store: OpenStore) -> None:
+    await open_store(audit_key=b"k" * 32)
+    await open_store(audit_key=b"k" * 32)
+    for key, message in ((None, "with a key"), (b"l" * 32, "with another key")):
+        with pytest.raises(NotNow, match=message) as refused:
+            await open_store(audit_key=key)
+        assert refused.value.reason == "AUDIT_KEY"
+    with pytest.raises(Invalid, match="shorter than 16 bytes"):
+        await open_store(audit_key=b"short")
+
+
+async def versions(connection: Connection) -> list[int]:
+    return list((await connection.execute(select(VERSIONS.c.version).order_by(VERSIONS.c.version))).scalars())
+
+
+async def test_replicas_with_skewed_clocks_go_by_the_clock_of_the_database(postgres_url: str) -> None:
+    database = await Database.open(postgres_url)
+    try:
+        told = await database.read(lambda each: each.execute(select(database.now())))
+        asked = await database.read(lambda each: each.execute(text("SELECT extract(epoch FROM now())::float8")))
+        assert abs(told.scalar_one() - asked.scalar_one()) < 60
+        assert "clock_timestamp" in str(select(database.now()))
+    finally:
+        await database.close()

@@ -1,0 +1,264 @@
+"""What a confinement is made of: the filter, run by an interpreter of it; options of bwrap; rules of Landlock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import CommandNotFound, InvalidParams, PermissionRefused
+from holdfast.model import Confinement
+from holdfast.runtime.confine import bubblewrap, composing, landlock
+from holdfast.runtime.confine.paths import Visible, is_beneath, unreadable_for_others, visible_paths
+from holdfast.runtime.confine.resource_groups import Hierarchy
+from holdfast.runtime.confine.seccomp import AF_INET, AF_UNIX, MACHINES, filter_program, refused_calls
+
+ALLOWED = 0x7FFF0000
+REFUSED = 0x00050000
+
+
+def run(program: bytes, audit: int, number: int, *arguments: int) -> int:
+    """What the kernel would do: classic BPF, as far as the assembler uses it."""
+    data = struct.pack("=IIQ6Q", number, audit, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    accumulator = counter = 0
+    while True:
+        code, if_true, if_false, value = instructions[counter]
+        counter += 1
+        match code:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("=I", data, value)
+            case 0x06:
+                return int(value)
+            case 0x15:
+                counter += if_true if accumulator == value else if_false
+            case 0x35:
+                counter += if_true if accumulator >= value else if_false
+            case 0x45:
+                counter += if_true if accumulator & value else if_false
+            case _:
+                raise AssertionError(f"instruction {code:#x}")
+
+
+# --- seccomp ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+class TestFilter:
+    def ask(self, machine: str, name: str, *arguments: int, families: tuple[int, ...] = (AF_UNIX,)) -> int:
+        audit, calls = MACHINES[machine]
+        return run(filter_program(machine, families), audit, calls[name], *arguments)
+
+    def test_every_call_of_the_list_is_refused(self, machine: str) -> None:
+        assert {"mount", "keyctl", "bpf", "userfaultfd", "kexec_load", "init_module"} <= set(refused_calls(machine))
+        for name in refused_calls(machine):
+            assert self.ask(machine, name) == REFUSED | errno.EPERM, name
+
+    def test_others_are_allowed(self, machine: str) -> None:
+        audit, calls = MACHINES[machine]
+        program = filter_program(machine, ())
+        for number in set(range(600)) - set(calls.values()):
+            assert run(program, audit, number) == ALLOWED, number
+
+    def test_processes_are_made_and_namespaces_are_not(self, machine: str) -> None:
+        assert self.ask(machine, "clone", 0x01200011) == ALLOWED  # as fork(3) does it
+        assert self.ask(machine, "clone", 0x003D0F00) == ALLOWED  # a thread
+        assert self.ask(machine, "clone", 0x10000011) == REFUSED | errno.EPERM
+        assert self.ask(machine, "clone", 0xFFFFFFFF_00020011) == REFUSED | errno.EPERM
+        assert self.ask(machine, "unshare", 0x40000000) == REFUSED | errno.EPERM
+        assert self.ask(machine, "unshare", 0x00000400) == ALLOWED  # its own descriptors
+        assert self.ask(machine, "clone3", 0) == REFUSED | errno.ENOSYS
+
+    def test_sockets_of_the_families_that_were_given(self, machine: str) -> None:
+        families = (AF_UNIX, AF_INET)
+        assert [self.ask(machine, "socket", family, families=families) for family in families] == [ALLOWED] * 2
+        assert self.ask(machine, "socket", 40, families=families) == REFUSED | errno.EPERM  # AF_VSOCK
+        assert self.ask(machine, "socket", AF_UNIX, families=()) == REFUSED | errno.EPERM
+
+    def test_terminals_are_not_typed_into_nor_others_traced(self, machine: str) -> None:
+        assert self.ask(machine, "ioctl", 0, 0x5412) == REFUSED | errno.EPERM
+        # The kernel looks at 32 bits of it, and so do we.
+        assert self.ask(machine, "ioctl", 0, 0x1_0000_5412) == REFUSED | errno.EPERM
+        assert self.ask(machine, "ioctl", 0, 0x5413) == ALLOWED
+        assert self.ask(machine, "ptrace", 0) == ALLOWED
+        assert self.ask(machine, "ptrace", 16) == self.ask(machine, "ptrace", 0x4206) == REFUSED | errno.EPERM
+
+    def test_limits_of_others_are_not_set(self, machine: str) -> None:
+        assert self.ask(machine, "prlimit64", 0, 7) == ALLOWED
+        assert self.ask(machine, "prlimit64", 4711, 0) == REFUSED | errno.EPERM
+
+    def test_another_architecture_is_refused_every_call(self, machine: str) -> None:
+        program = filter_program(machine, (AF_UNIX,))
+        assert run(program, 0x40000003, 1) == REFUSED | errno.EPERM  # i386
+        if machine == "x86_64":
+            assert run(program, MACHINES[machine].audit, 0x40000000 + 1) == REFUSED | errno.EPERM  # x32
+
+
+# --- paths -----------------------------------------------------------------------------------------------------
+
+
+def test_beneath() -> None:
+    assert is_beneath("/a/b", "/a")
+    assert is_beneath("/a", "/a")
+    assert is_beneath("/a", "/")
+    assert not is_beneath("/ab", "/a")
+
+
+def test_the_longest_path_decides() -> None:
+    visible = Visible(("/usr",), ("/spool/own", "/work"), ("/spool", "/work/kept"))
+    assert visible.shows("/spool/own/file")
+    assert not visible.shows("/spool/other")
+    assert visible.shows("/work/file")
+    assert not visible.shows("/work/kept/file")
+    assert not visible.shows("/root")
+
+
+def test_what_is_hidden_counts_only_where_it_could_be_seen(tmp_path: Path) -> None:
+    for name in ("work/kept", "server"):
+        (tmp_path / name).mkdir(parents=True)
+    confinement = Confinement(
+        "bubblewrap", writable=(f"{tmp_path}/work",), hidden=(f"{tmp_path}/work/kept", "/root")
+    )
+    visible = visible_paths(confinement, (f"{tmp_path}/server",))
+    assert visible.writable == (f"{tmp_path}/work",)
+    assert f"{tmp_path}/work/kept" in visible.hidden
+    assert not {"/root", f"{tmp_path}/server"} & set(visible.hidden)
+    with pytest.raises(InvalidParams, match="files of the server itself"):
+        visible_paths(confinement, (f"{tmp_path}/work",))
+
+
+def test_files_that_not_all_may_read(tmp_path: Path) -> None:
+    (tmp_path / "open").write_text("")
+    (tmp_path / "secret").write_text("")
+    (tmp_path / "secret").chmod(0o640)
+    (tmp_path / "closed").mkdir(0o700)
+    (tmp_path / "below").mkdir(0o755)
+    (tmp_path / "below/secret").write_text("")
+    (tmp_path / "below/secret").chmod(0o600)
+    (tmp_path / "link").symlink_to("secret")
+    found = {os.path.relpath(path, tmp_path) for path in unreadable_for_others(str(tmp_path))}
+    assert found == {"secret", "closed", "below/secret"}
+
+
+# --- bubblewrap ------------------------------------------------------------------------------------------------
+
+
+def jail(confinement: Confinement, visible: Visible, **changes: object) -> list[str]:
+    given = {
+        "environment": {"HOME": "/home/me"},
+        "cwd": "/work",
+        "as_root": True,
+        "own_network": False,
+        "directories": frozenset(visible.hidden),
+        "proc": ("/proc/sys",),
+        **changes,
+    }
+    return bubblewrap.options(confinement, visible, **given)  # type: ignore[arg-type]
+
+
+def test_what_lies_above_is_mounted_first() -> None:
+    visible = Visible(("/usr", "/work/read"), ("/tmp/mine", "/work"), ("/work/kept",))
+    words = jail(Confinement("bubblewrap"), visible)
+    order = [word for before, word in pairwise(words) if before.endswith(("bind", "fs", "proc"))]
+    places = ["/proc", "/proc/sys", "/tmp", "/tmp/mine", "/usr", "/work", "/work/kept", "/work/read"]
+    assert [word for word in order if word in places] == places
+    assert words[words.index("/work/read") - 1] == "--ro-bind"
+    assert words[words.index("/work") - 1] == "--bind"
+
+
+def test_the_root_is_read_only_and_scratch_has_a_size() -> None:
+    words = jail(Confinement("bubblewrap", scratch_bytes=7), Visible((), ("/work",), ()))
+    for place in ("/tmp", "/dev/shm", "/home/me"):
+        assert words[words.index(place) - 3 : words.index(place)] == ["--size", "7", "--tmpfs"]
+    remounted = [words[index + 1] for index, word in enumerate(words) if word == "--remount-ro"]
+    assert remounted == ["/dev", "/"]
+
+
+def test_a_root_that_was_given_to_be_written_stays_so() -> None:
+    words = jail(Confinement("bubblewrap"), Visible((), ("/",), ()))
+    assert [words[index + 1] for index, word in enumerate(words) if word == "--remount-ro"] == ["/dev"]
+
+
+def test_namespaces_of_the_jail() -> None:
+    nothing = Visible((), (), ())
+    closed = Confinement("bubblewrap", network="none")
+    assert "--unshare-net" in jail(closed, nothing)
+    assert "--unshare-net" not in jail(closed, nothing, own_network=True)
+    assert "--unshare-net" not in jail(Confinement("bubblewrap"), nothing)
+    assert "--unshare-user" not in jail(closed, nothing)
+    assert "--unshare-user" in jail(closed, nothing, as_root=False)
+    assert {"--unshare-pid", "--unshare-ipc", "--unshare-uts", "--clearenv"} <= set(jail(closed, nothing))
+
+
+def test_composing_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compose(confinement: Confinement, path: str = "/bin/sh") -> composing.Composed:
+        return composing.compose(
+            confinement, path=path, argv=["sh"], environment={}, cwd=str(tmp_path), as_root=True, own=()
+        )
+
+    own = Confinement("bubblewrap", writable=(str(tmp_path),))
+    assert compose(own).argv == ["bwrap"]
+    with pytest.raises(CommandNotFound):
+        compose(own, "/root/program")
+    with pytest.raises(InvalidParams, match="needs `seccomp`"):
+        compose(Confinement("landlock", writable=(str(tmp_path),), network="none", seccomp=False))
+    monkeypatch.setattr(composing, "find_bwrap", lambda: None)
+    with pytest.raises(PermissionRefused, match="not installed"):
+        compose(own)
+
+
+def test_variables_of_a_confined_process() -> None:
+    proxied = composing.environment_for(Confinement(network="proxy", proxy="/x"), {"A": "b"})
+    assert proxied["A"] == "b"
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+    assert {proxied[name] for name in names} == {"http://127.0.0.1:3128"}
+    jailed = Confinement("bubblewrap", writable=("/work",))
+    assert composing.environment_for(jailed, {"TMPDIR": "/elsewhere"}) == {}
+    assert composing.environment_for(jailed, {"TMPDIR": "/work/tmp"}) == {"TMPDIR": "/work/tmp"}
+    assert composing.environment_for(Confinement("landlock", writable=("/work",)), {}) == {"TMPDIR": "/work"}
+
+
+# --- Landlock --------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_with_something_hidden_is_given_entry_by_entry(tmp_path: Path) -> None:
+    for name in ("open", "kept", "some"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "some/secret").write_text("")
+    (tmp_path / "some/plain").write_text("")
+    hidden = (f"{tmp_path}/kept", f"{tmp_path}/some/secret")
+    rules = dict(landlock.rules(Visible((str(tmp_path),), (), hidden), hide_processes=True))
+    below = {
+        os.path.relpath(path, tmp_path): given for path, given in rules.items() if path.startswith(str(tmp_path))
+    }
+    assert below == {".": "l", "open": "rx", "some": "l", "some/plain": "rx"}
+    assert "/proc" not in rules
+    assert "/dev/pts" not in rules
+
+
+# --- cgroups ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("controller", "version", "written"),
+    [
+        ("memory", 2, {"memory.max": "1000000", "memory.swap.max": "0", "memory.oom.group": "1"}),
+        ("memory", 1, {"memory.limit_in_bytes": "1000000", "memory.memsw.limit_in_bytes": "1000000"}),
+        ("pids", 2, {"pids.max": "7"}),
+        ("pids", 1, {"pids.max": "7"}),
+        ("cpu", 2, {"cpu.max": "50000 100000"}),
+        ("cpu", 1, {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
+    ],
+)
+def test_limits_in_the_words_of_each_version(
+    tmp_path: Path, controller: str, version: int, written: dict[str, str]
+) -> None:
+    for name in written:
+        (tmp_path / name).touch()
+    limits = Confinement(total_memory_bytes=1_000_000, total_processes=7, cpu_cores=0.5)
+    Hierarchy(controller, "", version).limit(str(tmp_path), limits)  # type: ignore[arg-type]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == written
