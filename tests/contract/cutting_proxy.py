@@ -1,7 +1,6 @@
 """A proxy between client and server that breaks every connection after a number of bytes drawn from a seed.
 
-Either direction counts, so a cut falls into requests as well as into output, into handshakes, and into the middle
-of messages. What was read and not passed on is lost, as on a real network.
+The relay of the fault harness, with cuts alone and sizes of its own.
 """
 
 from __future__ import annotations
@@ -12,81 +11,25 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+from faults.relay import Opened, Relay, Way
 
 #: Cuts come in three sizes: in the handshake, in the first messages, and far into the output.
 RANGES: Final = ((1, 400), (400, 20_000), (100_000, 2_500_000))
 WEIGHTS: Final = (1, 1, 8)
-READ_BYTES: Final = 65_536
 
 
-class CuttingProxy:
-    """Counts its cuts. The first connection lives long enough for its handshake: only that is tried once."""
+class CuttingProxy(Relay):
+    """The first connection lives long enough for its handshake: only that is tried once."""
 
     def __init__(self, seed: int, upstream: Callable[[], Awaitable[Opened]]) -> None:
+        super().__init__(upstream)
         self._random = random.Random(seed)
-        self._upstream = upstream
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._open: set[asyncio.StreamWriter] = set()
-        self.cuts = 0
-        self.connections = 0
-        #: Once true, connections live on: for the end of a test.
-        self.peaceful = False
+        self._connections = 0
 
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        self._open.add(writer)
-        self.connections += 1
-        low, high = self._random.choices(RANGES, WEIGHTS)[0] if self.connections > 1 else RANGES[2]
-        left = self._random.randint(low, high)
-        try:
-            upstream_reader, upstream_writer = await self._upstream()
-        except OSError:
-            writer.transport.abort()
-            self._open.discard(writer)
-            return
-        ends = (writer, upstream_writer)
-
-        def spend(data: bytes) -> bytes:
-            nonlocal left
-            if self.peaceful:
-                return data
-            passed = data[:left]
-            left -= len(passed)
-            return passed
-
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(READ_BYTES):
-                passed = spend(data)
-                sink.write(passed)
-                if len(passed) < len(data) or left == 0:
-                    self.cuts += 1
-                    return
-                await sink.drain()
-
-        pumps = [
-            asyncio.create_task(pump(reader, upstream_writer)),
-            asyncio.create_task(pump(upstream_reader, writer)),
-        ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.transport.abort()
-            self._open.discard(writer)
-            for pump_task in pumps:
-                pump_task.cancel()
-            for result in await asyncio.gather(*pumps, return_exceptions=True):
-                if isinstance(result, Exception) and not isinstance(result, ConnectionError):
-                    raise result
-
-    async def close(self) -> None:
-        for writer in self._open:
-            writer.transport.abort()
-        await asyncio.gather(*self._tasks)
+    def new_way(self) -> Way:
+        self._connections += 1
+        low, high = self._random.choices(RANGES, WEIGHTS)[0] if self._connections > 1 else RANGES[2]
+        return Way(self, self._random.randint(low, high))
 
 
 @contextlib.asynccontextmanager

@@ -80,8 +80,17 @@ async def test_it_is_unpacked_by_a_python_whose_tar_has_no_filters(
     filtered: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     monkeypatch.setattr(tarfile.TarFile, "extractall", lambda tar, path: extract(tar, path, **filtered))
-    tree = await unpacked(make_package(msgspec=False))
-    assert (tree / "a/file").read_bytes() == b"content"
+    async with unpacked(make_package(msgspec=False)) as tree:
+        assert (tree / "a/file").read_bytes() == b"content"
+
+
+async def test_a_tree_that_is_used_outlives_another_bundle(little: None) -> None:
+    async with unpacked(make_package(msgspec=False)) as used:
+        async with unpacked(make_package(msgspec=True)) as other:
+            assert used != other
+        assert (used / "a/file").read_bytes() == b"content"
+    async with unpacked(make_package(msgspec=True)) as other:
+        assert [entry.name for entry in used.parent.iterdir()] == [other.name]
 
 
 def test_h11_is_in_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from hypothesis import given, settings, strategies as st
 from holdfast.client.asciicast import read_cast
 from holdfast.config import parse_settings
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.model import ProcessSpec
-from holdfast.runtime import records as r
+from holdfast.model import ProcessSpec, ShellSpec
+from holdfast.runtime import records as r, shell_records as s
 from holdfast.runtime.keeper import read_packet
 from holdfast.runtime.marks import MARK_BYTES, MarkFilter
 from holdfast.runtime.memory import Memory
@@ -133,10 +133,18 @@ def test_a_size_that_no_terminal_has_is_none(size: str) -> None:
         r.Journalled(1, (1, b"\x09", b"\x00" * 32, b"", b"", 0)),
     ],
 )
-def test_a_ledger_that_tells_what_cannot_be_is_refused(record: r.AnyRecord) -> None:
+@pytest.mark.parametrize(
+    "begun",
+    [
+        r.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
+        s.ShellOpening(1, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
+    ],
+    ids=["process", "shell"],
+)
+def test_a_ledger_that_tells_what_cannot_be_is_refused(begun: r.AnyRecord, record: r.AnyRecord) -> None:
     memory = Memory(max_chunks=16, max_events=4)
     with pytest.raises(SandboxError, match="the ledger is wrong about 1"):
-        memory.replay([r.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False), record])
+        memory.replay([begun, record])
 
 
 def test_a_damaged_ledger_is_refused_with_its_place() -> None:

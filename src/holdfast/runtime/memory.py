@@ -14,8 +14,8 @@ from holdfast.errors import SandboxError
 from holdfast.model import ExitStatus
 from holdfast.runtime import records as r
 from holdfast.runtime.input_queue import REMEMBERED_WRITES
-from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.recorded import Past
+from holdfast.runtime.remembered_record import RememberedRecord
 from holdfast.runtime.shell_memory import ShellMemory
 from holdfast.runtime.shell_records import ShellRecord
 
@@ -24,8 +24,6 @@ REMEMBERED_SIGNALS: Final = 16
 REMEMBERED_RUNS: Final = 16
 #: Times of a terminal's output that are kept.
 _MAX_TIMES: Final = 4_096
-#: More than a stream prints between two records; a damaged one must not have us count chunks for ever.
-_MOST_PRINTED: Final = 1 << 40
 
 
 class RememberedTerminal:
@@ -46,16 +44,13 @@ class RememberedTerminal:
             self.dropped = r.EventsDropped(oldest.key, self.dropped.count + 1, position + 1)
 
 
-class RememberedProcess:
+class RememberedProcess(RememberedRecord):
     """A process as the ledger tells it."""
 
     def __init__(self, begun: r.Begun, max_chunks: int) -> None:
+        super().__init__(begun.key, max_chunks)
         self.begun = begun
-        self.journal = Journal(max_chunks)
         self.started: r.Started | None = None
-        self.lost: dict[int, r.Lost] = {}
-        self.ended: r.Ended | None = None
-        self.closed: r.Closed | None = None
         self.input_closed = False
         self.input_end = 0
         self.writes: deque[str] = deque(maxlen=REMEMBERED_WRITES)
@@ -83,18 +78,8 @@ class RememberedProcess:
             None if self.closed is None else self.closed.at,
         )
 
-    def printed_end(self, kind: int) -> int:
-        """How far a stream had come, as far as anybody was told."""
-        return self.journal.offset_at(self.journal.last_seq, kind)
-
     def replay(self, record: r.ProcessRecord, max_events: int) -> None:
         match record:
-            case r.Printed():
-                grown = record.end - self.printed_end(record.kind)
-                if not (0 <= record.kind < EXIT and 0 <= grown <= _MOST_PRINTED):
-                    raise ValueError(f"a stream {record.kind} that grew by {grown} bytes")
-                self.journal.seal(record.sealed)
-                self.journal.add_output(record.kind, grown)
             case r.Taken():
                 self.taken = record
                 if record.end > record.offset:
@@ -105,14 +90,6 @@ class RememberedProcess:
                     self.writes.append(record.write_id)
             case r.Started():
                 self.started = record
-            case r.Lost():
-                self.lost[record.kind] = record
-            case r.Ended():
-                self.ended = record
-                self.journal.add_event(EXIT)
-            case r.Closed():
-                self.closed = record
-                self.journal.add_event(CLOSE)
             case r.InputClosed():
                 self.input_closed = True
             case r.Signalled():
@@ -121,18 +98,18 @@ class RememberedProcess:
                 self.resized = record
             case r.Detached():
                 self.detached = record
-            case r.Journalled():
-                self.journal.restore(record.state)
             case r.Happened() if self.terminal is not None:
                 self.terminal.happened(record, max_events)
             case r.TerminalMemory() if self.terminal is not None:
                 self.terminal.memory = record
             case r.EventsDropped() if self.terminal is not None:
                 self.terminal.dropped = record
+            case _:
+                self.replay_output(record)
 
     def records(self) -> Iterator[r.AnyRecord]:
         """The fewest that tell the same. The journal comes after the exit and the close, which are in it."""
-        key = self.begun.key
+        key = self.key
         if self.terminal is not None:
             yield self.terminal.opening
         yield self.begun
@@ -220,7 +197,7 @@ class Memory:
                         if record.key in self.processes:
                             self.processes[record.key].replay(record, self._max_events)
                         elif (printer := self.shells.record(record.key)) is not None:
-                            printer.replay(record)
+                            printer.replay_output(record)
                     except (ValueError, OverflowError) as error:
                         raise SandboxError(f"the ledger is wrong about {record.key}: {error}") from None
 

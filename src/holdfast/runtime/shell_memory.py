@@ -13,8 +13,9 @@ import msgspec
 
 from holdfast.model import CommandSpec, ExitStatus
 from holdfast.runtime import records as r, shell_records as s
-from holdfast.runtime.journal import CLOSE, EXIT, Journal
+from holdfast.runtime.journal import CLOSE, EXIT
 from holdfast.runtime.recorded import Past
+from holdfast.runtime.remembered_record import RememberedRecord
 
 #: Ids of commands that are known, so that none runs twice.
 KNOWN_COMMANDS: Final = 256
@@ -22,46 +23,6 @@ KNOWN_COMMANDS: Final = 256
 KEPT_INTERRUPTS: Final = 4
 #: Background jobs whose pids are remembered: older ones are told by their age.
 KNOWN_JOBS: Final = 256
-
-
-class RememberedRecord:
-    """Output and end of a shell or of a command, as the ledger tells them."""
-
-    def __init__(self, key: int, max_chunks: int) -> None:
-        self.key = key
-        self.journal = Journal(max_chunks)
-        self.lost: dict[int, r.Lost] = {}
-        self.ended: r.Ended | None = None
-        self.closed: r.Closed | None = None
-
-    def printed_end(self, kind: int) -> int:
-        """How far a stream had come, as far as anybody was told."""
-        return self.journal.offset_at(self.journal.last_seq, kind)
-
-    def lost_range(self, kind: int) -> tuple[int, int]:
-        lost = self.lost.get(kind)
-        return (0, 0) if lost is None else (lost.start, lost.end)
-
-    def replay(self, record: r.ProcessRecord) -> None:
-        match record:
-            case r.Printed():
-                self.journal.seal(record.sealed)
-                self.journal.add_output(record.kind, record.end - self.printed_end(record.kind))
-            case r.Lost():
-                self.lost[record.kind] = record
-            case r.Ended():
-                self.ended = record
-                self.journal.add_event(EXIT)
-            case r.Closed():
-                self.closed = record
-                self.journal.add_event(CLOSE)
-            case r.Journalled():
-                self.journal.restore(record.state)
-
-    def output_records(self) -> Iterator[r.AnyRecord]:
-        yield from self.lost.values()
-        yield from (record for record in (self.ended, self.closed) if record is not None)
-        yield r.Journalled(self.key, self.journal.state())
 
 
 class RememberedCommand(RememberedRecord):

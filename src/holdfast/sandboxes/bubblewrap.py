@@ -64,6 +64,8 @@ class Jail(Place):
         self.arguments = tuple(arguments)
         self._sockets: str | None = None
         self._process: asyncio.subprocess.Process | None = None
+        #: The tree that it runs from.
+        self._held = contextlib.AsyncExitStack()
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class Jail(Place):
         if not os.path.isdir(self.directory):  # noqa: ASYNC240 - one look
             raise SandboxGone(f"{self.address}: there is no such directory")
         chosen = await bundle()
-        tree = await unpacked(chosen)
+        tree = await self._held.enter_async_context(unpacked(chosen))
         # Short: a socket's path has 107 bytes.
         self._sockets = tempfile.mkdtemp(prefix="hf-jail-", dir="/tmp")
         ready, tell = os.pipe()
@@ -161,5 +163,6 @@ class Jail(Place):
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)  # the namespace's first process goes, and everything with it
             await process.wait()
+        await self._held.aclose()
         if sockets is not None:
             shutil.rmtree(sockets, ignore_errors=True)

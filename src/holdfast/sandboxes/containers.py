@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -107,7 +107,6 @@ async def create(
     if not image or image.startswith("-"):
         raise InvalidParams(f"image {image!r}: names no image")
     chosen = await bundle()
-    tree = await unpacked(chosen)
     called = name or f"holdfast-{secrets.token_hex(6)}"
     options: list[str] = ["--name", called, "--label", LABEL, "--network", network]
     for flag, value in (("--memory", memory), ("--cpus", cpus), ("--pids-limit", pids), ("--user", user)):
@@ -117,26 +116,24 @@ async def create(
         options += ["--env", f"{variable}={text}"]
     for here, inside in (volumes or {}).items():
         options += ["--volume", f"{here}:{inside}"]
-    if read_only:
-        # Nothing can be copied into it: it sees the tree where it is.
-        options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run", "--volume", f"{tree}:/{chosen.name}:ro"]
     loader, *rest = chosen.interpreter(f"/{chosen.name}")
     first = [*rest, "-c", _FIRST_PROCESS]
-    await _engine(engine, ["create", *options, *arguments, "--entrypoint", loader, image, *first])
-    try:
+    async with AsyncExitStack() as stack:
+        tree = await stack.enter_async_context(unpacked(chosen))
+        if read_only:
+            # Nothing can be copied into it: it sees the tree where it is.
+            options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
+            options += ["--volume", f"{tree}:/{chosen.name}:ro"]
+        await _engine(engine, ["create", *options, *arguments, "--entrypoint", loader, image, *first])
+        stack.push_async_callback(_engine, engine, ["rm", "--force", "--volumes", called])
         if not read_only:
             await _engine(engine, ["cp", str(tree), f"{called}:/"])
         await _engine(engine, ["start", called])
         place = Container(engine, called, user=user)
         place.injection.is_in("", without_shell=True)
-        api = await open_place(place, reconnect_deadline=reconnect_deadline)
-        box = Sandbox(api)
-        try:
-            yield box
-        finally:
-            await box.aclose()
-    finally:
-        await _engine(engine, ["rm", "--force", "--volumes", called])
+        box = Sandbox(await open_place(place, reconnect_deadline=reconnect_deadline))
+        stack.push_async_callback(box.aclose)
+        yield box
 
 
 async def _engine(engine: Engine, arguments: Sequence[str]) -> Outcome:

@@ -170,5 +170,7 @@ class Injection:
                 )
 
     async def _copy(self, place: CommandPlace, chosen: Bundle, why: str) -> None:
-        if not await place.copy_in(await unpacked(chosen), self._directory or "/"):
+        async with unpacked(chosen) as tree:
+            copied = await place.copy_in(tree, self._directory or "/")
+        if not copied:
             raise SandboxError(f"{place.address}: the server cannot be brought in: {why}")
