@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from sqlalchemy import URL, ColumnElement, event, func, literal, make_url, text
+from sqlalchemy import URL, ColumnElement, Engine, event, func, literal, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
@@ -21,6 +21,7 @@ from sqlalchemy.types import Double
 
 from holdfast.service.clock import Clock, SystemClock
 from holdfast.service.problems import Invalid, Problem, Unavailable
+from holdfast.service.store.sqlite_threads import SqliteThreads
 
 T = TypeVar("T")
 
@@ -39,17 +40,23 @@ FIRST_PAUSE: Final = 0.05
 _AGAIN: Final = ("40001", "40P01", "57P01", "57P02", "57P03", "53300")
 
 
+_SQLITE: Final[dict[str, Any]] = {"timeout": BUSY_SECONDS, "isolation_level": None}
+
+
 class Database:
     """An open database."""
 
-    def __init__(self, url: URL, writing: AsyncEngine, reading: AsyncEngine, clock: Clock) -> None:
+    def __init__(self, url: URL, engine: AsyncEngine, clock: Clock) -> None:
         self.url = url
         self.clock = clock
-        self._writing = writing
-        self._reading = reading
+        self._engine = engine
         self.is_sqlite = url.get_backend_name() == "sqlite"
-        # SQLite has one writer: those of this process queue here, in the order in which they came.
-        self._one_writer = asyncio.Lock() if self.is_sqlite else None
+        self._writing: SqliteThreads | None = None
+        self._reading: SqliteThreads | None = None
+        if self.is_sqlite:
+            # SQLite has one writer: those of this process queue for it in the order in which they came.
+            self._writing = _sqlite_threads(url, "writer", "BEGIN IMMEDIATE", 1)
+            self._reading = _sqlite_threads(url, "reader", "BEGIN", SQLITE_READERS)
 
     @classmethod
     async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> Database:
@@ -57,17 +64,16 @@ class Database:
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
             _prepare_file(str(parsed.database), create)
-            writing = _sqlite_engine(parsed, "BEGIN IMMEDIATE", 1)
-            reading = _sqlite_engine(parsed, "BEGIN", SQLITE_READERS)
+            engine = _sqlite_engine(parsed)
         else:
-            writing = reading = create_async_engine(
+            engine = create_async_engine(
                 parsed,
                 pool_size=POSTGRES_CONNECTIONS,
                 max_overflow=0,
                 pool_timeout=BUSY_SECONDS,
                 connect_args={"timeout": BUSY_SECONDS, "server_settings": {"application_name": "holdfast"}},
             )
-        database = cls(parsed, writing, reading, clock)
+        database = cls(parsed, engine, clock)
         try:
             await database.ping()
         except BaseException:
@@ -76,8 +82,10 @@ class Database:
         return database
 
     async def close(self) -> None:
-        await self._writing.dispose()
-        await self._reading.dispose()
+        for threads in (self._writing, self._reading):
+            if threads is not None:
+                await threads.close()
+        await self._engine.dispose()
 
     async def ping(self) -> None:
         await self.read(_answer, tries=1)
@@ -109,7 +117,7 @@ class Database:
     async def snapshot(self) -> AsyncIterator[AsyncConnection]:
         """A connection that sees the database as it was at one moment, for as long as it is used."""
         try:
-            async with self._reading.connect() as connection:
+            async with self._engine.connect() as connection:
                 if not self.is_sqlite:
                     await connection.execution_options(isolation_level="REPEATABLE READ")
                 async with connection.begin():
@@ -149,14 +157,15 @@ class Database:
         raise AssertionError("unreachable")
 
     async def _write_once(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        if self._one_writer is None:
-            async with self._writing.begin() as connection:
-                return await work(connection)
-        async with self._one_writer, self._writing.begin() as connection:
+        if self._writing is not None:
+            return await self._writing.transact(work)
+        async with self._engine.begin() as connection:
             return await work(connection)
 
     async def _read_once(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        async with self._reading.begin() as connection:
+        if self._reading is not None:
+            return await self._reading.transact(work)
+        async with self._engine.begin() as connection:
             return await work(connection)
 
     def _problem(self, error: Exception) -> Problem:
@@ -209,17 +218,21 @@ def _prepare_file(path: str, create: bool) -> None:
         raise Unavailable(f"store {path}: {error.strerror}", reason="STORE_UNAVAILABLE") from None
 
 
-def _sqlite_engine(url: URL, begin: str, connections: int) -> AsyncEngine:
+def _sqlite_engine(url: URL) -> AsyncEngine:
+    """For snapshots alone: who has one reads at its own speed, and other things meanwhile."""
     engine = create_async_engine(
-        url,
-        poolclass=AsyncAdaptedQueuePool,
-        pool_size=connections,
-        max_overflow=0,
-        pool_timeout=BUSY_SECONDS,
-        connect_args={"timeout": BUSY_SECONDS, "isolation_level": None},
+        url, poolclass=AsyncAdaptedQueuePool, pool_size=SQLITE_READERS, max_overflow=0, connect_args=_SQLITE
     )
+    _set_up_sqlite(engine.sync_engine, "BEGIN")
+    return engine
 
-    @event.listens_for(engine.sync_engine, "connect")
+
+def _sqlite_threads(url: URL, name: str, begin: str, connections: int) -> SqliteThreads:
+    return SqliteThreads(url, name, connections, lambda engine: _set_up_sqlite(engine, begin), **_SQLITE)
+
+
+def _set_up_sqlite(engine: Engine, begin: str) -> None:
+    @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
         # The first needs to come before the first table. FULL: a row that was told as written is there after the
@@ -228,13 +241,11 @@ def _sqlite_engine(url: URL, begin: str, connections: int) -> AsyncEngine:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
         # The driver would begin at the first change only: two that read before they write would both go on, and
         # one of them fail.
         connection.exec_driver_sql(begin)
-
-    return engine
 
 
 async def _answer(connection: AsyncConnection) -> None:
