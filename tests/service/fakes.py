@@ -91,6 +91,8 @@ class MemoryStore:
             raise NotFound(f"no session {session_id!r}", reason="SESSION_NOT_FOUND")
         return self.records[session_id]
 
+    known_session = session
+
     async def sessions(
         self, which: SessionFilter = _ALL_SESSIONS, page: Page = _FIRST
     ) -> tuple[list[SessionRecord], str]:

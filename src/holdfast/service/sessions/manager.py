@@ -165,7 +165,7 @@ class SessionManager:
 
     async def visible(self, caller: Caller, session_id: str) -> SessionRecord:
         """The session; one of somebody else reads like none."""
-        record = await self.store.session(session_id)
+        record = await self.store.known_session(session_id)
         if not caller.may_see(record.agent_id):
             raise NotFound(f"no session {session_id!r}", reason="SESSION_NOT_FOUND")
         follower = self.leases.follower(session_id)

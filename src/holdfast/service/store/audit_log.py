@@ -16,6 +16,7 @@ from holdfast.service.problems import Bug, Invalid
 from holdfast.service.store.batch import Append, Change
 from holdfast.service.store.database import Database
 from holdfast.service.store.group_commit import GroupCommit
+from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.model import FIRST_PAGE, Fence, Page
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
 from holdfast.service.store.schema import ROWS, STREAMS
@@ -30,6 +31,7 @@ class AuditLog:
     """The part of the store that writes things down."""
 
     database: Database
+    known: KnownSessions
     writer: GroupCommit
 
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
@@ -58,6 +60,7 @@ class AuditLog:
         outcome = await self.writer.do(Change(session_id, fields))
         if not isinstance(outcome, SessionRecord):
             raise Bug("an update came to something else", reason="STORE_BUG")
+        self.known.changed(outcome)
         return outcome
 
     async def rows(self, which: AuditFilter = _ALL, page: Page = FIRST_PAGE) -> tuple[list[AuditRow], str]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import URL
 
 from holdfast.service.store.batch import CHANNEL
+from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.model import MISSED, Notice
 
 #: Notices that one listener may be behind. A further one turns them all into `MISSED`: it reads the table then.
@@ -99,10 +100,11 @@ class Notices:
 class PostgresNotices:
     """The connection that hears other replicas."""
 
-    def __init__(self, url: URL, origin: str, notices: Notices) -> None:
+    def __init__(self, url: URL, origin: str, notices: Notices, known: KnownSessions) -> None:
         self._url = url
         self._origin = origin
         self._notices = notices
+        self._known = known
         self._task: asyncio.Task[None] | None = None
         self._connection: Any = None
         #: How often it was made. More than once: it broke.
@@ -128,6 +130,7 @@ class PostgresNotices:
                 await broken.wait()
             await self._reconnect()
             # What was told while nobody listened is not told again.
+            self._known.forget_all()
             self._notices.tell_missed()
 
     async def _reconnect(self) -> None:
@@ -163,6 +166,7 @@ class PostgresNotices:
         for line in lines:
             first, last, session_id = line.split(" ", 2)
             written[session_id] = (int(first), int(last))
+            self._known.forget(session_id)
         self._notices.tell(written)
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from holdfast.service.model import OVER, Policy, SessionRecord
 from holdfast.service.problems import Exhausted, Exists, NotFound
 from holdfast.service.store.database import Database
+from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.model import FIRST_PAGE, Page, SessionFilter
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
 from holdfast.service.store.schema import SESSION_LABELS, SESSIONS
@@ -39,6 +40,7 @@ class SessionRows:
     """The part of the store that makes and finds sessions."""
 
     database: Database
+    known: KnownSessions
 
     async def add_session(
         self, record: SessionRecord, *, per_agent: int, total: int, replica: str = "", seconds: float = 0.0
@@ -77,6 +79,15 @@ class SessionRows:
         found = await self.database.read(lambda connection: _one(connection, SESSIONS.c.session_id == session_id))
         if found is None:
             raise no_session(session_id)
+        return found
+
+    async def known_session(self, session_id: str) -> SessionRecord:
+        """The same as it was at most a second ago, with all that this replica has changed since."""
+        found = self.known.get(session_id)
+        if found is None:
+            changes = self.known.changes
+            found = await self.session(session_id)
+            self.known.read(found, changes)
         return found
 
     async def sessions(

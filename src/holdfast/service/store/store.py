@@ -24,6 +24,7 @@ from holdfast.service.store.database import Database
 from holdfast.service.store.file_watch import FileWatch
 from holdfast.service.store.following import follow_file, follow_notices, last_number
 from holdfast.service.store.group_commit import GroupCommit
+from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.leases import LeaseRows
 from holdfast.service.store.migrations import check_version, migrate
 from holdfast.service.store.notices import Listening, Notices, PostgresNotices
@@ -46,7 +47,10 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
         # Tells our own rows, which listeners here hear of at once, from those of other replicas.
         origin = secrets.token_hex(8)
         self._notices = Notices()
-        self._from_others = None if database.is_sqlite else PostgresNotices(database.url, origin, self._notices)
+        self.known = KnownSessions()
+        self._from_others = None
+        if not database.is_sqlite:
+            self._from_others = PostgresNotices(database.url, origin, self._notices, self.known)
         self.writer = GroupCommit(database, key=audit_key, origin=origin, on_written=self._notices.tell)
 
     @classmethod
