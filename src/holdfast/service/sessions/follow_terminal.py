@@ -21,6 +21,8 @@ from holdfast.service.sessions.ports import Told
 from holdfast.service.store.model import Page
 from holdfast.service.tokens import Position, read_token, write_token
 
+#: How long the row of a command's start waits for that of its end. A row costs little, a flush to the disk does.
+_MOMENT_SECONDS: Final = 0.02
 #: Inputs that are remembered until the shell begins what they typed: nobody types so far ahead.
 _REMEMBERED: Final = 64
 
@@ -100,6 +102,13 @@ class TerminalFollower(Follower):
                 )
                 entries = await self._take(found.events)
                 token = found.token
+                if entries and self._running is not None and self._ended is None:
+                    # Most commands end within a moment: then both of their rows are written at once.
+                    found = await api.read_terminal(
+                        session_id, since=token, max_bytes=around.settings.follow_bytes, wait=_MOMENT_SECONDS
+                    )
+                    entries += await self._take(found.events)
+                    token = found.token
                 if self._ended is not None:
                     if entries:
                         await self.write(entries, token)
