@@ -335,7 +335,8 @@ class InputDesk:
                 )
                 approval_id = approval.approval_id
                 await self.approvals.wait(approval, timeout)
-            await self._write_command(caller, record, desk, command_id, command, judged)
+                now = await desk.live.now()
+            await self._write_command(caller, record, desk, now, command_id, command, judged)
         left = max(0.1, timeout - (loop.time() - began))
         max_bytes = min(request.max_bytes, self._settings.max_read_bytes)
         ran = await desk.live.run(command_id, command, left, max_bytes)
@@ -354,9 +355,15 @@ class InputDesk:
         )
 
     async def _write_command(
-        self, caller: Caller, record: SessionRecord, desk: Desk, command_id: str, command: str, judged: Judged
+        self,
+        caller: Caller,
+        record: SessionRecord,
+        desk: Desk,
+        now: Now,
+        command_id: str,
+        command: str,
+        judged: Judged,
     ) -> None:
-        now = await desk.live.now()
         data = command.encode()
         body = {
             **self._shown(data, hidden=False),
@@ -378,7 +385,7 @@ class InputDesk:
         command = approval.data.decode()
         judged = Judged("allow", (command,), reason=f"approval {approval.approval_id}")
         caller = Caller(approval.answered_by)
-        await self._write_command(caller, record, desk, approval.command_id, command, judged)
+        await self._write_command(caller, record, desk, await desk.live.now(), approval.command_id, command, judged)
         async with desk.lock:
             await desk.live.type_command(approval.command_id, command)
         self._touch(record)
