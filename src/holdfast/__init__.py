@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from holdfast.model import (
         Closed as Closed,
         CommandEnded as CommandEnded,
+        Confinement as Confinement,
         DirEntry as DirEntry,
         EnvPolicy as EnvPolicy,
         Exited as Exited,
@@ -113,6 +114,7 @@ _HOMES = {
     "holdfast.model": (
         "Closed",
         "CommandEnded",
+        "Confinement",
         "DirEntry",
         "EnvPolicy",
         "ExitStatus",

@@ -33,6 +33,8 @@ HEAD_SECONDS: Final = 20.0
 CONNECT_SECONDS: Final = 15.0
 #: A tunnel in which nothing moves in either direction.
 IDLE_SECONDS: Final = 600.0
+#: Launchers that bring their socket at the same moment.
+MAX_VISITS: Final = 64
 #: A session has one, and one more for each process that it starts beside its shell.
 SOCKETS_BEFORE_SWEEP: Final = 16
 _PIECE: Final = 64 * 1024
@@ -106,35 +108,51 @@ class Proxy:
         #: Each with the network that it listens in.
         self._servers: list[tuple[asyncio.Server, int]] = []
         self._open = 0
+        self._visits: set[asyncio.Task[None]] = set()
 
     async def take_sockets(self, door: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             visitor, _ = await loop.sock_accept(door)
-            with visitor:
-                await self._take_socket(loop, visitor)
+            if len(self._visits) >= MAX_VISITS:
+                visitor.close()
+                continue
+            visit = asyncio.create_task(self._take_socket(loop, visitor))
+            self._visits.add(visit)
+            visit.add_done_callback(self._visits.discard)
 
     async def _take_socket(self, loop: asyncio.AbstractEventLoop, visitor: socket.socket) -> None:
+        with visitor:
+            if await self._has_spoken(loop, visitor):
+                await self._listen_on(visitor)
+
+    async def _has_spoken(self, loop: asyncio.AbstractEventLoop, visitor: socket.socket) -> bool:
         readable = asyncio.Event()
         loop.add_reader(visitor.fileno(), readable.set)
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 await readable.wait()
         except TimeoutError:
-            return
+            return False
         finally:
             loop.remove_reader(visitor.fileno())
+        return True
+
+    async def _listen_on(self, visitor: socket.socket) -> None:
+        """What a visitor brings; it may be anything."""
+        listener: socket.socket | None = None
         try:
             _, fds, _, _ = socket.recv_fds(visitor, 1, 1)
             if not fds:
                 return
-            listener = socket.socket(fileno=fds[0])
-            listener.setblocking(False)
+            listener = _socket_of(fds[0])
             self._leave_empty_networks()
             self._servers.append((await asyncio.start_server(self._serve, sock=listener), network_of(listener)))
             visitor.send(b"K")
-        except OSError as error:
-            self._tell({"event": "error", "reason": f"a socket that was brought cannot be used: {error.strerror}"})
+        except (OSError, ValueError) as error:
+            self._tell({"event": "error", "reason": f"a socket that was brought cannot be used: {error}"})
+            if listener is not None:
+                listener.close()
 
     def _leave_empty_networks(self) -> None:
         """Close what listens where nobody is any more: a shell that is replaced comes back in another network."""
@@ -147,6 +165,8 @@ class Proxy:
         self._servers = [each for each in self._servers if each[0].is_serving()]
 
     async def close(self) -> None:
+        for visit in self._visits:
+            visit.cancel()
         for server, _ in self._servers:
             server.close()
 
@@ -226,6 +246,16 @@ class Proxy:
         fact: dict[str, object] = {"event": "decision", "allowed": not reason, "method": method[:16]}
         fact |= {"host": host[:255], "port": port, **({"address": address} if address else {"reason": reason})}
         self._tell(fact)
+
+
+def _socket_of(fd: int) -> socket.socket:
+    try:
+        found = socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        raise
+    found.setblocking(False)
+    return found
 
 
 def network_of(listener: socket.socket) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -99,6 +100,13 @@ async def test_nothing_that_it_started_survives_its_end(
     assert [pid for pid in _running("sleep\x004321\x00") if is_alive(pid)] == []
 
 
+async def until_running(command_line: str, count: int) -> None:
+    """A job that was forked may not have been executed yet, and one that was killed not be gone."""
+    async with asyncio.timeout(30):
+        while (len(_running(command_line)) < count) if count else _running(command_line):  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.005)
+
+
 def _running(command_line: str) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
@@ -123,6 +131,7 @@ async def test_the_environment_is_the_programs_alone(box: Sandbox, work: Path) -
     process = await box.start(
         ["sh", "-c", 'echo "$SECRET $LD_PRELOAD"; cat'],
         env={"SECRET": "hunter2", "LD_PRELOAD": "/no/such/library.so"},
+        stdin="open",
         confinement=confinement,
         cwd=str(work),
     )
@@ -132,6 +141,14 @@ async def test_the_environment_is_the_programs_alone(box: Sandbox, work: Path) -
         assert b"hunter2" not in outside
         assert b"library.so" not in outside
     await process.terminate(force=True)
+
+
+async def test_where_it_starts_if_nobody_says_where(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    process = await box.start(["pwd"], confinement=confinement)
+    assert (await process.communicate())[0] == f"{work}\n".encode()
+    terminal = await box.terminal(["bash"], confinement=confinement)
+    assert (await terminal.describe()).cwd == str(work)
+    await terminal.close()
 
 
 @needs_bubblewrap
@@ -211,9 +228,12 @@ async def test_limits_of_the_tree_hold_from_the_first_moment(box: Sandbox, confi
     script = "i=0; while [ $i -lt 30 ]; do sleep 4328 & i=$((i+1)); done; echo none refused"
     process = await box.start(["dash", "-c", script], confinement=limited, cwd=confinement.writable[0])
     assert (await process.wait(60)).exit_code == 2
-    assert 10 < len(_running("sleep\x004328\x00")) < 20
+    await until_running("sleep\x004328\x00", 10)
+    assert len(_running("sleep\x004328\x00")) < 20
     await process.terminate(force=True)
     await process.forget()
+    # Somebody may have been at his end in it: then it goes with the next that is made.
+    process = await box.start(["true"], confinement=replace(limited, total_processes=18))
     assert _cgroups_limited_to(19) == []
 
 
@@ -308,6 +328,42 @@ async def test_closing_a_confined_terminal_that_is_busy(box: Sandbox, work: Path
     status = await terminal.close(grace=30)
     assert status.state == "CLOSED"
     assert _running("sleep\x004325\x00") == []
+
+
+async def test_keys_of_a_program_without_a_shell_are_for_the_program(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    """It has the process group of bwrap, which a Ctrl-C must not end."""
+    script = "trap 'echo heard' INT; echo ready; while read line; do echo got $line; done; exit 6"
+    terminal = await box.terminal(["bash", "-c", script], cwd=str(work), confinement=confinement)
+    process = await box.process(terminal.id)
+    await process.wait_for_output("ready", timeout=30)
+    await terminal.send_keys("C-c")
+    await process.wait_for_output("heard", timeout=30)
+    await terminal.signal("INT")
+    await process.wait_for_output(re.compile(rb"heard.*heard", re.DOTALL), timeout=30)
+    await terminal.send("word\n")
+    await process.wait_for_output("got word", timeout=30)
+    assert (await terminal.describe()).state == "RUNNING"
+    await terminal.send_keys("C-d")
+    assert await terminal.wait(30) == holdfast.ExitStatus(6)
+
+
+async def test_background_jobs_that_are_kept(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    shell = await box.shell(cwd=str(work), confinement=confinement)
+    await shell.run("sleep 4329 &")
+    await shell.close(keep=True)
+    await until_running("sleep\x004329\x00", 1)
+    await shell.close()
+    assert _running("sleep\x004329\x00") == []
+
+
+async def test_a_kill_by_signal(box: Sandbox, work: Path, confinement: Confinement) -> None:
+    process = await box.start(["sh", "-c", "echo ready; sleep 4330"], cwd=str(work), confinement=confinement)
+    await process.wait_for_output("ready", timeout=30)
+    await process.signal("KILL")
+    assert (await process.wait(30)).exit_code == 137
+    await until_running("sleep\x004330\x00", 0)
 
 
 # --- across servers --------------------------------------------------------------------------------------------

@@ -250,4 +250,5 @@ def test_a_counter_is_found_by_its_whole_name_or_is_nothing() -> None:
     text = b"rchar: 1\ncancelled_write_bytes: 7\nwrite_bytes: 22\nlast 3\n"
     assert counter(text, b"rchar:") == 1
     assert counter(text, b"write_bytes:") == 22
+    assert counter(text + b"more 1", b"more ") == 0  # there may have been another digit
     assert counter(text, b"char:") == counter(text, b"missing ") == counter(b"", b"rchar:") == 0

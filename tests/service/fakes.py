@@ -62,6 +62,7 @@ class MemoryStore:
         self._epochs: dict[str, int] = {}
         self._listeners: set[asyncio.Queue[Notice]] = set()
         self._approvals: dict[str, Approval] = {}
+        self._waiters: set[asyncio.Event] = set()
         #: Raised by the next calls, once each.
         self.failures: list[Exception] = []
 
@@ -91,8 +92,6 @@ class MemoryStore:
             raise NotFound(f"no session {session_id!r}", reason="SESSION_NOT_FOUND")
         return self.records[session_id]
 
-    known_session = session
-
     async def sessions(
         self, which: SessionFilter = _ALL_SESSIONS, page: Page = _FIRST
     ) -> tuple[list[SessionRecord], str]:
@@ -112,6 +111,7 @@ class MemoryStore:
         record = await self.session(session_id)
         if not record.over:
             record = self.records[session_id] = msgspec.structs.replace(record, **fields)
+            self._changed()
         return record
 
     async def claim(self, replica: str, seconds: float, limit: int) -> list[Lease]:
@@ -163,6 +163,7 @@ class MemoryStore:
                 AuditRow(each.session_id, seq, each.at, each.agent_id, each.kind, each.command_id, body, "", "")
             )
         self.log += rows
+        self._changed()
         for row in rows:
             for listener in self._listeners:
                 listener.put_nowait(Notice(row.session_id, row.seq))
@@ -224,6 +225,22 @@ class MemoryStore:
             if not each.outcome and session_id in ("", each.session_id) and agent_id in ("", each.agent_id)
         ]
 
+    def _changed(self) -> None:
+        for waiter in self._waiters:
+            waiter.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something to hold of what is kept here."""
+        changed = asyncio.Event()
+        self._waiters.add(changed)
+        try:
+            async with asyncio.timeout(10):
+                while not holds():
+                    changed.clear()
+                    await changed.wait()
+        finally:
+            self._waiters.discard(changed)
+
     # --- for tests -----------------------------------------------------------------------------------------------
 
     def kinds(self, session_id: str) -> list[str]:
@@ -276,6 +293,8 @@ def rules(text: str = "") -> Rules:
 
 def settings(**values: Any) -> ServiceSettings:
     values.setdefault("sandbox", "fake")
+    # Rows at once: tests look for them after some turns of the loop.
+    values.setdefault("gather_seconds", 0.0)
     return ServiceSettings(**values)
 
 

@@ -5,6 +5,7 @@ Ready when it says so; stopped by TERM, and the sandbox's server with it. Touche
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,17 +13,28 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, Final
+from unittest import mock
 
+from holdfast.__main__ import main
 from holdfast.testing.servers import server_environment
 
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
 API: Final = "/holdfast.session.v1.SessionService/"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """The log, the database and the processes of others tell nobody that they changed."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
 
 
 class Place:
@@ -55,9 +67,16 @@ class Place:
             check=False,
         )
 
+    def verb(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The same in this process, where everything is loaded already: for verbs that only print."""
+        out, err = io.StringIO(), io.StringIO()
+        with mock.patch.dict(os.environ, self.environ, clear=True), redirect_stdout(out), redirect_stderr(err):
+            code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
     def new_agent(self, name: str, *options: str) -> str:
         """The token of a new agent."""
-        made = self.holdfast("service", "agent", "add", name, *options)
+        made = self.verb("service", "agent", "add", name, *options)
         assert made.returncode == 0, made.stderr
         return made.stdout.strip()
 
@@ -116,7 +135,7 @@ def new_place() -> Iterator[Place]:
     try:
         yield place
     finally:
-        place.holdfast("stop")
+        place.verb("stop")
         shutil.rmtree(directory, ignore_errors=True)
 
 

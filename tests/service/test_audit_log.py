@@ -214,7 +214,7 @@ async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
     async with await Store.open(postgres_url) as store:
         await store.append([entry(n=0)])
         tries = 0
-        once = store.database._write_once
+        once = store.database._engine.write
 
         async def breaking(work: Any) -> Any:
             nonlocal tries
@@ -224,7 +224,7 @@ async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
                 raise ConnectionResetError(104, "Connection reset by peer")
             return result
 
-        monkeypatch.setattr(store.database, "_write_once", breaking)
+        monkeypatch.setattr(store.database._engine, "write", breaking)
         rows = await store.append([entry(n=1), entry(n=2)])
         assert tries == 2
         assert [row.seq for row in rows] == [2, 3]
@@ -234,3 +234,28 @@ async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
 
 async def change(store: Store, statement: str) -> None:
     await store.database.write(lambda connection: connection.execute(text(statement)))
+
+
+async def test_a_line_that_was_cut_without_a_word_is_noticed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that listens is asked now and then; here it is asked at once, and does not answer."""
+    monkeypatch.setattr("holdfast.service.store.notices.ASK_SECONDS", 0.01)
+    async with await Store.open(postgres_url) as store, await Store.open(postgres_url) as other:
+        others = store._from_others
+        assert others is not None
+        first = others._connection
+        answer = type(first).execute
+
+        async def silent(connection: Any, *arguments: Any, **options: Any) -> Any:
+            if connection is first:
+                raise TimeoutError
+            return await answer(connection, *arguments, **options)
+
+        async with store.listen() as listening:
+            monkeypatch.setattr(type(first), "execute", silent)
+            assert await listening.__anext__() == MISSED
+            assert others.connections == 2
+            await other.append([entry("s1")])
+            heard = {await listening.__anext__() for _ in range(2)}
+            assert heard == {Notice("s1", 1), Notice("", 1)}

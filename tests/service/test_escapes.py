@@ -348,6 +348,8 @@ async def test_signals_to_others(scene: Scene, shell: Shell) -> None:
         shell, *(f"kill -KILL {pid}" for pid in targets if pid > 1), *(f"kill -0 {pid}" for pid in targets)
     )
     await shell.run("kill -KILL -1", timeout=30)  # everybody: which is itself, at most
+    # A limit would be as good as a signal; the value is harmless, in case that it goes through.
+    await refused(shell, f"prlimit --pid {scene.victim.pid} --cpu=100000", f"prlimit --pid {os.getpid()} --core=0")
     assert scene.victim.poll() is None
     assert (await scene.other.run("echo on")).stdout == "on\n"
 

@@ -12,12 +12,13 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+import grpc
 import pytest
 
-from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service
+from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
+from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
 
 
 @pytest.fixture
@@ -29,21 +30,13 @@ def place() -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
     """One that tests share which leave it as it was."""
-    with new_place() as made, running_service(made) as started:
+    with new_place() as made, running_service(made, HOLDFAST_SERVICE_TOKEN_CACHE_SECONDS="0.1") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def token(service: RunningService) -> str:
     return service.place.new_agent("shared")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """The log and the database of another process tell nobody that they changed."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def text(encoded: str) -> str:
@@ -53,16 +46,49 @@ def text(encoded: str) -> str:
 # --- starting and stopping -------------------------------------------------------------------------------------
 
 
-def test_the_first_start_makes_an_operator_whose_token_is_shown_once(place: Place) -> None:
+def test_the_first_start_makes_an_operator_and_the_next_goes_on_with_its_sessions(place: Place) -> None:
     with running_service(place) as first:
         token = first.operator
         assert re.fullmatch(r"hf_[\w-]{43}", token)
-        assert first.post("ListSessions", token)[0] == 200
         assert token not in first.log()
-    assert stat.S_IMODE(os.stat(place.database).st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(place.database).st_mode) == 0o600
+        shell = first.post("CreateSession", token, kind="SHELL")[1]["sessionId"]
+        first.post("RunCommand", token, sessionId=shell, command="X=kept; cd /usr")
+        assert_stream_ends_with_the_service(first, token, first.post("CreateSession", token)[1]["sessionId"])
     with running_service(place) as second:
         assert second.operator == ""
-        assert second.post("ListSessions", token)[0] == 200
+        ran = second.post("RunCommand", token, sessionId=shell, command="echo $X $PWD")[1]
+        assert text(ran["stdout"]) == "kept /usr\n"
+        closed = second.post("CloseSession", token, sessionId=shell)[1]
+        assert closed["finalState"] == "CLOSED"
+    verified = place.verb("audit", "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def assert_stream_ends_with_the_service(service: RunningService, token: str, session_id: str) -> None:
+    """TERM ends it with UNAVAILABLE, so that its client comes back to the next one."""
+    with grpc.insecure_channel(service.grpc) as channel:
+        stub = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
+        who = (("authorization", f"Bearer {token}"),)
+        stream = stub.StreamOutput(pb.StreamOutputRequest(session_id=session_id), metadata=who)
+        assert next(stream).session_id == session_id
+        service.process.send_signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError) as ended:
+            for _ in stream:
+                pass
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert service.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Place) -> None:
+    with running_service(place) as first:
+        token = first.operator
+        session_id = first.post("CreateSession", token)[1]["sessionId"]
+        first.process.kill()
+        first.process.wait(PATIENCE_SECONDS)
+    with running_service(place) as second:
+        ran = second.post("RunCommand", token, sessionId=session_id, command="echo alive")[1]
+        assert text(ran["stdout"]).splitlines() == ["alive"]
 
 
 def test_for_people_it_prints_where_it_listens_and_a_curl_line_that_works(place: Place) -> None:
@@ -88,58 +114,12 @@ def test_for_people_it_prints_where_it_listens_and_a_curl_line_that_works(place:
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
-def test_a_service_that_is_started_again_goes_on_with_its_sessions(place: Place) -> None:
-    with running_service(place) as first:
-        token = first.operator
-        session_id = first.post("CreateSession", token, kind="SHELL")[1]["sessionId"]
-        first.post("RunCommand", token, sessionId=session_id, command="X=kept; cd /usr")
-    with running_service(place) as second:
-        ran = second.post("RunCommand", token, sessionId=session_id, command="echo $X $PWD")[1]
-        assert text(ran["stdout"]) == "kept /usr\n"
-        closed = second.post("CloseSession", token, sessionId=session_id)[1]
-        assert closed["finalState"] == "CLOSED"
-    verified = place.holdfast("audit", "verify")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-
-
-def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Place) -> None:
-    with running_service(place) as first:
-        token = first.operator
-        session_id = first.post("CreateSession", token)[1]["sessionId"]
-        first.process.kill()
-        first.process.wait(PATIENCE_SECONDS)
-    with running_service(place) as second:
-        ran = second.post("RunCommand", token, sessionId=session_id, command="echo alive")[1]
-        assert text(ran["stdout"]).splitlines() == ["alive"]
-
-
-def test_a_stream_ends_with_unavailable_when_the_service_stops(place: Place) -> None:
-    import grpc
-
-    from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-
-    with running_service(place) as service:
-        token = service.operator
-        session_id = service.post("CreateSession", token)[1]["sessionId"]
-        with grpc.insecure_channel(service.grpc) as channel:
-            stub = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
-            who = (("authorization", f"Bearer {token}"),)
-            stream = stub.StreamOutput(pb.StreamOutputRequest(session_id=session_id), metadata=who)
-            assert next(stream).session_id == session_id
-            service.process.send_signal(signal.SIGTERM)
-            with pytest.raises(grpc.RpcError) as ended:
-                for _ in stream:
-                    pass
-            assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert service.process.wait(PATIENCE_SECONDS) == 0
-
-
 # --- what goes wrong -------------------------------------------------------------------------------------------
 
 
 def refused(place: Place, *arguments: str) -> str:
     """The one line that a start which fails prints."""
-    done = place.holdfast("service", *arguments)
+    done = place.verb("service", *arguments)
     assert done.returncode in (1, 2), done
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -188,24 +168,24 @@ def test_agents_are_added_listed_rotated_and_removed(service: RunningService) ->
     place = service.place
     token = place.new_agent("worker")
     assert service.post("ListSessions", token)[0] == 200
-    listed = json.loads(place.holdfast("service", "agent", "list", "--json").stdout)
+    listed = json.loads(place.verb("service", "agent", "list", "--json").stdout)
     assert {"agentId": "worker", "role": "agent"}.items() <= next(
         each for each in listed if each["agentId"] == "worker"
     ).items()
     assert token not in json.dumps(listed)
-    rotated = place.holdfast("service", "agent", "rotate", "worker").stdout.strip()
+    rotated = place.verb("service", "agent", "rotate", "worker").stdout.strip()
     assert service.post("ListSessions", rotated)[0] == 200
     until(lambda: service.post("ListSessions", token)[0] == 401)
-    assert place.holdfast("service", "agent", "remove", "worker").returncode == 0
+    assert place.verb("service", "agent", "remove", "worker").returncode == 0
     until(lambda: service.post("ListSessions", rotated)[0] == 401)
-    assert "worker" not in place.holdfast("service", "agent", "list").stdout
+    assert "worker" not in place.verb("service", "agent", "list").stdout
 
 
 def test_an_agent_that_is_there_or_is_not_is_one_line(service: RunningService) -> None:
     place = service.place
     place.new_agent("twice")
     for arguments in (["add", "twice"], ["rotate", "nobody"], ["remove", "nobody"], ["add", "a b"], ["add"]):
-        done = place.holdfast("service", "agent", *arguments)
+        done = place.verb("service", "agent", *arguments)
         assert done.returncode == 1, arguments
         assert len(done.stderr.splitlines()) == 1, done.stderr
 
@@ -253,26 +233,26 @@ def test_check_rules_tells_what_is_in_them_or_what_is_wrong(place: Place) -> Non
     rules = os.path.join(place.directory, "rules.toml")
     with open(rules, "w") as file:
         file.write(RULES.format(default="allow"))
-    good = place.holdfast("service", "check-rules", rules, "--json")
+    good = place.verb("service", "check-rules", rules, "--json")
     assert (good.returncode, "default" in json.loads(good.stdout)["profiles"]) == (0, True)
     with open(rules, "a") as file:
         file.write("colour = 1\n")
-    bad = place.holdfast("service", "check-rules", rules)
+    bad = place.verb("service", "check-rules", rules)
     assert bad.returncode == 1
     assert f"{rules}:4" in bad.stderr
-    assert place.holdfast("service", "check-rules", "/nowhere").returncode == 1
+    assert place.verb("service", "check-rules", "/nowhere").returncode == 1
 
 
 def test_status_tells_whether_one_runs_and_is_ready(service: RunningService, token: str) -> None:
     place = service.place
     address = service.http.removeprefix("http://")
     session_id = service.post("CreateSession", token)[1]["sessionId"]
-    said = json.loads(place.holdfast("service", "status", "--listen-http", address, "--json").stdout)
+    said = json.loads(place.verb("service", "status", "--listen-http", address, "--json").stdout)
     assert (said["running"], said["ready"]) == (True, True)
     assert said["sessions"] >= 1
-    assert "ready     yes" in place.holdfast("service", "status", "--listen-http", address).stdout
+    assert "ready     yes" in place.verb("service", "status", "--listen-http", address).stdout
     service.post("CloseSession", token, sessionId=session_id)
-    absent = place.holdfast("service", "status", "--listen-http", "127.0.0.1:1", "--json")
+    absent = place.verb("service", "status", "--listen-http", "127.0.0.1:1", "--json")
     assert (absent.returncode, json.loads(absent.stdout)["running"]) == (3, False)
 
 

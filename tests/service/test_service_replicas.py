@@ -50,5 +50,5 @@ def test_a_session_outlives_the_replica_that_made_it(place: Place, postgres_url:
     assert [int(row["seq"]) for row in rows] == list(range(1, len(rows) + 1))
     ended = [json.loads(row["body"]) for row in rows if row["kind"] == "command_ended"]
     assert [each["output"].strip() for each in ended] == ["at-0", "at-1", "still"]
-    verified = place.holdfast("audit", "verify", "--store", postgres_url)
+    verified = place.verb("audit", "verify", "--store", postgres_url)
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -61,7 +61,7 @@ async def test_the_same_request_is_the_same_session(manager: SessionManager, fak
     one, two = await asyncio.gather(manager.create(ANN, request), manager.create(ANN, request))
     again = await manager.create(ANN, request)
     ids = {each.view.record.session_id for each in (one, two, again)}
-    assert len(ids) == len(fake.started) == 1
+    assert len(ids) == len(await fake.list_terminals()) == 1
     assert {each.view.state for each in (one, two, again)} == {"IDLE"}
     other = await manager.create(BOB, request)
     assert other.view.record.session_id not in ids
@@ -116,7 +116,7 @@ async def test_what_may_not_be_had_is_refused_and_written_down(
         await manager.create(ANN, request_)
     assert refused.value.reason == reason
     assert [body["reason"] for body in store.bodies(SERVICE_STREAM, "session_refused")] == [reason]
-    assert (store.records, fake.started) == ({}, [])
+    assert (store.records, await fake.list_terminals()) == ({}, ())
 
 
 async def test_a_directory_outside_of_the_allowed_ones_is_refused(store: MemoryStore, fake: FakeExec) -> None:
@@ -188,6 +188,7 @@ async def test_closing_says_how_long_how_much_and_why(
     record = await store.session(session_id)
     assert (record.state, record.closed_at, record.summary) == ("CLOSED", clock.time(), closed.summary)
     assert store.events(session_id) == ["SESSION_CREATED", "SESSION_CLOSED"]
+    await settle()
     assert len(manager.leases) == 0
     with pytest.raises(NotNow) as refused:
         await manager.send_input(ANN, session_id, b"x")
@@ -215,13 +216,18 @@ async def test_what_fails_while_it_is_opened_is_closed_and_written_down(
             await manager.create(ANN, CreateRequest(request_id="r"))
 
 
+async def _opened(fake: FakeExec) -> None:
+    await settle(50)
+    assert len(await fake.list_terminals()) == 1
+
+
 async def test_a_caller_that_gives_up_while_its_session_is_opened_leaves_none(
     store: MemoryStore, clock: FakeClock
 ) -> None:
     fake = FakeExec(terminal_program=by_hand)
     async with running(make_manager(store, connecting(fake), clock=clock)) as manager:
         creating = asyncio.ensure_future(manager.create(ANN, CreateRequest()))
-        await fake.wait_started()
+        await _opened(fake)
         creating.cancel()
         with pytest.raises(asyncio.CancelledError):
             await creating
@@ -234,7 +240,7 @@ async def test_a_session_that_a_dead_service_was_making_is_given_up(store: Memor
     first = make_manager(store, connecting(fake), clock=clock, lease_seconds=15)
     await first.start()
     creating = asyncio.ensure_future(first.create(ANN, CreateRequest()))
-    await fake.wait_started()
+    await _opened(fake)
     (session_id,) = store.records
     await clock.advance(1)
     # As after kill -9: nobody renews, nobody cleans up.

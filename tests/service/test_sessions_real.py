@@ -161,13 +161,11 @@ async def test_failure_handling_a_shell_crash_is_an_error_with_audit_rows(
 ) -> None:
     created = await manager.create(ANN, CreateRequest())
     session_id = created.view.record.session_id
-    events = manager.events(ANN, session_id)
-    coming = asyncio.ensure_future(anext(events))
+    follower = manager.leases.follower(session_id)
+    assert follower is not None
     await manager.send_input(ANN, session_id, b"kill -9 $$\n")
     async with asyncio.timeout(10):
-        event = await coming
-    await events.aclose()  # type: ignore[attr-defined]
-    assert (event.type, event.state) == ("SESSION_ERROR", "ERROR")
+        await follower.over.wait()
     closed = await manager.close(ANN, session_id)
     assert closed.state == "ERROR"
     assert "killed by" in closed.summary
@@ -176,6 +174,8 @@ async def test_failure_handling_a_shell_crash_is_an_error_with_audit_rows(
     rows, _ = await store.rows(AuditFilter(session_id=session_id))
     kinds = [row.kind for row in rows]
     assert kinds[-3:] == ["error", "session_closed", "event"]
+    assert '"type":"SESSION_ERROR"' in rows[-1].body
+    assert [event async for event in manager.events(ANN, session_id)] == []  # over: nothing comes any more
 
 
 async def test_reconnect_flow_a_restarted_service_finds_its_sessions_and_goes_on(place: Any, store: Store) -> None:
@@ -185,7 +185,7 @@ async def test_reconnect_flow_a_restarted_service_finds_its_sessions_and_goes_on
     session_id = created.view.record.session_id
     shell = (await first.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
     await first.send_input(ANN, session_id, b"x=kept; echo one\n")
-    _, token, _ = await read_until(first, session_id, lambda _, chunk: chunk.state == "IDLE", created.token)
+    _, token, _ = await read_until(first, session_id, lambda _, chunk: chunk.exit_code is not None, created.token)
     await first.run_command(ANN, RunRequest("y=kept", shell))
     # Started before the service goes away, ended while it is away.
     await first.send_input(ANN, session_id, b"sleep 0.3; (exit 7)\n")

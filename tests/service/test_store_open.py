@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.problems import Invalid, NotNow, Unavailable
 from holdfast.service.store import Store
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.migrations import STEPS, Step, migrate
 from holdfast.service.store.schema import METADATA, VERSIONS
 from service.conftest import OpenStore
+from service.session_records import entry
 
 
-async def columns(connection: AsyncConnection) -> dict[str, dict[str, bool]]:
+async def columns(connection: Connection) -> dict[str, dict[str, bool]]:
     """Every column of every table, and whether it may be empty."""
 
     def look(sync: object) -> dict[str, dict[str, bool]]:
@@ -94,8 +95,8 @@ async def test_the_file_of_a_new_database_is_ours_alone(tmp_path: Path) -> None:
         await store.add_agent("a", "hash")
         modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
         assert modes == {"service.db": 0o600, "service.db-wal": 0o600, "service.db-shm": 0o600}
-        mode = await store.database.read(lambda each: each.execute(text("PRAGMA journal_mode")))
-        assert mode.scalar() == "wal"
+        assert await pragma(store, "journal_mode") == "wal"
+        assert await pragma(store, "synchronous") == 2
     os.chmod(path, 0o644)
     async with await Store.open(f"sqlite:///{path}"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -108,6 +109,18 @@ async def test_a_wrong_url_is_told(url: str) -> None:
     with pytest.raises(Invalid) as refused:
         await Store.open(url)
     assert refused.value.reason == "STORE_URL"
+
+
+async def test_whoever_does_not_want_to_wait_for_the_disk_says_so(sqlite_url: str) -> None:
+    async with await Store.open(f"{sqlite_url}?synchronous=normal") as store:
+        assert await pragma(store, "synchronous") == 1
+        assert (await store.verify()).holds
+    with pytest.raises(Invalid, match="synchronous is one of full, normal"):
+        await Store.open(f"{sqlite_url}?synchronous=off")
+
+
+async def pragma(store: Store, name: str) -> object:
+    return (await store.database.read(lambda each: each.execute(text(f"PRAGMA {name}")))).scalar()
 
 
 async def test_a_wrong_url_does_not_show_its_password() -> None:
@@ -143,6 +156,15 @@ async def test_a_database_that_does_not_exist_is_unavailable(postgres_url: str) 
         await Store.open(postgres_url.replace("/test_", "/no_"))
 
 
+async def test_a_store_that_is_closed_says_so(open_store: OpenStore) -> None:
+    store = await open_store()
+    await store.close()
+    for call in (store.agents(), store.append([entry()]), store.ping()):
+        with pytest.raises(Unavailable) as refused:
+            await call
+        assert refused.value.reason == "STORE_CLOSED"
+
+
 async def test_an_audit_keeps_to_the_key_that_it_began_with(open_store: OpenStore) -> None:
     await open_store(audit_key=b"k" * 32)
     await open_store(audit_key=b"k" * 32)
@@ -154,7 +176,7 @@ async def test_an_audit_keeps_to_the_key_that_it_began_with(open_store: OpenStor
         await open_store(audit_key=b"short")
 
 
-async def versions(connection: AsyncConnection) -> list[int]:
+async def versions(connection: Connection) -> list[int]:
     return list((await connection.execute(select(VERSIONS.c.version).order_by(VERSIONS.c.version))).scalars())
 
 

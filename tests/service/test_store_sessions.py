@@ -127,7 +127,7 @@ async def test_metadata_updates(store: Store) -> None:
     slower = type(policy)("other", 1.0, 2.0, 3.0, resources=Resources(memory_bytes=5))
     assert (await store.update_session("s1", policy=slower, warned_at=None)).policy == slower
     assert (await store.session("s1")).warned_at is None
-    for name in ("session_id", "agent_id", "audited_token", "nonsense"):
+    for name in ("agent_id", "created_at", "audited_token", "nonsense"):
         with pytest.raises(Invalid, match=f"{name} of a session cannot be set"):
             await store.update_session("s1", **{name: "x"})
 

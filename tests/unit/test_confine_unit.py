@@ -87,6 +87,10 @@ class TestFilter:
         assert self.ask(machine, "ptrace", 0) == ALLOWED
         assert self.ask(machine, "ptrace", 16) == self.ask(machine, "ptrace", 0x4206) == REFUSED | errno.EPERM
 
+    def test_limits_of_others_are_not_set(self, machine: str) -> None:
+        assert self.ask(machine, "prlimit64", 0, 7) == ALLOWED
+        assert self.ask(machine, "prlimit64", 4711, 0) == REFUSED | errno.EPERM
+
     def test_another_architecture_is_refused_every_call(self, machine: str) -> None:
         program = filter_program(machine, (AF_UNIX,))
         assert run(program, 0x40000003, 1) == REFUSED | errno.EPERM  # i386
@@ -172,6 +176,11 @@ def test_the_root_is_read_only_and_scratch_has_a_size() -> None:
         assert words[words.index(place) - 3 : words.index(place)] == ["--size", "7", "--tmpfs"]
     remounted = [words[index + 1] for index, word in enumerate(words) if word == "--remount-ro"]
     assert remounted == ["/dev", "/"]
+
+
+def test_a_root_that_was_given_to_be_written_stays_so() -> None:
+    words = jail(Confinement("bubblewrap"), Visible((), ("/",), ()))
+    assert [words[index + 1] for index, word in enumerate(words) if word == "--remount-ro"] == ["/dev"]
 
 
 def test_namespaces_of_the_jail() -> None:

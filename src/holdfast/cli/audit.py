@@ -15,6 +15,7 @@ import typer
 
 from holdfast.cli.exit_codes import FAILED
 from holdfast.cli.sandbox_option import JsonOption
+from holdfast.cli.service_extra import service_extra
 from holdfast.cli.typed_verb import run_async
 from holdfast.errors import InvalidParams
 
@@ -187,7 +188,8 @@ async def _opened(store: str | None, config: str | None, key_file: str | None) -
 
     settings = load_settings(config, store=store, audit_key_file=key_file)
     # SQLAlchemy and a database driver: only now, so that --help needs neither.
-    from holdfast.service.store_opening import open_store
+    with service_extra():
+        from holdfast.service.store_opening import open_store
 
     async with await open_store(settings, look_only=True) as opened:
         yield opened

@@ -125,11 +125,7 @@ def _recording_of(sandbox: str, source: str, input: bool) -> str:
             return asyncio.run(_recorded(sandbox, source, input))
     if sandbox == LOCAL and _has_service():
         return _of_session(None, source, input)
-    raise _missing(source)
-
-
-def _missing(source: str) -> UnknownTerminal:
-    return UnknownTerminal(f"{source}: no such file, and no terminal's id")
+    raise UnknownTerminal(f"{source}: no such file, and no terminal's id")
 
 
 def _has_service() -> bool:
@@ -141,11 +137,12 @@ def _has_service() -> bool:
 
 def _of_session(store: str | None, source: str, input: bool) -> str:
     from holdfast.cli.session_recording import from_store
+    from holdfast.service.problems import NotFound
 
-    text = asyncio.run(from_store(store, source, input=input))
-    if text is None:
-        raise _missing(source)
-    return text
+    try:
+        return asyncio.run(from_store(store, source, input=input))
+    except NotFound:
+        raise UnknownTerminal(f"{source}: no such file, and no terminal's or session's id") from None
 
 
 async def _recorded(sandbox: str, terminal_id: str, input: bool) -> str:

@@ -19,6 +19,7 @@ import typer
 from holdfast import __version__
 from holdfast.cli.exit_codes import FAILED, NO_SERVER
 from holdfast.cli.sandbox_option import JsonOption
+from holdfast.cli.service_extra import service_extra
 from holdfast.cli.text import age, show_table
 from holdfast.cli.typed_verb import complain, run_async
 from holdfast.errors import InvalidParams
@@ -76,10 +77,8 @@ def command(
         tls_client_ca=tls_client_ca,
         log_format="json" if as_json else None,
     )
-    try:
+    with service_extra():
         from holdfast.service.assembly import run_service
-    except ModuleNotFoundError as error:
-        raise InvalidParams(f"the service needs {error.name}: pip install 'holdfast[service]'") from None
     return run_async(run_service(settings, _announce_json if as_json else announce))
 
 
@@ -193,7 +192,8 @@ def _show_agents(agents: list[Agent], as_json: bool) -> None:
 
 
 async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitable[int]]) -> int:
-    from holdfast.service.store_opening import open_store
+    with service_extra():
+        from holdfast.service.store_opening import open_store
 
     store = await open_store(settings)
     try:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from holdfast.cli.service_extra import service_extra
 from holdfast.client.asciicast import OUTPUT, CastEvent, write_cast
 from holdfast.errors import HoldfastError, InvalidParams, UnknownTerminal
 from holdfast.service.bash_executor import TOKEN_VARIABLE
@@ -26,11 +27,12 @@ def from_service(address: str, session_id: str, tls_ca: str | None = None) -> st
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise InvalidParams(f"--service {address}: set {TOKEN_VARIABLE} to a token of the session's owner")
-    import grpc
+    with service_extra():
+        import grpc
 
-    from holdfast.service.rpc_status import problem_of
-    from holdfast.service.session_executor import Ask, Line, call, open_channel
-    from holdfast.session.v1 import session_pb2 as pb
+        from holdfast.service.rpc_status import problem_of
+        from holdfast.service.session_executor import Ask, Line, call, open_channel
+        from holdfast.session.v1 import session_pb2 as pb
 
     line = Line(address, token, tls_ca)
     channel = open_channel(line)
@@ -75,19 +77,16 @@ def _events(found: pb.SessionMetadata, chunks: list[pb.OutputChunk]) -> Iterator
             yield CastEvent(at, OUTPUT, data)
 
 
-async def from_store(url: str | None, session_id: str, *, input: bool) -> str | None:
-    """What the sandbox keeps of the terminal of a session in this database; None if it has no such session."""
+async def from_store(url: str | None, session_id: str, *, input: bool) -> str:
+    """What the sandbox keeps of the terminal of a session in this database; `NotFound` if it has no such one."""
     from holdfast.client.sandbox import connect
     from holdfast.service.settings import load_settings
-    from holdfast.service.store_opening import open_store
 
-    store = await open_store(load_settings(store=url))
-    try:
+    with service_extra():
+        from holdfast.service.store_opening import open_store
+
+    async with await open_store(load_settings(store=url), look_only=True) as store:
         record = await store.session(session_id)
-    finally:
-        await store.close()
-    if record is None:
-        return None
     if record.kind != "terminal":
         raise InvalidParams(f"{session_id}: a shell has no terminal to record; with --service its output is played")
     async with connect(record.sandbox) as box:

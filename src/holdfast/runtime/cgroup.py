@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -33,12 +34,14 @@ _PROCS_BYTES: Final = 64 * 1024
 class Cgroup:
     """The cgroup of one process. It exists from the first `join`."""
 
-    __slots__ = ("_limiting", "_path", "joined_at")
+    __slots__ = ("_busy", "_limiting", "_path", "joined_at")
 
-    def __init__(self, path: str, limiting: Sequence[str] = ()) -> None:
-        """`limiting` are directories of the same in other hierarchies, which limit it (`resource_groups`)."""
+    def __init__(self, path: str, limiting: Sequence[str] = (), busy: set[str] | None = None) -> None:
+        """`limiting` are directories of the same in other hierarchies, which limit it (`resource_groups`). What
+        somebody is in when it is given back goes to `busy`."""
         self._path = path
         self._limiting = tuple(limiting)
+        self._busy = busy
         #: By the monotonic clock: what its process forked later is inside.
         self.joined_at: float | None = None
 
@@ -61,9 +64,9 @@ class Cgroup:
         return os.path.basename(self._path)
 
     @property
-    def directories(self) -> tuple[str, ...]:
-        """All that a process has to be in."""
-        return tuple(dict.fromkeys((self._path, *self._limiting)))
+    def directories(self) -> tuple[tuple[str, bool], ...]:
+        """All that a process is to be in, and whether it limits it: then it must be."""
+        return tuple((path, path in self._limiting) for path in dict.fromkeys((self._path, *self._limiting)))
 
     def take(self, pid: int) -> None:
         """Move in one that another keeper had; it may have ended meanwhile."""
@@ -96,9 +99,12 @@ class Cgroup:
 
     def remove(self) -> None:
         """Give it back; refused while somebody is in it, and then tried again by whoever ends them."""
-        for directory in self.directories:
-            with contextlib.suppress(OSError):
+        for directory, _ in self.directories:
+            try:
                 os.rmdir(directory)
+            except OSError as error:
+                if error.errno == errno.EBUSY and self._busy is not None:
+                    self._busy.add(directory)
 
 
 class Cgroups:
@@ -107,6 +113,8 @@ class Cgroups:
     def __init__(self, parent: str) -> None:
         self.parent = parent
         self._limits = ResourceGroups(os.path.basename(parent))
+        #: Directories that were to be removed while a process was at its end in them.
+        self._busy: set[str] = set()
         self._made = 0
         self._loop = asyncio.get_running_loop()
         self._young: deque[tuple[float, Tree, int | None]] = deque()
@@ -138,19 +146,27 @@ class Cgroups:
                 own.take(pid)
         remove_former(keeper)
 
-    def make_limited(self, confinement: Confinement, key: int | None) -> Cgroup:
-        """A cgroup for a process that is about to start, with the limits of all that it will be."""
+    def make(self, confinement: Confinement, key: int | None) -> Cgroup:
+        """A cgroup for a process that is about to start, with the limits of all that it will be, if it has some."""
+        self._remove_busy()
         self._made += 1
         name = str(self._made if key is None else key)
         own = Cgroup(f"{self.parent}/{name}")
         try:
             os.makedirs(f"{self.parent}/{name}", exist_ok=True)
-            limited = Cgroup(f"{self.parent}/{name}", self._limits.make(name, confinement))
+            limited = Cgroup(f"{self.parent}/{name}", self._limits.make(name, confinement), self._busy)
         except BaseException:
             own.remove()
             raise
         limited.joined_at = time.monotonic()
         return limited
+
+    def _remove_busy(self) -> None:
+        """Those that nobody is in any more; the kernel tells nobody when that comes about."""
+        busy = list(self._busy)
+        self._busy.clear()
+        for directory in busy:
+            Cgroup(directory, busy=self._busy).remove()
 
     def join_later(self, tree: Tree, key: int | None = None) -> None:
         """Give a process a cgroup once it has lived for a while. One timer serves all that wait.
@@ -163,7 +179,7 @@ class Cgroups:
 
     def rejoin(self, tree: Tree, key: int) -> None:
         """The same for a process of an earlier server, which may have its cgroup."""
-        found = Cgroup(f"{self.parent}/{key}", self._limits.existing(str(key)))
+        found = Cgroup(f"{self.parent}/{key}", self._limits.existing(str(key)), self._busy)
         if found.exists():
             tree.cgroup = found
         elif tree.leader_lives:

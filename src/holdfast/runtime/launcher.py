@@ -25,9 +25,13 @@ def main() -> None:
         confined = orders["confinement"]
         if confined is not None:
             # First: whatever we are and do counts for the limits of the cgroup.
-            for path in orders["cgroups"]:
-                with open(path + b"/cgroup.procs", "wb", buffering=0) as procs:
-                    procs.write(b"0")
+            for path, needed in orders["cgroups"]:
+                try:
+                    with open(path + b"/cgroup.procs", "wb", buffering=0) as procs:
+                        procs.write(b"0")
+                except OSError:
+                    if needed:
+                        raise
             sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "confine"))
             import applying  # type: ignore[import-not-found]
 

@@ -19,6 +19,8 @@ from holdfast.runtime.shell_dialect import Dialect, Step, quote
 
 #: A larger file is not worth keeping in memory too, to see whether it changes.
 KEPT_CONTENT_BYTES: Final = 4096
+#: The state of a shell: every variable and function of a large one is a few hundred kilobytes.
+MAX_READ_BYTES: Final = 64 * 1024 * 1024
 _READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOLD_PIPE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK_AT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -95,7 +97,8 @@ class ShellFiles:
         except OSError:
             return None
         with open(fd, "rb") as file:
-            return file.read()
+            # The shell may be confined, and we are not: it must not be able to fill our memory.
+            return file.read() if os.fstat(fd).st_size <= MAX_READ_BYTES else None
 
     def existing(self, name: str) -> str | None:
         """The path of a file that the shell wrote, if it did."""
@@ -177,4 +180,6 @@ class ShellFiles:
 
     def remove(self) -> None:
         self._close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        # Directories may be nested deeper than Python goes: then they stay, until the spool is removed.
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(self.path, ignore_errors=True)

@@ -59,8 +59,8 @@ class Command(NamedTuple):
     limits: Limits | None = None
     #: What is executed in place of it, and how it is confined.
     confined: Composed | None = None
-    #: Directories of cgroups that it is in before it executes.
-    cgroups: Sequence[str] = ()
+    #: Directories of cgroups that it is in before it executes, and whether it must be.
+    cgroups: Sequence[tuple[str, bool]] = ()
 
 
 class StandardStreams(NamedTuple):
@@ -214,7 +214,7 @@ def _what_to_execute(command: Command) -> dict[str, object]:
         "environment": dict(variable.split(b"=", 1) for variable in encode_variables(confined.environment)),
         "cwd": os.fsencode(confined.cwd),
         "confinement": orders,
-        "cgroups": [os.fsencode(path) for path in command.cgroups],
+        "cgroups": [(os.fsencode(path), needed) for path, needed in command.cgroups],
     }
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.model import ProcessSpec, TerminalSize
-from holdfast.runtime.confine.composing import compose, environment_for
+from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.oom import OomScore
@@ -69,6 +69,8 @@ class Started(NamedTuple):
         if self.notes is not None:
             self.notes.undo()
         os.waitpid(self.pid, 0)
+        if self.cgroup is not None:
+            self.cgroup.remove()
 
 
 class _Streams:
@@ -201,7 +203,7 @@ class Starter:
         notes, cgroup = None, None
         try:
             notes = self._note(spec, mark, command, streams, internal)
-            cgroup = self._limited(spec, notes)
+            cgroup = self._cgroup(spec, notes)
             if cgroup is not None:
                 command = command._replace(cgroups=cgroup.directories)
             pid = await spawn_through_launcher(
@@ -218,11 +220,22 @@ class Starter:
                 raise PermissionRefused(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
-        jail = None
-        if is_jailed(spec):
-            jail = Jail(pid)
+        started = Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup)
+        return await self._found_in_jail(started) if is_jailed(spec) else started
+
+    async def _found_in_jail(self, started: Started) -> Started:
+        jail = Jail(started.pid)
+        # It may end while we look, and is nobody's until we return.
+        self.newborn.add(started.pid)
+        try:
             await jail.wait_found()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup, jail)
+        except BaseException:
+            jail.close()
+            started.undo()
+            raise
+        finally:
+            self.newborn.discard(started.pid)
+        return started._replace(jail=jail)
 
     async def _confined(self, spec: ProcessSpec, command: Command) -> Command:
         confinement = spec.confinement
@@ -240,15 +253,20 @@ class Starter:
             cwd=command.cwd,
             as_root=as_root,
             own=self.own,
+            tty=spec.tty,
         )
         return command._replace(confined=confined)
 
-    def _limited(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
-        if spec.confinement is None or not spec.confinement.limits_tree:
+    def _cgroup(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
+        """One to be in from the beginning, for limits; and where neither a jail holds it nor time may let it go."""
+        confinement = spec.confinement
+        if confinement is None or not (confinement.limits_tree or confinement.mode == "landlock"):
             return None
-        if self.cgroups is None:
+        if self.cgroups is not None:
+            return self.cgroups.make(confinement, None if notes is None else notes.key)
+        if confinement.limits_tree:
             raise PermissionRefused("confinement: no cgroup can be made here, and limits of a whole tree need one")
-        return self.cgroups.make_limited(spec.confinement, None if notes is None else notes.key)
+        return None
 
     def _note(
         self, spec: ProcessSpec, mark: int, command: Command, streams: _Streams, internal: bool
@@ -258,7 +276,8 @@ class Starter:
         return self._keeping.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
 
     def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
-        cwd = resolve_cwd(spec.cwd)
+        cwd = default_cwd(spec.confinement) if spec.cwd is None else None
+        cwd = cwd or resolve_cwd(spec.cwd)
         environment = build_environment(spec, self._environ, account)
         if spec.confinement is not None:
             environment = environment_for(spec.confinement, environment)

@@ -84,10 +84,10 @@ def counter(text: bytes, name: bytes) -> int:
     """The number behind a name at the start of a line, as /proc/PID/io and the files of cgroups have it; 0 if there
     is none. A thousand processes are a thousand such files: the rest of them is not parsed."""
     start = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
-    if start == 0 and not text.startswith(name):
-        return 0
-    line = text[start + len(name) : text.find(b"\n", start)]
-    return int(line.lstrip(b": "))
+    end = text.find(b"\n", start)
+    if end < 0 or not text.startswith(name, start):
+        return 0  # not there, or cut off where we stopped reading
+    return int(text[start + len(name) : end])
 
 
 class UsageSampler:

@@ -12,16 +12,17 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from holdfast.client.sandbox import open_exec
+from holdfast.errors import HoldfastError
+from holdfast.exec_api import ExecApi
 from holdfast.service import agents
 from holdfast.service.access import Access, AccessSettings
 from holdfast.service.admission import Admission
-from holdfast.service.agent_profiles import AgentRulebook, AgentSessions
+from holdfast.service.agent_sessions import AgentRulebook, AgentSessions
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import Clock, SystemClock
 from holdfast.service.grpc_front import GrpcFront, GrpcSettings
@@ -30,10 +31,12 @@ from holdfast.service.housekeeping import Housekeeping
 from holdfast.service.http_front import HttpFront, HttpSettings
 from holdfast.service.listening import TlsFiles
 from holdfast.service.logs import LogSettings, configure_logs
+from holdfast.service.metered_store import MeteredStore
 from holdfast.service.metrics import Metrics
 from holdfast.service.model import Struct
 from holdfast.service.monitor import MonitorSettings, ResourceMonitor
 from holdfast.service.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import Problem
 from holdfast.service.rates import Rates, RateSettings
 from holdfast.service.readiness import Readiness
@@ -45,7 +48,7 @@ from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
 from holdfast.service.store_opening import open_store
 from holdfast.service.thresholds import ThresholdSettings
-from holdfast.service.tracing import open_tracer
+from holdfast.service.tracing import Tracer, open_tracer
 from holdfast.service.watching import SandboxesOutside, Watchers
 
 #: How long calls that are under way have to finish when the service stops. `docker stop` waits 10 s in all.
@@ -69,9 +72,11 @@ class Started(Struct, frozen=True):
 class Service:
     """One replica. `start`, then `stop` once."""
 
-    def __init__(self, settings: ServiceSettings, clock: Clock | None = None) -> None:
+    def __init__(self, settings: ServiceSettings, clock: Clock | None = None, tracer: Tracer | None = None) -> None:
+        """Without a tracer, spans go where the environment says (`OTEL_*`)."""
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._tracer = tracer or open_tracer(os.environ)
         self.readiness = Readiness()
         self.metrics = Metrics()
         self._redact = Redactor(settings.redact)
@@ -79,6 +84,11 @@ class Service:
         self._http: HttpFront | None = None
         #: Taken apart in the reverse order.
         self._parts = AsyncExitStack()
+
+    @property
+    def rules(self) -> Rules:
+        """Those in force."""
+        return self._rulebook.rules
 
     async def start(self) -> Started:
         """Everything, in the order in which the parts need each other; what fails takes the others down."""
@@ -90,9 +100,11 @@ class Service:
 
     async def _start(self) -> Started:
         settings, clock, parts = self._settings, self._clock, self._parts
-        tracer = open_tracer(os.environ)
-        parts.callback(tracer.close)
-        store = await open_store(settings, clock=clock)
+        parts.callback(self._tracer.close)
+        store = await open_store(settings, clock=clock, kind=MeteredStore)
+        assert isinstance(store, MeteredStore)
+        store.metrics = self.metrics
+        self._store = store
         parts.push_async_callback(store.close)
         token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
@@ -101,15 +113,16 @@ class Service:
         parts.push_async_callback(housekeeping.stop)
 
         access = Access(store, clock, AccessSettings(remember_seconds=settings.token_cache_seconds))
-        admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, tracer))
+        admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, self._tracer))
         started = await self._fronts(Handler(manager), admission)
         self.readiness.set("service")
         return replace(started, store=store.database.place, operator_token=token)
 
     async def _sessions(self, store: Store) -> AgentSessions:
         settings, clock, parts = self._settings, self._clock, self._parts
-        connect = partial(open_exec, reconnect_deadline=settings.reconnect_seconds)
-        pool = SandboxPool(connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds)
+        pool = SandboxPool(
+            self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
+        )
         outside = SandboxesOutside(pool, store, clock)
         monitor = ResourceMonitor(outside, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
@@ -126,7 +139,9 @@ class Service:
             usage=monitor.latest,
             tell=tell_metrics(self.metrics),
         )
-        manager.agents, manager.rulebook, outside.manager = store, self._rulebook, manager
+        manager.agents, manager.rulebook, manager.tracer = store, self._rulebook, self._tracer
+        manager.subscribers = self.metrics.event_subscribers
+        outside.manager = manager
         manager.leases.watcher = Watchers(monitor, egress)
         self._manager = manager
         parts.push_async_callback(manager.stop)
@@ -135,6 +150,13 @@ class Service:
         await manager.start()
         monitor.start()
         return manager
+
+    async def _connect(self, address: str) -> ExecApi:
+        try:
+            return await open_exec(address, reconnect_deadline=self._settings.reconnect_seconds)
+        except HoldfastError:
+            self.metrics.sandbox_failures.inc()
+            raise
 
     async def _fronts(self, handler: Handler, admission: Admission) -> Started:
         settings = self._settings
@@ -174,6 +196,7 @@ class Service:
         followers = self._manager.leases.followers()
         count_sessions(self.metrics, ((each.record.kind, "BUSY" if each.busy else "IDLE") for each in followers))
         self.metrics.leases_held.set(len(followers))
+        self.metrics.audit_queue.set(self._store.writer.queued)
         self.metrics.sandbox_connections.set(len(self._manager.pool.addresses))
         return self.metrics.render()
 

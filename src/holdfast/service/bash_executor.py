@@ -77,7 +77,12 @@ class BashExecutor:
         if not self.sessions:
             self._executor = OneShotExecutor(sandbox or "local", cwd=cwd, env=env)
             return
-        from holdfast.service.session_executor import Line, SessionExecutor
+        try:
+            from holdfast.service.session_executor import Line, SessionExecutor
+        except ModuleNotFoundError as error:
+            raise InvalidParams(
+                f"sessions need {error.name}: pip install 'holdfast[service]', or {FLAG}=off"
+            ) from None
 
         token = token or os.environ.get(TOKEN_VARIABLE, "")
         if not token:

@@ -95,8 +95,6 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command_seconds: float = 600.0
     #: Metadata (last activity, counts) goes to the database this much later, many changes at once.
     metadata_seconds: float = 1.0
-    #: Events of a subscriber that does not read, before it is cut off; it resumes by its token.
-    max_pending_events: int = 1_000
 
     # --- replicas --------------------------------------------------------------------------------------------
     #: The name of this replica; empty makes one up. Two that run at once must not share one.
@@ -108,6 +106,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: How long one read of the follower waits in the sandbox's server. It returns at once when something happens;
     #: the wait is as long as that, so that idle sessions cost nothing.
     follow_seconds: float = 600.0
+    #: What happens within so many seconds goes to the log together: a short command costs one write, not two, and
+    #: the next one's input does not wait for it.
+    gather_seconds: float = 0.05
     #: What one read of the follower takes.
     follow_bytes: int = 256 * 1024
 

@@ -11,9 +11,15 @@ from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
 
 
-async def open_store(settings: ServiceSettings, *, clock: Clock | None = None, look_only: bool = False) -> Store:
+async def open_store(
+    settings: ServiceSettings,
+    *,
+    clock: Clock | None = None,
+    look_only: bool = False,
+    kind: type[Store] = Store,
+) -> Store:
     """The database that the settings name, with the audit's key."""
-    return await Store.open(
+    return await kind.open(
         store_url(settings.store), clock=clock, audit_key=_audit_key(settings.audit_key_file), look_only=look_only
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import select
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +13,9 @@ from pathlib import Path
 
 PROGRAMS = ("p1", "p2", "p3", "p4")
 WRAPPERS = ("env", "nice", "nohup", "timeout", "setsid", "stdbuf", "xargs", "find", "bash", "sh", "dash", "cat")
+
+#: How long a shell may be silent, in seconds, before a test fails rather than hangs.
+PATIENCE = 60
 
 
 class Machine:
@@ -49,3 +55,50 @@ class Machine:
                 names = set(told.read().split())
             process.wait()
         return names
+
+    def type(self, keys: bytes) -> set[str]:
+        """The same for keys at the prompt of an interactive bash, which is left by ^D."""
+        self._cwd.mkdir(exist_ok=True)
+        reading, writing = os.pipe()
+        master, terminal = pty.openpty()
+        # A bash that is not interactive drops PS1, so it is set behind it. The terminal must be the shell's own.
+        shell = ["env", "PS1=READY>", "setsid", "-c", "bash", "--norc", "--noprofile", "-i"]
+        with subprocess.Popen(
+            ["bash", "-c", f'exec 9>&{writing} {writing}>&-; exec "$@"', "-", *shell],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            pass_fds=[writing],
+            cwd=self._cwd,
+            env={"PATH": str(self._bin), "HOME": str(self._cwd), "TERM": "xterm", "LANG": "C.UTF-8"},
+            executable=shutil.which("bash"),
+        ) as process:
+            os.close(writing)
+            os.close(terminal)
+            try:
+                self._until(master, reading, b"READY>")
+                os.write(master, keys + b"\x04" * 8)
+                told = self._until(master, reading, None)
+            finally:
+                process.kill()
+                os.close(master)
+                os.close(reading)
+        return set(told.decode().split())
+
+    def _until(self, master: int, reading: int, text: bytes | None) -> bytes:
+        """What the programs told until the terminal shows the text, or until the last of them has ended."""
+        told, shown, open_fds = b"", b"", [master, reading]
+        while reading in open_fds and (text is None or text not in shown):
+            ready = select.select(open_fds, [], [], PATIENCE)[0]
+            assert ready, f"nothing more came after {shown!r}"
+            for fd in ready:
+                data = b""
+                with contextlib.suppress(OSError):  # the terminal's last user has gone
+                    data = os.read(fd, 4096)
+                if not data:
+                    open_fds.remove(fd)
+                elif fd == reading:
+                    told += data
+                else:
+                    shown += data
+        return told

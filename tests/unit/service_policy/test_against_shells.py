@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from holdfast.service.policy.command_line import read_command_line
+from holdfast.service.policy.profiles import CommandRule, Commands, Profile
+from holdfast.service.policy.typed_lines import LineBuffer, decide_input
 
 from .shells_at_hand import Machine
 
@@ -99,6 +101,25 @@ CHOSEN = [
 ]
 
 
+#: Keys, and what bash runs of them.
+TYPED = [
+    (b"p1\np2\r", {"p1", "p2"}),
+    (b"p1\x15p2\n", {"p2"}),
+    (b"p1 p2\x17\x17p3\n", {"p3"}),
+    (b"p11\x7f\n", {"p1"}),
+    (b"p11\x08\n", {"p1"}),
+    (b"p\xc3\xa9\x7f1\n", {"p1"}),
+    (b"p1\x0c\x0b\n", {"p1"}),
+    (b"\x1b[200~p1\np2\x1b[201~\n", {"p1", "p2"}),
+    (b"\x1b[200~p1 'a\n\x1b[201~\x15p2\n", {"p2"}),
+    (b"\x1b[200~p1\np2\x1b[201~\x17p3\n", {"p3"}),
+    (b"\x1b[200~p1 'a\nb\x1b[201~\x17; p2\n", {"p1", "p2"}),
+    (b"cat <<E\np1\nE\np2\n", {"p2"}),
+    (b"for i in 1\ndo p1\np2\x15p3\ndone\n", {"p1", "p3"}),
+    (b"p1 'a\np2\x15'; p3\n", {"p1", "p3"}),
+]
+
+
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     if shutil.which("bash") is None:
@@ -141,3 +162,13 @@ def test_what_a_shell_runs_of_any_text_was_found_or_told_as_unknown(machine: Mac
 
 def test_the_programs_of_the_machine_tell_their_names(machine: Machine, tmp_path: Path) -> None:
     assert run(machine, "p1; p3; false || p4 &", "bash") == {"p1", "p3", "p4"}
+
+
+@pytest.mark.parametrize(("keys", "expected"), TYPED)
+def test_what_bash_runs_of_typed_keys_was_followed(machine: Machine, keys: bytes, expected: set[str]) -> None:
+    profile = Profile(name="p", commands=Commands(rules=(CommandRule("deny", ("nothing",)),)))
+    decided = decide_input(profile, LineBuffer(), keys)
+    assert decided.decision.allowed
+    (entered,) = decided.entered
+    assert machine.type(keys) == expected
+    assert expected <= set(read_command_line(entered).programs)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from holdfast.service.policy.command_line import MAX_TEXT
-from holdfast.service.policy.profiles import CommandRule, Commands, Profile
+from holdfast.service.policy.profiles import CommandRule, Commands, Profile, strictest
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
 
 DENIES_RM = Profile(name="p", commands=Commands(rules=(CommandRule("deny", ("rm",)),)))
@@ -24,35 +24,52 @@ def typed(*pieces: bytes, profile: Profile = DENIES_RM, shell: str = "bash") -> 
 
 
 @pytest.mark.parametrize(
-    ("keys", "lines"),
+    ("keys", "entered"),
     [
-        (b"ls\n", ["ls"]),
-        (b"ls\r", ["ls"]),
-        (b"ls\npwd\r", ["ls", "pwd"]),
-        (b"lsx\x7f\n", ["ls"]),
-        (b"lsx\x08\n", ["ls"]),
-        ("é\x7fls\n".encode(), ["ls"]),
-        (b"\x7f\x7fls\n", ["ls"]),
-        (b"rm x\x15ls\n", ["ls"]),
-        (b"echo rm\x17a\n", ["echo a"]),
-        (b"echo rm  \x17a\n", ["echo a"]),
-        (b"rm x\x03ls\n", ["ls"]),
-        (b"ls\x0c\x0b\x04\n", ["ls"]),
-        (b"\x1b[200~ls -l\x1b[201~\n", ["ls -l"]),
-        (b"\x1b[200~a\nb\x1b[201~\n", ["a", "a\nb"]),
-        (b"\x1b[200~a\tb\x1b[201~\n", ["a\tb"]),
-        (b"\x1b[200~a\nb\x1b[201~\x15ls\n", ["a", "ls"]),
-        (b"echo 'a\nb'\n", ["echo 'a", "echo 'a\nb'"]),
-        (b"cat <<E\nrm x\nE\n", ["cat <<E", "cat <<E\nrm x", "cat <<E\nrm x\nE"]),
-        (b"for i in 1 2\ndo ls\ndone\n", ["for i in 1 2", "for i in 1 2\ndo ls", "for i in 1 2\ndo ls\ndone"]),
-        (b"echo 'a\nb\x03ls\n", ["echo 'a", "ls"]),
+        (b"ls\n", "ls\n"),
+        (b"ls\r", "ls\n"),
+        (b"ls\npwd\r", "ls\npwd\n"),
+        (b"lsx\x7f\n", "ls\n"),
+        (b"lsx\x08\n", "ls\n"),
+        ("é\x7fls\n".encode(), "ls\n"),
+        (b"\x7f\x7fls\n", "ls\n"),
+        (b"rm x\x15ls\n", "ls\n"),
+        (b"echo rm\x17a\n", "echo a\n"),
+        (b"echo rm  \x17a\n", "echo a\n"),
+        (b"rm x\x03ls\n", "ls\n"),
+        (b"ls\x0c\x0b\x04\n", "ls\n"),
+        (b"\x1b[200~ls -l\x1b[201~\n", "ls -l\n"),
+        (b"\x1b[200~a\nb\x1b[201~\n", "a\nb\n"),
+        (b"\x1b[200~a\tb\x1b[201~\n", "a\tb\n"),
+        (b"\x1b[200~a\nb\x1b[201~\x15ls\n", "ls\n"),
+        (b"echo 'a\nb'\n", "echo 'a\nb'\n"),
+        (b"cat <<E\nrm x\nE\n", "cat <<E\nrm x\nE\n"),
+        (b"for i in 1 2\ndo ls\ndone\n", "for i in 1 2\ndo ls\ndone\n"),
     ],
 )
-def test_enter_gives_the_line_that_the_shell_has(keys: bytes, lines: list[str]) -> None:
+def test_enter_gives_the_shell_what_its_line_is(keys: bytes, entered: str) -> None:
     decided = typed(keys)
     assert decided.decision.allowed
-    assert list(decided.lines) == lines
+    assert decided.entered == (entered,)
     assert decided.buffer == LineBuffer()
+
+
+def test_a_line_that_is_not_complete_goes_on_in_the_next_input() -> None:
+    first = decide_input(DENIES_RM, LineBuffer(), b"ls\ncat <<E\n")
+    assert first.decision.allowed
+    assert first.buffer.before == "cat <<E\n"
+    second = decide_input(DENIES_RM, first.buffer, b"rm x\n")
+    assert second.decision.allowed
+    third = decide_input(DENIES_RM, second.buffer, b"E\n")
+    assert third.entered == ("cat <<E\nrm x\nE\n",)
+    assert third.buffer == LineBuffer()
+    assert decide_input(DENIES_RM, third.buffer, b"rm x\n").decision.verdict == "deny"
+
+
+def test_what_was_entered_before_an_interrupt_counts() -> None:
+    decided = typed(b"echo 'a\nb\x03ls\n")
+    assert decided.entered == ("echo 'a\n", "ls\n")
+    assert typed(b"rm x\n\x03ls\n").decision.verdict == "deny"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +88,8 @@ def test_enter_gives_the_line_that_the_shell_has(keys: bytes, lines: list[str]) 
         b"\x1b[200~echo 'a\n\x1b[201~\x7f\x7f\x7f\x7f\x7f\x7f\x7f\x7frm x\n",
         b"for i in 1\ndo rm $i\n",
         b"sh -c 'rm x'\n",
+        b"cat <<E\n$(rm x)\n",
+        b"cat <<E\nx\n\x04",
         b"$X\n",
         b"!rm\n",
     ],
@@ -96,7 +115,7 @@ def test_after_a_key_that_only_the_shell_understands_nothing_is_known(key: bytes
 
 
 def test_a_key_whose_sequence_comes_in_pieces_is_the_same_key() -> None:
-    assert typed(b"\x1b", b"[", b"200", b"~ls\x1b[2", b"01~\n").lines == ("ls",)
+    assert typed(b"\x1b", b"[", b"200", b"~ls\x1b[2", b"01~\n").entered == ("ls\n",)
     assert typed(b"\x1b", b"[", b"A").decision.verdict == "deny"
 
 
@@ -105,7 +124,7 @@ def test_an_interrupt_makes_a_lost_line_known_again() -> None:
     assert lost.buffer.lost == "Tab"
     after = decide_input(ASKS_RM, lost.buffer, b"\x03ls\n")
     assert after.decision.allowed
-    assert after.lines == ("ls",)
+    assert after.entered == ("ls\n",)
     assert decide_input(ASKS_RM, lost.buffer, b"\n").decision.verdict == "ask"
 
 
@@ -117,6 +136,13 @@ def test_without_readline_fewer_keys_are_known(key: bytes) -> None:
 
 def test_where_no_rule_looks_at_commands_all_keys_are_allowed() -> None:
     assert typed(b"rm x\t\x1b[A\n", profile=Profile()).decision.allowed
+
+
+def test_a_line_before_one_that_is_lost_still_counts() -> None:
+    commands = Commands(unknown="allow", rules=(CommandRule("deny", ("rm",)),))
+    lenient = Profile(name="p", commands=commands)
+    assert typed(b"ls\n\t\n", profile=lenient).decision.allowed
+    assert typed(b"rm x\n\t\n", profile=lenient).decision.verdict == "deny"
 
 
 def test_a_line_that_grows_without_end_is_lost() -> None:
@@ -137,4 +163,4 @@ def test_cuts_change_nothing(parts: list[bytes], cut: int) -> None:
     first = decide_input(ASKS_RM, LineBuffer(), keys[:cut])
     second = decide_input(ASKS_RM, first.buffer, keys[cut:])
     assert second.buffer == whole.buffer
-    assert first.lines + second.lines == whole.lines
+    assert strictest({first.decision.verdict, second.decision.verdict}) == whole.decision.verdict

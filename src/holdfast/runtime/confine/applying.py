@@ -6,6 +6,8 @@ tries each thing on itself and prints a line of JSON.
 
 from __future__ import annotations
 
+# `signal` is the same with enums, which take longer to import.
+import _signal  # type: ignore[import-not-found]
 import ctypes
 import os
 import socket
@@ -181,6 +183,8 @@ def jail(orders: dict[str, Any], report: int) -> list[bytes]:
 
     bwrap reads a byte from `report` and closes it once the jail stands: whoever has the other end is told by that.
     """
+    for number in orders["ignored"]:
+        _signal.signal(number, _signal.SIG_IGN)
     words = [b"--args", b"%d" % _file(orders["options"]), b"--block-fd", b"%d" % report]
     os.set_inheritable(report, True)
     if orders["filter"] is not None:

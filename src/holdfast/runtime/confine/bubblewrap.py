@@ -55,7 +55,7 @@ def options(
     for path in sorted(mounts):
         words += mounts[path]
     masks = [path for path in sorted(mounts) if "0111" in mounts[path]]
-    for path in (*reversed(masks), "/dev", "/"):
+    for path in (*reversed(masks), *(path for path in ("/dev", "/") if path not in visible.writable)):
         words += ["--remount-ro", path]
     words += ["--chdir", cwd, "--clearenv"]
     for name, value in environment.items():

@@ -5,8 +5,11 @@ Looks at the file system; opens and starts nothing.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +22,9 @@ from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_U
 
 #: Where bwrap is looked for: not in the PATH of the one to be confined.
 _PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_ENV: Final = "/usr/bin/env"
+#: What keys, and the end of a terminal, send to those in its foreground.
+_OF_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP)
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
@@ -34,6 +40,13 @@ class Composed(NamedTuple):
 
 def find_bwrap() -> str | None:
     return shutil.which("bwrap", path=_PROGRAM_PATH)
+
+
+def default_cwd(confinement: Confinement | None) -> str | None:
+    """Where a confined process starts if nobody says where: the server's own directory would not be there."""
+    if confinement is None or confinement.mode == "none":
+        return None
+    return next(iter(confinement.writable), "/")
 
 
 def environment_for(confinement: Confinement, environment: Mapping[str, str]) -> dict[str, str]:
@@ -59,8 +72,9 @@ def compose(
     cwd: str,
     as_root: bool,
     own: Collection[str],
+    tty: bool = False,
 ) -> Composed:
-    """How to start this program confined. `as_root`: it will be; `own` are paths of the server."""
+    """How to start this program confined. `as_root`: it will be; `own` are paths of the server; on a `tty`?"""
     if confinement.network == "proxy" and not confinement.proxy:
         raise InvalidParams("confinement: network `proxy` needs the path of the proxy's socket, in `proxy`")
     orders: dict[str, Any] = {
@@ -73,6 +87,7 @@ def compose(
         "network": confinement.network == "proxy",
         "proxy": confinement.proxy if confinement.network == "proxy" else None,
         "options": b"",
+        "ignored": (),
     }
     variables = dict(environment)
     if confinement.mode == "none":
@@ -88,7 +103,8 @@ def compose(
         if orders["filter"] is None and confinement.network == "none":
             raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")
         return Composed(path, list(argv), variables, cwd, orders)
-    return _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, orders)
+    found = _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, orders)
+    return _deaf_to_keys(found) if tty and _env_resets_signals() else found
 
 
 def _in_jail(
@@ -122,6 +138,29 @@ def _in_jail(
         # This bwrap executes a program by no other name than its own.
         command = ["/bin/bash", "-c", 'exec -a "$0" "$@"', argv[0], *command]
     return Composed(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
+
+
+def _deaf_to_keys(composed: Composed) -> Composed:
+    """bwrap is in the foreground of the terminal with its program, and must not go when Ctrl-C is pressed.
+
+    What it ignores, its program would ignore too; `env` gives it its signals back.
+    """
+    names = ",".join(number.name for number in _OF_THE_TERMINAL)
+    command = [_ENV, f"--default-signal={names}", "--", *composed.orders["command"]]
+    ignored = tuple(int(number) for number in _OF_THE_TERMINAL)
+    return composed._replace(orders={**composed.orders, "command": command, "ignored": ignored})
+
+
+@functools.cache
+def _env_resets_signals() -> bool:
+    """Whether the machine's `env` can: that of GNU, since 8.31. By what it prints: its status a server may take."""
+    try:
+        done = subprocess.run(
+            [_ENV, "--default-signal=INT", "echo", "yes"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout == b"yes\n"
 
 
 def still_there(confinement: Confinement | None, cwd: str) -> str:

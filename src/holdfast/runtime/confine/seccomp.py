@@ -109,6 +109,7 @@ MACHINES: Final = {
             "name_to_handle_at": 303,
             "open_by_handle_at": 304,
             "clock_adjtime": 305,
+            "prlimit64": 302,
             "setns": 308,
             "process_vm_readv": 310,
             "process_vm_writev": 311,
@@ -158,6 +159,7 @@ MACHINES: Final = {
             "name_to_handle_at": 264,
             "open_by_handle_at": 265,
             "clock_adjtime": 266,
+            "prlimit64": 261,
             "setns": 268,
             "process_vm_readv": 270,
             "process_vm_writev": 271,
@@ -170,7 +172,7 @@ MACHINES: Final = {
     ),
 }
 #: Looked at by their arguments, and not refused altogether.
-_BY_ARGUMENT: Final = frozenset({"ioctl", "socket", "clone", "unshare", "ptrace", "clone3"})
+_BY_ARGUMENT: Final = frozenset({"ioctl", "socket", "clone", "unshare", "ptrace", "prlimit64", "clone3"})
 
 Instruction = tuple[int, int, int, int]
 
@@ -202,6 +204,8 @@ def filter_program(machine: str, families: Iterable[int]) -> bytes:
     # A terminal of ours cannot be typed into by what runs on it, and nobody's memory is looked into but a child's.
     program += _when(calls["ioctl"], 1, _refuse_values((_TIOCSTI, _TIOCLINUX)))
     program += _when(calls["ptrace"], 0, _refuse_values((_PTRACE_ATTACH, _PTRACE_SEIZE)))
+    # Of itself (0) alone: a limit of CPU time would end another process of the same user.
+    program += _when(calls["prlimit64"], 0, _refuse_others((0,)))
     program += _when(calls["socket"], 0, _refuse_others(tuple(families)))
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(_INSTRUCTION.pack(*each) for each in program)

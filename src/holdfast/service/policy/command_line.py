@@ -80,6 +80,8 @@ class CommandLine(Struct, frozen=True):
     incomplete: str = ""
     #: What puts something into the background: `&`, `nohup`, ...
     background: tuple[str, ...] = ()
+    #: Letters of the text before the line that is not complete.
+    taken: int = 0
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -97,15 +99,16 @@ def read_command_line(text: str, *, shell: str = "bash", interactive: bool = Fal
     reading = _Reading()
     if control := re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text):
         reading.unknown(f"it holds the control character {control[0]!r}")
-    incomplete = ""
+    incomplete, taken = "", len(text)
     for posix in _DIALECTS[name]:
+        grammar = reading.grammar(text, posix=posix, history=interactive, depth=0, via=())
         try:
-            reading.grammar(text, posix=posix, history=interactive, depth=0, via=()).read()
+            grammar.read()
         except Incomplete as error:
             incomplete = str(error)
-    return CommandLine(
-        tuple(dict.fromkeys(reading.commands)), tuple(reading.reasons), incomplete, tuple(reading.backgrounds)
-    )
+            taken = min(taken, grammar.taken)
+    commands = tuple(dict.fromkeys(reading.commands))
+    return CommandLine(commands, tuple(reading.reasons), incomplete, tuple(reading.backgrounds), taken)
 
 
 class _Reading:

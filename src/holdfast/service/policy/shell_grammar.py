@@ -42,6 +42,8 @@ class Grammar(RedirectionReader):
 
     def __init__(self, text: str, findings: Findings, *, posix: bool, history: bool, depth: int) -> None:
         super().__init__(text, findings, posix=posix, history=history, depth=depth)
+        #: Up to here there are whole lines that a shell has taken.
+        self.taken = 0
         self._words_of_ours = _RESERVED - _BASH_ONLY if posix else _RESERVED
 
     def read(self) -> None:
@@ -84,6 +86,8 @@ class Grammar(RedirectionReader):
         """Commands up to one of these, which is taken and returned."""
         while True:
             self._blanks(lines=True)
+            if _END in stops:
+                self.taken = self.text.rfind("\n", 0, self.at) + 1
             if not self.peek():
                 if _END in stops:
                     return _END
@@ -147,6 +151,7 @@ class Grammar(RedirectionReader):
                 self._findings.simple(SimpleCommand((Word("time"),)), self.depth)
                 self.at += flag.end() - flag.start() if flag else 4
             else:
+                self._history_mark()
                 self.at += 1
             self._blanks()
             if self.peek() in ("", "\n", ";", "&", "|", ")"):

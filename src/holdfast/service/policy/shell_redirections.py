@@ -173,6 +173,7 @@ class RedirectionReader(WordReader):
                 self.at = close + 1
                 quoted = True
             else:
+                self._history_mark()
                 out.append(char)
                 self.at += 1
         delimiter = "".join(out)
@@ -184,6 +185,9 @@ class RedirectionReader(WordReader):
         lines: list[str] = []
         while True:
             if self.at >= len(self.text):
+                # A shell may take what is there: at the end of its input, or at a ^D.
+                if not document.literal:
+                    self._read_here_text("".join(lines))
                 raise Incomplete(f"the end {document.delimiter!r} of a here-document is missing")
             line = self._text_line()
             while not document.literal and (len(line) - len(line.rstrip("\\"))) % 2 and self.at < len(self.text):

@@ -22,6 +22,10 @@ _ANSI: Final = re.compile(
 )
 _ANSI_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.S)
 _ANSI_LETTERS: Final = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+#: Letters that mean nothing to a shell, taken at once: most of what is typed.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
+_PLAIN_QUOTED: Final = re.compile(r'[^"\\$`!]+')
+_PLAIN_TEXT: Final = re.compile(r"[^\\$`]+")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
 
 
@@ -131,9 +135,11 @@ class WordReader:
                 break
             else:
                 self._history_mark()
-                out.append(char)
-                mask.append(char)
-                self.at += 1
+                run = _PLAIN.match(text, self.at)
+                letters = run[0] if run else char
+                out.append(letters)
+                mask.append(letters)
+                self.at += len(letters)
                 continue
             if piece is None:
                 known = False
@@ -197,8 +203,10 @@ class WordReader:
                 known = False
             else:
                 self._history_mark(within_quotes=True)
-                out.append(char)
-                self.at += 1
+                run = _PLAIN_QUOTED.match(self.text, self.at)
+                letters = run[0] if run else char
+                out.append(letters)
+                self.at += len(letters)
         self.at += 1
         return "".join(out) if known else None
 
@@ -207,9 +215,10 @@ class WordReader:
         if not self.history or self.text[self.at] != "!":
             return
         following = self.text[self.at + 1 : self.at + 2]
-        before = self.text[max(0, self.at - 1) : self.at]
-        inert = following in ("", " ", "\t", "\n", "=") or before in ("[", "{", "$")
-        if not inert and not (within_quotes and following == '"'):
+        before = self.text[max(0, self.at - 2) : self.at]
+        inert = following in ("", " ", "\t", "\n", "=") or before == "${" or before.endswith("$")
+        in_brackets = before.endswith("[") and "]" in self.text[self.at :].split("\n", 1)[0]
+        if not inert and not in_brackets and not (within_quotes and following == '"'):
             self.unknown("`!` stands for an earlier command")
 
     # --- expansions; None: not to be known --------------------------------------------------------------------
@@ -293,6 +302,8 @@ class WordReader:
             self.at += 2
             self.commands_until(")")
         else:
+            if char:
+                self._history_mark(within_quotes=within_quotes)
             self.at += 1
 
     def _expansions_until(self, closer: str) -> None:
@@ -305,7 +316,10 @@ class WordReader:
     def here_text(self) -> bool:
         """All of the text as a here-document reads it; whether it has no expansion."""
         while self.at < len(self.text):
-            self._expansion()
+            if run := _PLAIN_TEXT.match(self.text, self.at):
+                self.at = run.end()
+            else:
+                self._expansion()
         return not re.search(r"[$`\\]", self.text)
 
     def arithmetic(self) -> bool:
@@ -338,6 +352,7 @@ class WordReader:
         while (char := self.peek()) != "`":
             if not char:
                 raise Incomplete("a ` has no end")
+            self._history_mark()
             following = self.text[self.at + 1 : self.at + 2]
             if char == "\\" and following and following in ('$`\\"' if within_quotes else "$`\\"):
                 inner.append(following)

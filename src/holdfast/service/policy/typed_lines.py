@@ -11,7 +11,6 @@ A `LineBuffer` is a value: whoever types keeps the new one if the input is allow
 from __future__ import annotations
 
 import posixpath
-import re
 from typing import Final
 
 from holdfast.service.model import Struct
@@ -44,11 +43,11 @@ class LineBuffer(Struct, frozen=True):
 
 
 class InputDecision(Struct, frozen=True):
-    """Whether to type it, and the buffer after it was typed. `lines`: what Enter would run."""
+    """Whether to type it, and the buffer after it was typed. `entered`: what the shell would be given by it."""
 
     decision: Decision
     buffer: LineBuffer
-    lines: tuple[str, ...] = ()
+    entered: tuple[str, ...] = ()
 
 
 def decide_input(
@@ -60,14 +59,18 @@ def decide_input(
     if not profile.guarded:
         return InputDecision(allowed, LineBuffer())
     editor = _Editor(buffer, shell)
-    for byte in data:
-        editor.press(byte)
+    if len(data) > MAX_TEXT:
+        editor.lose(f"more than {MAX_TEXT:,} letters")
+    else:
+        for byte in data:
+            editor.press(byte)
+    editor.settle()
     decisions = [decide_line(profile, line, cwd) for line in editor.read]
     if editor.lost:
         decisions.append(decide_line(profile, _lost_line(editor.lost), cwd))
     verdict = strictest({decision.verdict for decision in decisions})
     chosen = next((decision for decision in decisions if decision.verdict == verdict), allowed)
-    return InputDecision(chosen, editor.buffer(), tuple(editor.lines))
+    return InputDecision(chosen, editor.buffer(), tuple(editor.entered))
 
 
 def _lost_line(key: str) -> CommandLine:
@@ -85,7 +88,8 @@ class _Editor:
         self._escape = buffer.escape
         self._shell = shell
         self._readline = posixpath.basename((shell.split() or ["bash"])[0]) in _READLINE
-        self.lines: list[str] = []
+        self._new = False
+        self.entered: list[str] = []
         self.read: list[CommandLine] = []
 
     def buffer(self) -> LineBuffer:
@@ -93,6 +97,7 @@ class _Editor:
 
     def press(self, byte: int) -> None:
         if byte == _INTERRUPT:  # the terminal's, whatever the editor does
+            self.settle()
             self._line.clear()
             self._before, self.lost, self._pasting, self._escape = "", "", False, b""
         elif self._escape:
@@ -100,11 +105,9 @@ class _Editor:
         elif byte == 0x1B and self._readline:
             self._escape = b"\x1b"
         elif self._pasting:
-            if byte in _ENTER:
-                # A shell that knows no pastes runs it now. One that does takes all of it at Enter.
-                self._decide()
-                byte = 0x0A
-            self._line.append(byte)
+            # A shell that knows no pastes takes each line now. One that does takes all of it at Enter.
+            self._new = self._new or byte in _ENTER
+            self._line.append(0x0A if byte in _ENTER else byte)
         elif byte in _ENTER:
             self._enter()
         elif byte == _BACKSPACE or (byte == 0x08 and self._readline):
@@ -112,14 +115,14 @@ class _Editor:
         elif byte == 0x15:
             self._line.clear()
         elif byte == 0x17:
-            # What whitespace ends, as readline and the kernel's line discipline count words.
-            self._line[:] = re.sub(rb"[^ \t\n]*[ \t\n]*\Z", b"", bytes(self._line))
+            self._erase_word()
         elif byte >= 0x20:
             self._line.append(byte)
-        elif not (self._readline and byte in _INERT):
-            self._lose("Tab" if byte == 0x09 else f"^{chr(byte + 64)}")
+        elif byte not in _INERT or not self._readline or (byte == 0x04 and self._before):
+            # ^D ends a line that goes on, as it stands.
+            self.lose("Tab" if byte == 0x09 else f"^{chr(byte + 64)}")
         if len(self._line) + len(self._before) > MAX_TEXT:
-            self._lose(f"more than {MAX_TEXT:,} letters")
+            self.lose(f"more than {MAX_TEXT:,} letters")
             self._line.clear()
 
     def _continue_escape(self, byte: int) -> None:
@@ -134,11 +137,11 @@ class _Editor:
             self._line += sequence[:-1]
             self.press(byte)
         else:
-            self._lose("Esc or an arrow")
+            self.lose("Esc or an arrow")
             if byte in _ENTER:
                 self.press(byte)
 
-    def _lose(self, key: str) -> None:
+    def lose(self, key: str) -> None:
         self.lost = self.lost or key
 
     def _backspace(self) -> None:
@@ -146,19 +149,30 @@ class _Editor:
             if self._line.pop() & 0xC0 != 0x80:  # the first byte of a letter
                 return
 
-    def _decide(self) -> CommandLine:
-        if self.lost:
-            line = _lost_line(self.lost)
-        else:
-            text = self._before + self._line.decode(errors="surrogateescape")
-            line = read_command_line(text, shell=self._shell, interactive=True)
-            self.lines.append(text)
-        self.read.append(line)
-        return line
+    def _erase_word(self) -> None:
+        """A word ends at a blank, for readline and for the kernel. The end of a line in a paste is none."""
+        while self._line and self._line[-1] in b" \t":
+            self._line.pop()
+        while self._line and self._line[-1] not in b" \t":
+            self._line.pop()
 
     def _enter(self) -> None:
-        line = self._decide()
-        text = self._before + self._line.decode(errors="surrogateescape") + "\n"
+        if self.lost:
+            self.settle()
+            self.read.append(_lost_line(self.lost))
+            self._before, self.lost = "", ""
+        else:
+            self._before += self._line.decode(errors="surrogateescape") + "\n"
+            self._new = True
         self._line.clear()
-        self._before = text if line.incomplete else ""
-        self.lost = ""
+
+    def settle(self) -> None:
+        """Read what was entered: once for all lines of an input, as each is read with those before it."""
+        if not self._new:
+            return
+        self._new = False
+        pasted = self._line[: self._line.rfind(b"\n") + 1].decode(errors="surrogateescape")
+        line = read_command_line(self._before + pasted, shell=self._shell, interactive=True)
+        self.read.append(line)
+        self.entered.append(self._before + pasted)
+        self._before = self._before[line.taken :] if line.incomplete else ""

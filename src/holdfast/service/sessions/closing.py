@@ -28,8 +28,8 @@ class Closing:
 
     async def close(self, record: SessionRecord, mode: CloseMode, *, by: str, reason: str) -> Closed:
         manager = self._manager
-        if not record.over:
-            record = await self._as_written(record.session_id)
+        if not record.over and (await self._as_written(record.session_id)).over:
+            record = await self._written_down(record.session_id)  # it ended by itself, a moment ago
         if record.over:
             return Closed(record.state, record.summary)
         if record.state == "UNKNOWN":

@@ -130,7 +130,6 @@ class Creation:
         await manager.store.append(
             [AuditEntry(session_id, manager.clock.time(), record.agent_id, "session_created", "", body)]
         )
-        await self._make_directories(record)
         now, token = await manager.desk(record).live.open(environment, plan)
         if now.state in ("CLOSED", "ERROR"):
             raise NotNow(f"the session ended before its first prompt: {now.reason}", reason="SESSION_CLOSED")
@@ -146,12 +145,6 @@ class Creation:
         except HoldfastError as error:
             raise problem_of(error, record.sandbox) from error
         return self._plan(record, info)
-
-    async def _make_directories(self, record: SessionRecord) -> None:
-        """An agent's workspace is there from its first session on."""
-        async with self._manager.pool.use(record.sandbox) as api:
-            for path in record.policy.writable:
-                await api.files.make_dir(path)
 
     async def _opened(self, record: SessionRecord, plan: Enforcement, now: Now) -> SessionRecord:
         manager = self._manager

@@ -67,7 +67,7 @@ def plan(
     """What to ask of the sandbox. `Denied` if the policy requires what it does not offer.
 
     `proxy` is the socket of the filtering proxy, for `allow-list`; `hidden` are paths of the service in this
-    sandbox (its database), which are kept from the session whatever it may read.
+    sandbox (the directory of its database), which are kept from the session whatever it may read.
     """
     offered = _Offers(offers)
     mode = offered.mode(policy.sandbox_mode)

@@ -27,8 +27,8 @@ from holdfast.service.store.model import MISSED, Notice, Page
 _PAGE: Final = 100
 #: The watchers of all sessions; no session has this id, and the service's own stream has the empty one.
 _ANY: Final = "*"
-#: Ids of others' sessions that a subscription remembers.
-_MAX_OTHERS: Final = 10_000
+#: Sessions that a subscription remembers, its own and others'.
+_MAX_REMEMBERED: Final = 10_000
 #: How soon the notices are asked for again after the database failed.
 _AGAIN_SECONDS: Final = 1.0
 
@@ -168,7 +168,7 @@ class EventStreams:
                     first |= await self._all_since(session_id, agent_id, start)
                 for each, seq in first.items():
                     if each in others or (each not in told and await self._is_others(each, agent_id)):
-                        if len(others) >= _MAX_OTHERS:
+                        if len(others) >= _MAX_REMEMBERED:
                             others.clear()
                         others.add(each)
                         continue
@@ -179,10 +179,11 @@ class EventStreams:
                         if (event := _event(row, types)) is not None:
                             yield event
                         over = over or _type_of(row) in ("SESSION_CLOSED", "SESSION_ERROR")
-                    if over:
-                        told.pop(each, None)
-                        if session_id:
-                            return
+                    if session_id and (over or (await self._store.session(session_id)).over):
+                        return
+                    # A session that is over is remembered for a while: notices may come after the rows were read.
+                    if len(told) > _MAX_REMEMBERED:
+                        del told[next(iter(told))]
 
     async def _is_others(self, session_id: str, agent_id: str) -> bool:
         if not agent_id:

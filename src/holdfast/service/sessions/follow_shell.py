@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -14,18 +15,40 @@ import msgspec
 from holdfast.errors import UnknownProcess
 from holdfast.exec_api import ExecApi
 from holdfast.model import ReadResult
+from holdfast.service.model import SessionRecord
 from holdfast.service.sessions.command_log import CommandLog, LoggedCommand
-from holdfast.service.sessions.follower import END_POSITION, Ending, Follower
+from holdfast.service.sessions.follower import END_POSITION, Ending, Follower, Surroundings
 from holdfast.service.sessions.ports import Told
+from holdfast.service.store.model import Lease
 
 #: A command's row is written before the shell has it: so long, and so often, it is looked for there. Only another
 #: replica's takes longer than a moment.
-_LOOK_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = (0.001, 0.05)
 _LOOKS: Final = 100
 
 
 class ShellFollower(Follower):
     """A session with a shell."""
+
+    def __init__(
+        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+    ) -> None:
+        super().__init__(record, lease, around, on_change)
+        #: The last command whose end was read.
+        self._read_number = 0
+        self._progress = asyncio.Event()
+
+    async def caught_up(self, number: int, seconds: float) -> None:
+        """Until the end of this command was read: its shell forgets it after a few more. Not for ever, though."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._read_number < number and not self.over.is_set():
+                    self._progress.clear()
+                    await self._progress.wait()
+
+    def _has_read(self, number: int) -> None:
+        self._read_number = number
+        self._progress.set()
 
     async def follow(self) -> Ending:
         around, session_id = self.around, self.record.session_id
@@ -91,6 +114,7 @@ class ShellFollower(Follower):
             except UnknownProcess:
                 found = None
             if found is None:
+                self._has_read(command.number)
                 body = self.excerpt(bytes(excerpt), printed)
                 lost = self.entry(
                     "command_ended",
@@ -112,6 +136,8 @@ class ShellFollower(Follower):
             # The exit has a number of its own, after all output.
             if found.exited and (not found.chunks or seq > found.chunks[-1].seq):
                 self.last_exit_code = found.exit_code
+                self._has_read(command.number)
+                self.became(busy=False)
                 self.counted()
                 self.touched("output")
                 duration = max(0.0, around.clock.time() - command.at)
@@ -133,6 +159,7 @@ class ShellFollower(Follower):
     async def _read(
         self, api: ExecApi, command: LoggedCommand, seq: int, ending: asyncio.Task[Ending]
     ) -> ReadResult | None:
+        pause = _LOOK_SECONDS[0]
         for _ in range(_LOOKS):
             with contextlib.suppress(UnknownProcess):
                 return await api.read(
@@ -143,7 +170,8 @@ class ShellFollower(Follower):
                 )
             if seq or ending.done():
                 return None
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LOOK_SECONDS[1])
         return None
 
     def _count(self, found: ReadResult) -> int:

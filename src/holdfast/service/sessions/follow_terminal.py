@@ -5,9 +5,10 @@ Reads terminal events; types nothing.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,14 +16,12 @@ import msgspec
 from holdfast.exec_api import ExecApi
 from holdfast.model import TerminalEvent
 from holdfast.service.api import AuditFilter
-from holdfast.service.model import AuditEntry
-from holdfast.service.sessions.follower import END_POSITION, Ending, Follower
+from holdfast.service.model import AuditEntry, SessionRecord
+from holdfast.service.sessions.follower import END_POSITION, Ending, Follower, Surroundings
 from holdfast.service.sessions.ports import Told
-from holdfast.service.store.model import Page
+from holdfast.service.store.model import Lease, Page
 from holdfast.service.tokens import Position, read_token, write_token
 
-#: How long the row of a command's start waits for that of its end. A row costs little, a flush to the disk does.
-_MOMENT_SECONDS: Final = 0.02
 #: Inputs that are remembered until the shell begins what they typed: nobody types so far ahead.
 _REMEMBERED: Final = 64
 
@@ -76,45 +75,46 @@ class TypedAhead:
 class TerminalFollower(Follower):
     """A session with a terminal."""
 
-    typed: TypedAhead
-    _running: _Running | None = None
-    _excerpt: bytearray
-    _printed = 0
-    _prompt = 0
-    #: The command that was begun last, if it is known who typed it.
-    _last_id = ""
-    _ended: Ending | None = None
+    def __init__(
+        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+    ) -> None:
+        super().__init__(record, lease, around, on_change)
+        self.typed = TypedAhead()
+        self._running: _Running | None = None
+        #: The command that was begun last, if it is known who typed it.
+        self._last_id = ""
+        #: What the running command printed: its beginning, and how much it was.
+        self._excerpt = bytearray()
+        self._printed = 0
+        #: Where the last prompt was shown.
+        self._prompt = 0
+        self._ended: Ending | None = None
 
     async def follow(self) -> Ending:
         around, session_id = self.around, self.record.session_id
-        self._excerpt = bytearray()
-        self.typed = getattr(self, "typed", None) or TypedAhead()
+        settings, loop = around.settings, asyncio.get_running_loop()
         await self._resume()
-        token = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
+        audited = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
+        # What a running command printed is read again: its excerpt begins there.
+        token = audited if self._running is None else min(audited, self._running.start.seq)
         async with around.pool.hold(self.record.sandbox) as api:
             await self._look(api)
+            pending: list[AuditEntry] = []
+            written_by = 0.0
             while True:
-                found = await api.read_terminal(
-                    session_id,
-                    since=token,
-                    max_bytes=around.settings.follow_bytes,
-                    wait=around.settings.follow_seconds,
-                )
-                entries = await self._take(found.events)
+                wait = settings.follow_seconds if not pending else max(0.0, written_by - loop.time())
+                found = await api.read_terminal(session_id, since=token, max_bytes=settings.follow_bytes, wait=wait)
+                if not pending:
+                    written_by = loop.time() + settings.gather_seconds
+                pending += await self._take(found.events, audited)
                 token = found.token
-                if entries and self._running is not None and self._ended is None:
-                    # Most commands end within a moment: then both of their rows are written at once.
-                    found = await api.read_terminal(
-                        session_id, since=token, max_bytes=around.settings.follow_bytes, wait=_MOMENT_SECONDS
-                    )
-                    entries += await self._take(found.events)
-                    token = found.token
+                if pending and (self._ended is not None or loop.time() >= written_by):
+                    await self.write(pending, token)
+                    pending = []
                 if self._ended is not None:
-                    if entries:
-                        await self.write(entries, token)
                     return self._ended
-                if entries:
-                    await self.write(entries, token)
+                if not pending:
+                    self.read_to = token
                 if found.closed:
                     status = await api.describe_terminal(session_id)
                     state = "ERROR" if status.state == "ERROR" else "CLOSED"
@@ -128,7 +128,11 @@ class TerminalFollower(Follower):
     async def _resume(self) -> None:
         """What another follower began: a command whose end is not written down."""
         last = await self.last_row("command_started", "command_ended")
+        self._running, self._last_id = None, ""
+        self._excerpt.clear()
+        self._printed = 0
         if last is None:
+            self.counted(0)
             return
         body = _body(last.body)
         self._last_id = last.command_id
@@ -138,7 +142,7 @@ class TerminalFollower(Follower):
 
     # --- events --------------------------------------------------------------------------------------------------
 
-    async def _take(self, events: Sequence[TerminalEvent]) -> list[AuditEntry]:
+    async def _take(self, events: Sequence[TerminalEvent], audited: int) -> list[AuditEntry]:
         entries: list[AuditEntry] = []
         session_id = self.record.session_id
         for event in events:
@@ -146,6 +150,8 @@ class TerminalFollower(Follower):
             if event.type == "output":
                 self._print(event.payload)
                 self.output_bytes = max(self.output_bytes, event.offset + len(event.payload))
+            elif event.token <= audited:
+                continue
             elif event.type == "gap":
                 self._printed += max(0, event.offset - self.output_bytes)
                 self.output_bytes = max(self.output_bytes, event.offset)
@@ -170,7 +176,7 @@ class TerminalFollower(Follower):
                     entries.append(self._end(self._running, event, place))
                 state = "ERROR" if event.state == "ERROR" else "CLOSED"
                 self._ended = Ending(state, event.reason, event.exit_code)  # type: ignore[arg-type]
-        if events:
+        if events and events[-1].token > audited:
             self.touched("output")
         return entries
 

@@ -69,6 +69,8 @@ class Follower:
         self.busy = False
         self.last_exit_code: int | None = None
         self.output_bytes = 0
+        #: The position up to which everything is read and, if it is worth a row, written down.
+        self.read_to = 0
         #: Set once it is over and written down.
         self.over = asyncio.Event()
         self._on_change = on_change
@@ -139,7 +141,7 @@ class Follower:
         try:
             await sleep(self.around.clock, self.around.settings.metadata_seconds)
             await self.flush()
-        except Problem:
+        except (Problem, LeaseLost):
             self._dirty = True  # with the next change
         finally:
             self._flushing = None
@@ -148,6 +150,9 @@ class Follower:
         """Put what is known of the session into the database, if that is not the same."""
         while self._dirty and not self.over.is_set():
             self._dirty = False
+            if self.read_to > self.record.audited_token:
+                # Whoever goes on after us takes nothing for news that we have seen.
+                await self.write([], self.read_to)
             record = self.record
             await self.around.store.update_session(
                 record.session_id,
@@ -167,6 +172,7 @@ class Follower:
             await self.around.store.append(entries, fence=fence)
         except NotNow as problem:
             raise LeaseLost(self.record.session_id) from problem
+        position = max(position, self.record.audited_token)
         self.record = msgspec.structs.replace(self.record, audited_token=position)
 
     async def last_row(self, *kinds: str) -> AuditRow | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, Invalid, NotNow
 from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.events import event_entry
+from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
 from holdfast.service.sessions.leases import Leases
 from holdfast.service.sessions.live import Live, Now
@@ -35,6 +37,10 @@ from holdfast.service.store.model import Page
 #: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
 _LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
+#: Commands of a shell that may be over before the follower has read the first of them, and how long it is waited
+#: for: longer than it takes, shorter than a caller's patience with a database that is away.
+_UNREAD_COMMANDS: Final = 3
+_FOLLOW_SECONDS: Final = 2.0
 _STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -65,6 +71,8 @@ class Desk:
         self.line = LineBuffer()
         #: The row of the last input that we sent: if the log has a later one, another replica typed since.
         self.last_row = 0
+        #: The rows of the last commands of a shell.
+        self.recent: deque[int] = deque(maxlen=_UNREAD_COMMANDS)
 
 
 class InputDesk:
@@ -142,8 +150,8 @@ class InputDesk:
         busy: bool,
     ) -> InputTaken:
         now = await desk.live.now()
-        if now.state in ("CLOSED", "ERROR"):
-            raise NotNow(f"session {record.session_id!r} is over: {now.reason}", reason="SESSION_CLOSED")
+        if now.state in ("CLOSING", "CLOSED", "ERROR"):
+            raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
         if not repeated:
             judged = await self._judge(record, desk, now, data, controls)
@@ -159,9 +167,11 @@ class InputDesk:
             rows = await self._store.append(entries)
             desk.last_row, desk.line = rows[-1].seq, judged.line
             self._note(record, command_id, now, data)
+            if data and record.kind == "shell":
+                await self._let_follow(record, desk, now, rows[0].seq)
         await desk.live.send(command_id, data, controls)
         self._touch(record)
-        after = await desk.live.now()
+        after = await desk.live.settled()
         return InputTaken(True, command_id, after.state, queue_busy=after.queue_busy or busy)
 
     def _entries(
@@ -210,6 +220,13 @@ class InputDesk:
         if isinstance(follower, TerminalFollower) and lines:
             follower.typed.add(Typed(command_id, now.position, lines))
 
+    async def _let_follow(self, record: SessionRecord, desk: Desk, now: Now, number: int) -> None:
+        """A shell keeps what its last four commands printed: do not run on before the follower has read them."""
+        follower = self._leases.follower(record.session_id)
+        if isinstance(follower, ShellFollower) and now.state == "IDLE" and len(desk.recent) == _UNREAD_COMMANDS:
+            await follower.caught_up(desk.recent[0], _FOLLOW_SECONDS)
+        desk.recent.append(number)
+
     def _touch(self, record: SessionRecord) -> None:
         follower = self._leases.follower(record.session_id)
         if follower is not None:
@@ -231,7 +248,8 @@ class InputDesk:
             return self._for_a_program(record, now, data)
         await self._know_the_line(record, desk, typed)
         result = self.rules.input(record, desk.line, typed, now.cwd)
-        decision, lines = result.decision, result.lines
+        decision = result.decision
+        lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
         judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
         if judged.verdict == "ask" and (not lines or judged.open):
             # What somebody allows must be all that is typed.
@@ -335,8 +353,7 @@ class InputDesk:
                 )
                 approval_id = approval.approval_id
                 await self.approvals.wait(approval, timeout)
-                now = await desk.live.now()
-            await self._write_command(caller, record, desk, now, command_id, command, judged)
+            await self._write_command(caller, record, desk, command_id, command, judged)
         left = max(0.1, timeout - (loop.time() - began))
         max_bytes = min(request.max_bytes, self._settings.max_read_bytes)
         ran = await desk.live.run(command_id, command, left, max_bytes)
@@ -355,15 +372,9 @@ class InputDesk:
         )
 
     async def _write_command(
-        self,
-        caller: Caller,
-        record: SessionRecord,
-        desk: Desk,
-        now: Now,
-        command_id: str,
-        command: str,
-        judged: Judged,
+        self, caller: Caller, record: SessionRecord, desk: Desk, command_id: str, command: str, judged: Judged
     ) -> None:
+        now = await desk.live.now()
         data = command.encode()
         body = {
             **self._shown(data, hidden=False),
@@ -375,6 +386,8 @@ class InputDesk:
         async with desk.lock:
             rows = await self._store.append([self._entry(record, "command", command_id, body)])
             desk.last_row = rows[-1].seq
+            if record.kind == "shell":
+                await self._let_follow(record, desk, now, rows[0].seq)
             desk.line = LineBuffer()  # what stood there is deleted before a command is typed
         self._note(record, command_id, now, data + b"\n")
 
@@ -385,7 +398,7 @@ class InputDesk:
         command = approval.data.decode()
         judged = Judged("allow", (command,), reason=f"approval {approval.approval_id}")
         caller = Caller(approval.answered_by)
-        await self._write_command(caller, record, desk, await desk.live.now(), approval.command_id, command, judged)
+        await self._write_command(caller, record, desk, approval.command_id, command, judged)
         async with desk.lock:
             await desk.live.type_command(approval.command_id, command)
         self._touch(record)

@@ -15,7 +15,7 @@ from holdfast.service.model import SessionRecord
 from holdfast.service.problems import NotFound, Problem
 from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower
-from holdfast.service.sessions.follower import Follower, Surroundings
+from holdfast.service.sessions.follower import Follower, LeaseLost, Surroundings
 from holdfast.service.sessions.ports import Told, Watcher
 from holdfast.service.sessions.timers import SessionTimers
 from holdfast.service.store.model import Lease
@@ -100,7 +100,8 @@ class Leases:
             await asyncio.wait(tasks)
         with contextlib.suppress(Problem):  # leases end by themselves
             for follower in followers:
-                await follower.flush()
+                with contextlib.suppress(LeaseLost):
+                    await follower.flush()
             await self._around.store.release(self._around.replica)
 
     async def _keep(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.errors import InvalidParams, UnknownTerminal
+from holdfast.errors import InvalidParams, TerminalClosed, UnknownTerminal
 from holdfast.exec_api import ExecApi
 from holdfast.model import EnvPolicy, JobsAtClose, TerminalRead, TerminalSize, TerminalSpec, TerminalStatus
 from holdfast.service.api import Chunk, Control, OutputRead, Prompt
@@ -75,6 +75,10 @@ class Live(Protocol):
 
     async def now(self) -> Now: ...
 
+    async def settled(self) -> Now:
+        """The same after something was typed: what waits to be run makes it BUSY."""
+        ...
+
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None: ...
 
     async def type_command(self, command_id: str, command: str) -> None:
@@ -123,6 +127,11 @@ class TerminalLive:
     async def now(self) -> Now:
         async with self._pool.use(self._record.sandbox) as api:
             return _terminal_now(await api.describe_terminal(self._id))
+
+    async def settled(self) -> Now:
+        async with self._pool.use(self._record.sandbox) as api:
+            now = _terminal_now(await api.describe_terminal(self._id))
+            return msgspec.structs.replace(now, state=await self._settled(api)) if now.state == "IDLE" else now
 
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
         async with self._pool.use(self._record.sandbox) as api:
@@ -194,14 +203,26 @@ class TerminalLive:
                 reading = api.read_terminal(self._id, since=position.seq, max_bytes=max_bytes, wait=wait)
                 found = await (self._first(api, reading, wait) if asked else reading) or found
             piece = terminal_chunks(self._id, position, found)
-            asks: Prompt | None = None
+            asked_with: Prompt | None = None
             if found.state in ("BUSY", "RUNNING"):
                 asks = await self._asked(api, position, piece, deadline - loop.time())
+                piece, asked_with = asks or (piece, None)
+            state: State = found.state
+            if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
+                state = await self._settled(api)
         printed = sum(len(chunk.payload) for chunk in piece.chunks)
-        if asks is not None:
-            piece = _with_prompt(self._id, piece, asks, found.state)
+        if asked_with is not None:
+            piece = _with_prompt(self._id, piece, asked_with, found.state)
         token = write_token(self._id, piece.position)
-        return OutputRead(tuple(piece.chunks), found.state, token, more=printed >= max_bytes)
+        return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
+
+    async def _settled(self, api: ExecApi) -> State:
+        """The state of a terminal that shows a prompt: BUSY, if a line that was typed there has not begun yet."""
+        try:
+            idle, status = await api.wait_terminal(self._id, "idle", timeout=0.0)
+        except TerminalClosed:
+            return (await api.describe_terminal(self._id)).state
+        return status.state if idle or status.state != "IDLE" else "BUSY"
 
     async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
         """What is read; None if a program waits for input before there is anything."""
@@ -219,8 +240,9 @@ class TerminalLive:
                 each.cancel()
             await asyncio.gather(news, asking, return_exceptions=True)
 
-    async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> Prompt | None:
-        """Whether a program asks for input, and with what, if that is news to a reader who was at `since`."""
+    async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> tuple[Piece, Prompt] | None:
+        """If a program asks for input, and that is news to a reader who was at `since`: with what, and all that was
+        printed before it asked."""
         line = unfinished_line(piece.chunks)
         if piece.chunks and not line:
             return None  # it printed whole lines, or more happened: it does not ask, or the next read tells
@@ -234,11 +256,17 @@ class TerminalLive:
             status = await api.describe_terminal(self._id)
         if not status.awaiting_input or status.state not in ("BUSY", "RUNNING"):
             return None
-        if not line:
-            before = max(0, since.seq - PROMPT_BYTES)
-            shown = terminal_chunks(self._id, Position(), await api.read_terminal(self._id, since=before))
-            line = unfinished_line(shown.chunks)
-        return Prompt(line, awaiting_input=True, password=status.password_prompt)
+        # What came meanwhile belongs before it; and the line that it asks with may have begun in an earlier read.
+        rest = terminal_chunks(
+            self._id, piece.position, await api.read_terminal(self._id, since=piece.position.seq)
+        )
+        whole = Piece([*piece.chunks, *rest.chunks], rest.position)
+        before = max(0, whole.position.seq - PROMPT_BYTES)
+        shown = await api.read_terminal(self._id, since=before, max_bytes=whole.position.seq - before)
+        if shown.state not in ("BUSY", "RUNNING"):
+            return None
+        line = unfinished_line(terminal_chunks(self._id, Position(), shown).chunks)
+        return whole, Prompt(line, awaiting_input=True, password=status.password_prompt)
 
     async def close(self, mode: CloseMode) -> None:
         record = self._record

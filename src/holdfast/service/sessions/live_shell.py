@@ -73,6 +73,9 @@ class ShellLive:
         async with self._pool.use(self._record.sandbox) as api:
             return shell_now(await api.describe_shell(self._id))
 
+    async def settled(self) -> Now:
+        return await self.now()
+
     # --- commands ------------------------------------------------------------------------------------------------
 
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
@@ -173,27 +176,25 @@ class ShellLive:
         number = position.command
         over = position.seq == FINISHED or number == 0
         following = await self._commands.after(number if over else number - 1)
-        if not following:
+        if not following and over:
             return None
         if over:
             position = Position(following[0].number)
-        elif following[0].number != number:
+        elif not following or following[0].number != number:
             raise BadToken("since: a position that this session never had", reason="BAD_TOKEN")
         command_id = following[0].command_id
         try:
             found = await api.read(command_id, after_seq=position.seq, max_bytes=room + position.part, wait=wait)
         except UnknownProcess:
-            return await self._lost(position, command_id, is_last=len(following) == 1)
+            return await self._lost(position, command_id)
         return command_chunks(
             self._id, command_id, position, found, room, at=self._time(), state="IDLE" if found.exited else "BUSY"
         )
 
-    async def _lost(self, position: Position, command_id: str, *, is_last: bool) -> Piece | None:
+    async def _lost(self, position: Position, command_id: str) -> Piece | None:
         end = await self._commands.end_of(command_id)
         if end is None:
-            if is_last:
-                return None  # on its way to the shell, or its end to the log
-            end = (position.printed, None)  # it never reached the shell
+            return None  # on its way to the shell, or its end to the log: also that of one that never ran
         chunk, after = lost_chunk(self._id, command_id, position, *end, self._time(), "IDLE")
         return Piece([chunk] if chunk.truncated or chunk.exit_code is not None else [], after)
 

@@ -164,8 +164,8 @@ class SessionManager:
         return await self._closing.close(record, mode, by=caller.agent_id, reason=f"closed by {caller.agent_id}")
 
     async def visible(self, caller: Caller, session_id: str) -> SessionRecord:
-        """The session; one of somebody else reads like none."""
-        record = await self.store.known_session(session_id)
+        """The session as it is now; one of somebody else reads like none."""
+        record = await self.store.session(session_id)
         if not caller.may_see(record.agent_id):
             raise NotFound(f"no session {session_id!r}", reason="SESSION_NOT_FOUND")
         follower = self.leases.follower(session_id)
@@ -178,6 +178,13 @@ class SessionManager:
                 warned_at=known.warned_at,
             )
         return record
+
+    async def _known(self, caller: Caller, session_id: str) -> SessionRecord:
+        """The same for a call to its sandbox, which tells by itself if it is over; one of ours is known here."""
+        follower = self.leases.follower(session_id)
+        if follower is None or follower.over.is_set() or not caller.may_see(follower.record.agent_id):
+            return await self.visible(caller, session_id)
+        return follower.record
 
     async def view(self, record: SessionRecord) -> SessionView:
         """A session as its owner sees it now."""
@@ -252,7 +259,7 @@ class SessionManager:
     async def read_output(
         self, caller: Caller, session_id: str, *, since: str = "", max_bytes: int = 64 * 1024, wait: float = 0.0
     ) -> OutputRead:
-        record = await self.visible(caller, session_id)
+        record = await self._known(caller, session_id)
         return await self._read(record, since, max_bytes, wait)
 
     async def _read(self, record: SessionRecord, since: str, max_bytes: int, wait: float) -> OutputRead:
@@ -292,7 +299,7 @@ class SessionManager:
             await asyncio.shield(ending)
 
     async def _open(self, caller: Caller, session_id: str) -> SessionRecord:
-        record = await self.visible(caller, session_id)
+        record = await self._known(caller, session_id)
         if record.over or record.state == "CLOSING":
             raise NotNow(
                 f"session {session_id!r} is {record.state}: {record.close_reason or record.summary}",

@@ -6,6 +6,7 @@ the command's place in the audit log and a place in its record. Gaps are told wi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +17,8 @@ from holdfast.service.tokens import FINISHED, Position, write_token
 
 #: Of an unfinished last line, this much is told as the prompt of a program.
 PROMPT_BYTES: Final = 256
+#: What a terminal does not show: colours, modes, titles, a return to the line's beginning.
+_UNSEEN: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|\r")
 
 
 class Piece(NamedTuple):
@@ -40,6 +43,8 @@ def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> Pi
         chunk = _terminal_chunk(session_id, event, Position(seq=event.token, printed=printed), skipped)
         if chunk is not None:
             chunks.append(chunk)
+    if found.token == since.seq:
+        return Piece(chunks, since)  # where nothing happened, what its reader was told stays told
     return Piece(chunks, Position(seq=found.token, printed=printed))
 
 
@@ -76,7 +81,7 @@ def unfinished_line(chunks: Sequence[Chunk]) -> str:
         if b"\n" in chunk.payload or len(tail) > PROMPT_BYTES:
             break
     line = tail[-PROMPT_BYTES:].rpartition(b"\n")[2]
-    return line.decode("utf-8", "replace").lstrip("\r")
+    return _UNSEEN.sub(b"", line).decode("utf-8", "replace")
 
 
 def command_chunks(

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.model import Role
 from holdfast.service.problems import Exists, NotFound
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.model import Agent
 from holdfast.service.store.schema import AGENTS
@@ -48,7 +48,7 @@ class AgentRows:
     async def remove_agent(self, agent_id: str) -> None:
         gone = delete(AGENTS).where(_ROW.agent_id == agent_id).returning(_ROW.agent_id)
 
-        async def work(connection: AsyncConnection) -> bool:
+        async def work(connection: Connection) -> bool:
             return (await connection.execute(gone)).first() is not None
 
         if not await self.database.write(work):
@@ -73,7 +73,7 @@ class AgentRows:
         """Whether anybody could make further agents: a first start makes an operator if not."""
         count = select(func.count()).select_from(AGENTS).where(_ROW.role == "operator", _ROW.disabled.is_(False))
 
-        async def work(connection: AsyncConnection) -> bool:
+        async def work(connection: Connection) -> bool:
             return bool((await connection.execute(count)).scalar_one())
 
         return await self.database.read(work)
@@ -83,7 +83,7 @@ class AgentRows:
             return await self.agent(agent_id)
         changed = update(AGENTS).where(_ROW.agent_id == agent_id).values(_columns(fields)).returning(*_ROW)
 
-        async def work(connection: AsyncConnection) -> Agent | None:
+        async def work(connection: Connection) -> Agent | None:
             row = (await connection.execute(changed)).first()
             return None if row is None else _agent(row)
 
@@ -96,7 +96,7 @@ class AgentRows:
         return agent
 
     async def _agents(self, statement: Any) -> list[Agent]:
-        async def work(connection: AsyncConnection) -> list[Agent]:
+        async def work(connection: Connection) -> list[Agent]:
             return [_agent(row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)

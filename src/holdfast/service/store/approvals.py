@@ -7,10 +7,10 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.model import Approval
 from holdfast.service.problems import Exists, NotFound, NotNow
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.schema import APPROVALS
 
@@ -41,7 +41,7 @@ class ApprovalRows:
     ) -> Approval:
         """Answer it. It must be unanswered and not expired: of two answers at once, one gets through."""
 
-        async def work(connection: AsyncConnection) -> Approval | None:
+        async def work(connection: Connection) -> Approval | None:
             answered = (
                 update(APPROVALS)
                 .where(_ROW.approval_id == approval_id, _ROW.outcome == "", _ROW.expires_at > self.database.now())
@@ -66,7 +66,7 @@ class ApprovalRows:
     async def expire_approvals(self) -> list[Approval]:
         """Those whose time is up, and that no other call has told as expired."""
 
-        async def work(connection: AsyncConnection) -> list[Approval]:
+        async def work(connection: Connection) -> list[Approval]:
             over = (
                 update(APPROVALS)
                 .where(_ROW.outcome == "", _ROW.expires_at <= self.database.now())
@@ -87,7 +87,7 @@ class ApprovalRows:
         return await self._approvals(waiting.order_by(_ROW.asked_at, _ROW.approval_id))
 
     async def _approvals(self, statement: Any) -> list[Approval]:
-        async def work(connection: AsyncConnection) -> list[Approval]:
+        async def work(connection: Connection) -> list[Approval]:
             return [Approval(*row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)

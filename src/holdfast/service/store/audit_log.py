@@ -7,16 +7,15 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import encode_body
 from holdfast.service.model import AuditEntry, AuditRow, SessionRecord
 from holdfast.service.problems import Bug, Invalid
 from holdfast.service.store.batch import Append, Change
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.group_commit import GroupCommit
-from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.model import FIRST_PAGE, Fence, Page
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
 from holdfast.service.store.schema import ROWS, STREAMS
@@ -31,7 +30,6 @@ class AuditLog:
     """The part of the store that writes things down."""
 
     database: Database
-    known: KnownSessions
     writer: GroupCommit
 
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
@@ -60,7 +58,6 @@ class AuditLog:
         outcome = await self.writer.do(Change(session_id, fields))
         if not isinstance(outcome, SessionRecord):
             raise Bug("an update came to something else", reason="STORE_BUG")
-        self.known.changed(outcome)
         return outcome
 
     async def rows(self, which: AuditFilter = _ALL, page: Page = FIRST_PAGE) -> tuple[list[AuditRow], str]:
@@ -96,7 +93,7 @@ class AuditLog:
         """The number of a session's last row; 0 if it has none."""
         statement = select(STREAMS.c.last_seq).where(STREAMS.c.session_id == session_id)
 
-        async def work(connection: AsyncConnection) -> int:
+        async def work(connection: Connection) -> int:
             return int((await connection.execute(statement)).scalar() or 0)
 
         return await self.database.read(work)
@@ -125,7 +122,7 @@ class AuditLog:
         return statement
 
     async def read_rows(self, statement: Select[Any]) -> list[AuditRow]:
-        async def work(connection: AsyncConnection) -> list[AuditRow]:
+        async def work(connection: Connection) -> list[AuditRow]:
             return [row_of(row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)

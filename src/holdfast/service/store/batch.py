@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.audit.chain import GENESIS, MARKED, OPENED, StreamMark, chained
 from holdfast.service.model import OVER, SERVICE_STREAM, AuditEntry, AuditRow, SessionRecord
 from holdfast.service.problems import NotNow, Problem
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.model import Fence
 from holdfast.service.store.schema import ROWS, SESSIONS, STREAMS
 from holdfast.service.store.sessions import columns_of, no_session, record_of
@@ -81,7 +81,7 @@ class Batch:
         self.written: dict[str, tuple[int, int]] = {}
         self._last_row: AuditRow | None = None
 
-    async def write(self, connection: AsyncConnection) -> None:
+    async def write(self, connection: Connection) -> None:
         before, self.outcomes = self.outcomes, []
         sessions = await self._lock_sessions(connection)
         entries, changed = self._admit(sessions)
@@ -106,7 +106,7 @@ class Batch:
 
     # --- what is let in ---------------------------------------------------------------------------------------
 
-    async def _lock_sessions(self, connection: AsyncConnection) -> dict[str, dict[str, Any]]:
+    async def _lock_sessions(self, connection: Connection) -> dict[str, dict[str, Any]]:
         names = {work.session_id for work in self._works if isinstance(work, Change)}
         names |= {work.fence.session_id for work in self._works if isinstance(work, Append) and work.fence}
         if not names:
@@ -205,9 +205,7 @@ class Batch:
             head.last_seq, head.last_hash = rows[-1].seq, rows[-1].hash
         return rows
 
-    async def _store(
-        self, connection: AsyncConnection, rows: dict[str, list[AuditRow]], heads: dict[str, Head]
-    ) -> None:
+    async def _store(self, connection: Connection, rows: dict[str, list[AuditRow]], heads: dict[str, Head]) -> None:
         values = [msgspec.structs.asdict(row) for each in rows.values() for row in each]
         if values:
             await connection.execute(insert(ROWS), values)
@@ -217,7 +215,7 @@ class Batch:
             )
 
 
-async def append_to_own(connection: AsyncConnection, own: Head, entry: AuditEntry, key: bytes | None) -> AuditRow:
+async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, key: bytes | None) -> AuditRow:
     """One more row of the service's own stream, whose head is locked."""
     (row,) = chained([entry], own.last_seq, own.last_hash, key)
     own.last_seq, own.last_hash = row.seq, row.hash
@@ -256,7 +254,7 @@ def _is_due(before: int, now: int) -> bool:
     return before // MARK_EVERY < now // MARK_EVERY
 
 
-async def lock_streams(connection: AsyncConnection, names: Sequence[str]) -> dict[str, Head]:
+async def lock_streams(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
     """Their heads; those that are not there yet are made."""
     heads = await _heads(connection, names)
     if missing := [name for name in names if name not in heads]:
@@ -267,12 +265,12 @@ async def lock_streams(connection: AsyncConnection, names: Sequence[str]) -> dic
     return heads
 
 
-async def _is_there(connection: AsyncConnection, row: AuditRow) -> bool:
+async def _is_there(connection: Connection, row: AuditRow) -> bool:
     there = select(ROWS.c.hash).where(ROWS.c.session_id == row.session_id, ROWS.c.seq == row.seq)
     return bool((await connection.execute(there)).scalar() == row.hash)
 
 
-async def _heads(connection: AsyncConnection, names: Sequence[str]) -> dict[str, Head]:
+async def _heads(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
     if not names:
         return {}
     chosen = select(STREAMS).where(STREAMS.c.session_id.in_(names)).order_by(STREAMS.c.session_id)
@@ -280,7 +278,7 @@ async def _heads(connection: AsyncConnection, names: Sequence[str]) -> dict[str,
     return {row["session_id"]: Head(**row) for row in found}
 
 
-async def _update_sessions(connection: AsyncConnection, changed: dict[str, dict[str, Any]]) -> None:
+async def _update_sessions(connection: Connection, changed: dict[str, dict[str, Any]]) -> None:
     """One statement for all sessions of which the same columns change: a batch of hundreds is a few statements."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for name, columns in sorted(changed.items()):

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from sqlalchemy import BigInteger, ColumnElement, func, literal_column, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.model import AuditRow
 from holdfast.service.store.audit_log import AuditLog
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.file_watch import FileWatch
 from holdfast.service.store.model import MISSED
 from holdfast.service.store.notices import Listening
@@ -26,7 +26,7 @@ _number: ColumnElement[int] = literal_column("audit_rows.rowid", BigInteger)
 async def last_number(log: AuditLog) -> int:
     """SQLite's number of the last row."""
 
-    async def work(connection: AsyncConnection) -> int:
+    async def work(connection: Connection) -> int:
         return int((await connection.execute(select(func.max(_number)).select_from(ROWS))).scalar() or 0)
 
     return await log.database.read(work)

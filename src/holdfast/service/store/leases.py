@@ -7,8 +7,8 @@ does not matter whether that replica knows that it lost the lease.
 from __future__ import annotations
 
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.model import Lease
 from holdfast.service.store.schema import SESSIONS
@@ -25,7 +25,7 @@ class LeaseRows:
     async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[Lease]:
         """Take up to `limit` open sessions whose lease is free or has expired, oldest first."""
 
-        async def work(connection: AsyncConnection) -> list[Lease]:
+        async def work(connection: Connection) -> list[Lease]:
             now = self.database.now()
             free = (
                 select(_ROW.session_id)
@@ -52,7 +52,7 @@ class LeaseRows:
         A lease that expired and that nobody took since is prolonged, too: nothing happened to it meanwhile.
         """
 
-        async def work(connection: AsyncConnection) -> list[str]:
+        async def work(connection: Connection) -> list[str]:
             ours = (
                 select(_ROW.session_id)
                 .where(_ROW.lease_owner == replica, IS_OPEN)
@@ -71,7 +71,7 @@ class LeaseRows:
     async def release(self, replica: str, session_id: str | None = None) -> int:
         """Give up all leases of this replica, or that on one session; returns how many those were."""
 
-        async def work(connection: AsyncConnection) -> int:
+        async def work(connection: Connection) -> int:
             ours = (
                 select(_ROW.session_id)
                 .where(_ROW.lease_owner == replica)
@@ -91,7 +91,7 @@ class LeaseRows:
     async def leases(self, replica: str) -> list[Lease]:
         """Those that this replica has."""
 
-        async def work(connection: AsyncConnection) -> list[Lease]:
+        async def work(connection: Connection) -> list[Lease]:
             ours = (
                 select(_ROW.session_id, _ROW.lease_owner, _ROW.lease_epoch, _ROW.lease_expires)
                 .where(_ROW.lease_owner == replica, IS_OPEN)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sqlalchemy import func, insert, inspect, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.problems import NotNow
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.schema import VERSIONS
 
 #: Held while the steps are made (PostgreSQL; SQLite has one writer anyway). Any number does that no other program
@@ -93,7 +93,7 @@ _FIRST: Final = (
 STEPS: Final = (Step(1, _FIRST),)
 
 
-async def migrate(connection: AsyncConnection, now: float, steps: Sequence[Step] = STEPS) -> list[int]:
+async def migrate(connection: Connection, now: float, steps: Sequence[Step] = STEPS) -> list[int]:
     """Make the steps that the database has not had, in the transaction that is open; returns which those were."""
     if connection.dialect.name == "postgresql":
         await connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
@@ -115,7 +115,7 @@ async def migrate(connection: AsyncConnection, now: float, steps: Sequence[Step]
     return made
 
 
-async def check_version(connection: AsyncConnection, steps: Sequence[Step] = STEPS) -> None:
+async def check_version(connection: Connection, steps: Sequence[Step] = STEPS) -> None:
     """For who only looks: the tables must be those that this program knows."""
     has_tables = await connection.run_sync(lambda each: inspect(each).has_table(VERSIONS.name))
     had = await _version(connection) if has_tables else 0
@@ -131,7 +131,7 @@ async def check_version(connection: AsyncConnection, steps: Sequence[Step] = STE
         )
 
 
-async def _version(connection: AsyncConnection) -> int:
+async def _version(connection: Connection) -> int:
     return int((await connection.execute(select(func.max(VERSIONS.c.version)))).scalar() or 0)
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from sqlalchemy import URL
 
+from holdfast.service.problems import Unavailable
 from holdfast.service.store.batch import CHANNEL
-from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.model import MISSED, Notice
 
 #: Notices that one listener may be behind. A further one turns them all into `MISSED`: it reads the table then.
@@ -23,6 +23,10 @@ MAX_BEHIND: Final = 4_096
 #: Pauses before the listening connection is made again, in seconds: doubled up to the longest.
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
+#: How often the listening connection is asked whether it is still there, and how long it has to answer, in seconds.
+#: Rows of other replicas that are appended after a line was cut without a word are told late by this much at most.
+ASK_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = 10.0
 
 
 class Listening(AsyncIterator[Notice]):
@@ -100,11 +104,10 @@ class Notices:
 class PostgresNotices:
     """The connection that hears other replicas."""
 
-    def __init__(self, url: URL, origin: str, notices: Notices, known: KnownSessions) -> None:
+    def __init__(self, url: URL, origin: str, notices: Notices) -> None:
         self._url = url
         self._origin = origin
         self._notices = notices
-        self._known = known
         self._task: asyncio.Task[None] | None = None
         self._connection: Any = None
         #: How often it was made. More than once: it broke.
@@ -112,7 +115,12 @@ class PostgresNotices:
 
     async def start(self) -> None:
         """Returns once it listens."""
-        await self._connect()
+        import asyncpg  # type: ignore[import-untyped]
+
+        try:
+            await self._connect()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise Unavailable(f"no connection to listen on: {error}", reason="STORE_UNAVAILABLE") from error
         self._task = asyncio.create_task(self._keep(), name="holdfast-notices")
 
     async def stop(self) -> None:
@@ -126,15 +134,26 @@ class PostgresNotices:
         while True:
             broken = asyncio.Event()
             self._connection.add_termination_listener(lambda _, broken=broken: broken.set())
-            if not self._connection.is_closed():
-                await broken.wait()
+            while not self._connection.is_closed():
+                await self._look_after(broken)
             await self._reconnect()
             # What was told while nobody listened is not told again.
-            self._known.forget_all()
             self._notices.tell_missed()
 
+    async def _look_after(self, broken: asyncio.Event) -> None:
+        """Wait until it breaks. Ask now and then: who only listens does not notice a line that was cut."""
+        import asyncpg
+
+        try:
+            await asyncio.wait_for(broken.wait(), ASK_SECONDS)
+        except TimeoutError:
+            try:
+                await self._connection.execute("SELECT 1", timeout=ANSWER_SECONDS)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                self._connection.terminate()
+
     async def _reconnect(self) -> None:
-        import asyncpg  # type: ignore[import-untyped]
+        import asyncpg
 
         pause = FIRST_PAUSE
         while True:
@@ -166,7 +185,6 @@ class PostgresNotices:
         for line in lines:
             first, last, session_id = line.split(" ", 2)
             written[session_id] = (int(first), int(last))
-            self._known.forget(session_id)
         self._notices.tell(written)
 
 

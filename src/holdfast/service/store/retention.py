@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 from sqlalchemy import delete, func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.audit.chain import REMOVED, TRIMMED, StreamMark
 from holdfast.service.model import SERVICE_STREAM, AuditEntry
 from holdfast.service.store.batch import ROW_OVERHEAD, Head, append_to_own, lock_streams
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.model import Removed
 from holdfast.service.store.schema import APPROVALS, ROWS, SESSIONS, STREAMS
@@ -38,28 +38,30 @@ class Retention:
         `max_bytes`; of those that are open, none."""
         total = Removed()
         cutoff = None if max_age is None else self.database.clock.time() - max_age
+        # Counted once: over many sessions the sum is not for nothing.
+        size = 0 if max_bytes is None else await self.audit_size()
         while total.sessions < most:
-            why = await self._next(cutoff, max_bytes)
+            too_big = max_bytes is not None and size - total.size > max_bytes
+            why = await self._next(cutoff, too_big)
             if why is None:
                 break
             removed = await self.database.write(partial(self._remove, session_id=why[0], reason=why[1]))
             total = Removed(total.sessions + 1, total.rows + removed.rows, total.size + removed.size)
         trimmed = await self._trim(cutoff, max_bytes)
         total = Removed(total.sessions, total.rows + trimmed.rows, total.size + trimmed.size)
-        if total.rows and self.database.is_sqlite:
-            # Gives the freed pages back to the file system.
-            await self.database.outside_transaction("PRAGMA incremental_vacuum")
+        if total.rows:
+            await self.database.give_back()
         return total
 
     async def audit_size(self) -> int:
         """What the audit log takes, in bytes, roughly."""
 
-        async def work(connection: AsyncConnection) -> int:
+        async def work(connection: Connection) -> int:
             return int((await connection.execute(select(func.sum(STREAMS.c.size)))).scalar() or 0)
 
         return await self.database.read(work)
 
-    async def _next(self, cutoff: float | None, max_bytes: int | None) -> tuple[str, str] | None:
+    async def _next(self, cutoff: float | None, too_big: bool) -> tuple[str, str] | None:
         """The session to remove next, and why."""
         oldest = (
             select(SESSIONS.c.session_id, SESSIONS.c.closed_at)
@@ -72,11 +74,9 @@ class Retention:
             return None
         if cutoff is not None and row[1] < cutoff:
             return row[0], "age"
-        if max_bytes is not None and await self.audit_size() > max_bytes:
-            return row[0], "size"
-        return None
+        return (row[0], "size") if too_big else None
 
-    async def _remove(self, connection: AsyncConnection, session_id: str, reason: str) -> Removed:
+    async def _remove(self, connection: Connection, session_id: str, reason: str) -> Removed:
         which = SESSIONS.c.session_id == session_id
         await connection.execute(select(SESSIONS.c.session_id).where(which).with_for_update())
         head = (await lock_streams(connection, [session_id]))[session_id]
@@ -100,7 +100,7 @@ class Retention:
         if cutoff is None and max_bytes is None:
             return Removed()
 
-        async def work(connection: AsyncConnection) -> Removed:
+        async def work(connection: Connection) -> Removed:
             own = (await lock_streams(connection, [SERVICE_STREAM]))[SERVICE_STREAM]
             through = 0 if cutoff is None else await _last_of_no_use(connection, own, cutoff)
             if (
@@ -116,7 +116,7 @@ class Retention:
 
         return await self.database.write(work)
 
-    async def _trim_own(self, connection: AsyncConnection, own: Head, through: int) -> Removed:
+    async def _trim_own(self, connection: Connection, own: Head, through: int) -> Removed:
         gone = (ROWS.c.session_id == SERVICE_STREAM) & (ROWS.c.seq <= through)
         last = select(ROWS.c.hash).where(ROWS.c.session_id == SERVICE_STREAM, ROWS.c.seq == through)
         last_hash = (await connection.execute(last)).scalar()
@@ -134,12 +134,12 @@ class Retention:
         await _put_head(connection, own)
         return Removed(0, rows, size)
 
-    async def _tell(self, connection: AsyncConnection, own: Head, kind: str, mark: StreamMark) -> int:
+    async def _tell(self, connection: Connection, own: Head, kind: str, mark: StreamMark) -> int:
         entry = AuditEntry(SERVICE_STREAM, self.database.clock.time(), "", kind, body=msgspec.to_builtins(mark))
         return (await append_to_own(connection, own, entry, self.audit_key)).seq
 
 
-async def _last_of_no_use(connection: AsyncConnection, own: Head, cutoff: float | None) -> int:
+async def _last_of_no_use(connection: Connection, own: Head, cutoff: float | None) -> int:
     """The last row of the service's own stream that is old enough, before any about a session that is there."""
     there = select(func.min(STREAMS.c.opened_seq)).where(STREAMS.c.removed_seq == 0, STREAMS.c.opened_seq > 0)
     first_needed = (await connection.execute(there)).scalar()
@@ -150,11 +150,11 @@ async def _last_of_no_use(connection: AsyncConnection, own: Head, cutoff: float 
     return through
 
 
-async def _put_head(connection: AsyncConnection, head: Head) -> None:
+async def _put_head(connection: Connection, head: Head) -> None:
     values = msgspec.structs.asdict(head)
     await connection.execute(update(STREAMS).where(STREAMS.c.session_id == values.pop("session_id")).values(values))
 
 
-async def _first(connection: AsyncConnection, statement: object) -> tuple[str, float] | None:
-    row = (await connection.execute(statement)).first()  # type: ignore[call-overload]
+async def _first(connection: Connection, statement: object) -> tuple[str, float] | None:
+    row = (await connection.execute(statement)).first()
     return None if row is None else (row[0], row[1])

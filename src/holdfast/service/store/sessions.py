@@ -7,12 +7,11 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import ColumnElement, exists, func, insert, select
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.model import OVER, Policy, SessionRecord
 from holdfast.service.problems import Exhausted, Exists, NotFound
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
-from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.model import FIRST_PAGE, Page, SessionFilter
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
 from holdfast.service.store.schema import SESSION_LABELS, SESSIONS
@@ -40,7 +39,6 @@ class SessionRows:
     """The part of the store that makes and finds sessions."""
 
     database: Database
-    known: KnownSessions
 
     async def add_session(
         self, record: SessionRecord, *, per_agent: int, total: int, replica: str = "", seconds: float = 0.0
@@ -51,7 +49,7 @@ class SessionRows:
         lease is that replica's from the beginning, for so many seconds, at epoch 1.
         """
 
-        async def work(connection: AsyncConnection) -> SessionRecord:
+        async def work(connection: Connection) -> SessionRecord:
             if not self.database.is_sqlite:
                 await connection.execute(select(func.pg_advisory_xact_lock(_COUNT_LOCK)))
             if record.request_id:
@@ -81,15 +79,6 @@ class SessionRows:
             raise no_session(session_id)
         return found
 
-    async def known_session(self, session_id: str) -> SessionRecord:
-        """The same as it was at most a second ago, with all that this replica has changed since."""
-        found = self.known.get(session_id)
-        if found is None:
-            changes = self.known.changes
-            found = await self.session(session_id)
-            self.known.read(found, changes)
-        return found
-
     async def sessions(
         self, which: SessionFilter = _ALL, page: Page = FIRST_PAGE
     ) -> tuple[list[SessionRecord], str]:
@@ -117,18 +106,18 @@ class SessionRows:
         return await self._records(select(SESSIONS).where(IS_OPEN).order_by(SESSIONS.c.created_at))
 
     async def _records(self, statement: Any) -> list[SessionRecord]:
-        async def work(connection: AsyncConnection) -> list[SessionRecord]:
+        async def work(connection: Connection) -> list[SessionRecord]:
             return [record_of(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self.database.read(work)
 
 
-async def _one(connection: AsyncConnection, condition: ColumnElement[bool]) -> SessionRecord | None:
+async def _one(connection: Connection, condition: ColumnElement[bool]) -> SessionRecord | None:
     row = (await connection.execute(select(SESSIONS).where(condition))).mappings().first()
     return None if row is None else record_of(row)
 
 
-async def _within_limits(connection: AsyncConnection, agent_id: str, per_agent: int, total: int) -> None:
+async def _within_limits(connection: Connection, agent_id: str, per_agent: int, total: int) -> None:
     count = select(func.count()).select_from(SESSIONS).where(IS_OPEN)
     if (await connection.execute(count.where(SESSIONS.c.agent_id == agent_id))).scalar_one() >= per_agent:
         raise Exhausted(

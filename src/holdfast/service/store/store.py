@@ -10,21 +10,20 @@ from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
 from holdfast.service.clock import Clock
 from holdfast.service.model import AuditRow
-from holdfast.service.problems import Invalid, NotFound, NotNow, Unavailable
+from holdfast.service.problems import Invalid, NotFound, NotNow
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.file_watch import FileWatch
 from holdfast.service.store.following import follow_file, follow_notices, last_number
 from holdfast.service.store.group_commit import GroupCommit
-from holdfast.service.store.known_sessions import KnownSessions
 from holdfast.service.store.leases import LeaseRows
 from holdfast.service.store.migrations import check_version, migrate
 from holdfast.service.store.notices import Listening, Notices, PostgresNotices
@@ -47,10 +46,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
         # Tells our own rows, which listeners here hear of at once, from those of other replicas.
         origin = secrets.token_hex(8)
         self._notices = Notices()
-        self.known = KnownSessions()
-        self._from_others = None
-        if not database.is_sqlite:
-            self._from_others = PostgresNotices(database.url, origin, self._notices, self.known)
+        self._from_others = None if database.is_sqlite else PostgresNotices(database.url, origin, self._notices)
         self.writer = GroupCommit(database, key=audit_key, origin=origin, on_written=self._notices.tell)
 
     @classmethod
@@ -73,7 +69,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
             store = cls(database, audit_key)
             await store._check_key(look_only)
             if store._from_others is not None:
-                await store._listen_to_others(store._from_others)
+                await store._from_others.start()
         except BaseException:
             await database.close()
             raise
@@ -129,12 +125,6 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
         """Raises `Unavailable` if the database does not answer now."""
         await self.database.ping()
 
-    async def _listen_to_others(self, others: PostgresNotices) -> None:
-        try:
-            await others.start()
-        except OSError as error:
-            raise Unavailable(f"the database {self.database.place}: {error}", reason="STORE_UNAVAILABLE") from error
-
     async def _check_key(self, look_only: bool) -> None:
         ours = key_id(self.audit_key)
         if not look_only:
@@ -152,7 +142,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
             )
 
     async def _kept_key_id(self) -> str:
-        async def work(connection: AsyncConnection) -> str:
+        async def work(connection: Connection) -> str:
             kept = await connection.execute(select(FACTS.c.value).where(FACTS.c.name == "audit_key"))
             return str(kept.scalar() or "")
 

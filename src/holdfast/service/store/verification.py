@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import exists, select, tuple_
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast.service.audit.chain import (
     ABOUT_STREAMS,
@@ -26,6 +25,7 @@ from holdfast.service.audit.chain import (
     StreamMark,
 )
 from holdfast.service.model import SERVICE_STREAM, AuditRow, Struct
+from holdfast.service.store.connection import Connection
 from holdfast.service.store.schema import ROWS, STREAMS
 
 #: Rows and streams that are looked at together.
@@ -56,7 +56,7 @@ class Verification(Struct, frozen=True):
 class Verifier:
     """One look at the log."""
 
-    def __init__(self, connection: AsyncConnection, key: bytes | None) -> None:
+    def __init__(self, connection: Connection, key: bytes | None) -> None:
         self._connection = connection
         self._key = key
         self._breaks: list[Break] = []
@@ -180,7 +180,8 @@ class Verifier:
         own = {row.seq: row for row in await self._own_rows(numbers)}
         for each in page:
             name = each["session_id"]
-            if each["opened_seq"] > self._own_base or not each["opened_seq"]:
+            # A session that closed before its first row has a head and nothing to tell.
+            if each["opened_seq"] > self._own_base or (not each["opened_seq"] and each["last_seq"]):
                 self._speaks_of(own.get(each["opened_seq"]), OPENED, each, "opened_seq")
             if each["removed_seq"]:
                 self._removed += 1

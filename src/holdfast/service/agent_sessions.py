@@ -1,23 +1,29 @@
-"""Profiles that operators gave to agents when they made them (`agent add --profile`), laid over what the rules say.
+"""The sessions as the service has them: `sessions.manager` with what only the assembly knows laid over it.
 
-The store knows them; the rules are asked in a call that cannot wait, so they are looked up just before a session is
-made.
+Profiles that operators gave to agents (`agent add --profile`), which the store knows, and the rules are asked for
+in a call that cannot wait; spans around the work in sandboxes; a count of subscribers.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import cast
 
 import msgspec
+from prometheus_client import Gauge
 
-from holdfast.service.api import Created, CreateRequest
-from holdfast.service.model import Caller, Policy
+from holdfast.service.api import Created, CreateRequest, Event
+from holdfast.service.model import Caller, EventType, Policy, SessionRecord
 from holdfast.service.policy.engine import resolve
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import NotFound
+from holdfast.service.sessions.live import Live
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store import Store
+from holdfast.service.traced_live import traced
+from holdfast.service.tracing import Tracer
 
 
 class AgentRulebook(Rulebook):
@@ -43,10 +49,28 @@ class AgentRulebook(Rulebook):
 
 
 class AgentSessions(SessionManager):
-    """The sessions, made by the profile that their agent was given."""
+    """The sessions, made by the profile that their agent was given, and with spans for what is done for them."""
 
     agents: Store
     rulebook: AgentRulebook
+    tracer: Tracer
+    subscribers: Gauge
+
+    async def events(
+        self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
+    ) -> AsyncIterator[Event]:
+        self.subscribers.inc()
+        found = cast(AsyncGenerator[Event, None], super().events(caller, session_id, since, types))
+        try:
+            # Closed with ours, also when the subscriber leaves in the middle.
+            async with contextlib.aclosing(found):
+                async for event in found:
+                    yield event
+        finally:
+            self.subscribers.dec()
+
+    def live(self, record: SessionRecord) -> Live:
+        return traced(super().live(record), self.tracer, record)
 
     async def create(self, caller: Caller, request: CreateRequest) -> Created:
         agent_id = request.agent_id or caller.agent_id

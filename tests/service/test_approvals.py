@@ -1,0 +1,174 @@
+"""Commands that wait for somebody: held, typed once when allowed, given up when refused or too late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from holdfast.service.api import CreateRequest, RunRequest
+from holdfast.service.problems import Denied, NotFound, NotNow, TooLate
+from holdfast.service.sessions.manager import SessionManager
+from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers
+from holdfast.testing.clock import settle
+from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
+
+RULES = """
+[[profiles.default.commands.rules]]
+verdict = "ask"
+program = ["deploy"]
+reason = "somebody has to look"
+[profiles.default.approvals]
+timeout = "5m"
+[profiles.own]
+extends = "default"
+[profiles.own.approvals]
+owner = true
+[agents.bob]
+profile = "own"
+"""
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+async def fake() -> FakeExec:
+    return FakeExec(shell_commands={"deploy now": answers("deployed\n"), "true": answers()})
+
+
+@pytest.fixture
+async def manager(store: MemoryStore, fake: FakeExec, clock: FakeClock) -> AsyncIterator[SessionManager]:
+    async with running(make_manager(store, connecting(fake), clock=clock, text=RULES)) as manager:
+        yield manager
+
+
+async def asked(manager: SessionManager, fake: FakeExec) -> tuple[str, FakeTerminal, str]:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    taken = await manager.send_input(ANN, session_id, b"deploy now\n")
+    assert (taken.accepted, bool(taken.approval_id)) == (False, True)
+    return session_id, fake.terminal(session_id), taken.approval_id
+
+
+async def test_what_is_asked_is_held_and_typed_once_it_is_approved(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore
+) -> None:
+    session_id, stub, approval_id = await asked(manager, fake)
+    assert stub.typed == []
+    (waiting,) = await manager.approvals(OPERATOR)
+    assert (waiting.approval_id, waiting.command, waiting.reason) == (
+        approval_id,
+        "deploy now",
+        "somebody has to look",
+    )
+    assert await manager.answer_approval(OPERATOR, approval_id, True, "go") == "approved"
+    await settle()
+    assert stub.input.endswith(b"deploy now\r")
+    assert store.events(session_id)[1:] == ["APPROVAL_REQUESTED", "APPROVAL_ANSWERED"]
+    (ended,) = store.bodies(session_id, "command_ended")
+    assert ended["output"].strip() == "deployed"
+    ids = {row.command_id for row in store.log if row.kind in ("decision", "approval_answered", "command_ended")}
+    assert ids == {waiting.command_id}
+    assert await manager.approvals(OPERATOR) == []
+
+
+async def test_two_operators_that_answer_at_once_type_it_once(manager: SessionManager, fake: FakeExec) -> None:
+    _, stub, approval_id = await asked(manager, fake)
+    answers_ = await asyncio.gather(
+        *(manager.answer_approval(OPERATOR, approval_id, True) for _ in range(3)), return_exceptions=True
+    )
+    assert [answer for answer in answers_ if answer == "approved"] == ["approved"]
+    assert all(isinstance(answer, NotNow) for answer in answers_ if answer != "approved")
+    await settle()
+    assert stub.input.count(b"deploy") == 1
+
+
+async def test_what_is_refused_is_never_typed(manager: SessionManager, fake: FakeExec, store: MemoryStore) -> None:
+    session_id, stub, approval_id = await asked(manager, fake)
+    assert await manager.answer_approval(OPERATOR, approval_id, False, "not today") == "refused"
+    await settle()
+    assert stub.typed == []
+    (body,) = store.bodies(session_id, "approval_answered")
+    assert (body["outcome"], body["by"], body["comment"]) == ("refused", "root", "not today")
+
+
+async def test_an_approval_that_nobody_answers_expires_by_the_clock(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore, clock: FakeClock
+) -> None:
+    session_id, stub, approval_id = await asked(manager, fake)
+    await clock.advance(299)
+    assert len(await manager.approvals(ANN, session_id)) == 1
+    await clock.advance(1)
+    assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["expired"]
+    with pytest.raises(NotNow):
+        await manager.answer_approval(OPERATOR, approval_id, True)
+    assert stub.typed == []
+
+
+async def test_only_an_operator_answers_unless_the_policy_lets_the_owner(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    _, _, approval_id = await asked(manager, fake)
+    with pytest.raises(Denied) as refused:
+        await manager.answer_approval(ANN, approval_id, True)
+    assert refused.value.reason == "NOT_AN_OPERATOR"
+    with pytest.raises(NotFound):
+        await manager.answer_approval(BOB, approval_id, True)
+    session_id = (await manager.create(BOB, CreateRequest())).view.record.session_id
+    own = await manager.send_input(BOB, session_id, b"deploy now\n")
+    assert await manager.answer_approval(BOB, own.approval_id, True) == "approved"
+
+
+@pytest.mark.parametrize("kind", ["terminal", "shell"])
+async def test_run_command_waits_for_the_answer(
+    manager: SessionManager, store: MemoryStore, kind: str, clock: FakeClock
+) -> None:
+    session_id = (await manager.create(ANN, CreateRequest(kind=kind))).view.record.session_id  # type: ignore[arg-type]
+    for approve in (True, False):
+        run = asyncio.ensure_future(manager.run_command(ANN, RunRequest("deploy now", session_id)))
+        await settle()
+        (waiting,) = await manager.approvals(OPERATOR, session_id)
+        await manager.answer_approval(OPERATOR, waiting.approval_id, approve)
+        if approve:
+            ran = await run
+            assert (ran.stdout.strip(), ran.approval_id) == (b"deployed", waiting.approval_id)
+        else:
+            with pytest.raises(Denied) as refused:
+                await run
+            assert refused.value.reason == "APPROVAL_REFUSED"
+    assert len(store.bodies(session_id, "command")) == 1
+
+
+async def test_run_command_does_not_wait_longer_than_its_timeout(manager: SessionManager) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    with pytest.raises(TooLate) as refused:
+        await manager.run_command(ANN, RunRequest("deploy now", session_id, timeout=0.01))
+    assert refused.value.reason == "APPROVAL_TIMEOUT"
+
+
+async def test_what_is_typed_is_the_command_that_was_allowed_whatever_stands_on_the_line(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id, stub, approval_id = await asked(manager, fake)
+    await manager.send_input(ANN, session_id, b"echo ")
+    await manager.answer_approval(OPERATOR, approval_id, True)
+    await settle()
+    assert stub.typed == [b"echo ", b"\x05\x15deploy now\r"]
+
+
+async def test_a_restarted_service_lets_old_approvals_expire(
+    store: MemoryStore, fake: FakeExec, clock: FakeClock
+) -> None:
+    async with running(make_manager(store, connecting(fake), clock=clock, text=RULES)) as first:
+        session_id, _, _ = await asked(first, fake)
+    await clock.advance(400)
+    async with running(make_manager(store, connecting(fake), clock=clock, text=RULES)):
+        assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["expired"]
