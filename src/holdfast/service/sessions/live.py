@@ -130,8 +130,7 @@ class TerminalLive:
 
     async def settled(self) -> Now:
         async with self._pool.use(self._record.sandbox) as api:
-            now = _terminal_now(await api.describe_terminal(self._id))
-            return msgspec.structs.replace(now, state=await self._settled(api)) if now.state == "IDLE" else now
+            return _terminal_now(await self._settled(api))
 
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
         async with self._pool.use(self._record.sandbox) as api:
@@ -209,20 +208,21 @@ class TerminalLive:
                 piece, asked_with = asks or (piece, None)
             state: State = found.state
             if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
-                state = await self._settled(api)
+                state = (await self._settled(api)).state
         printed = sum(len(chunk.payload) for chunk in piece.chunks)
         if asked_with is not None:
             piece = _with_prompt(self._id, piece, asked_with, found.state)
         token = write_token(self._id, piece.position)
         return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
 
-    async def _settled(self, api: ExecApi) -> State:
-        """The state of a terminal that shows a prompt: BUSY, if a line that was typed there has not begun yet."""
+    async def _settled(self, api: ExecApi) -> TerminalStatus:
+        """The status; of a terminal that shows a prompt BUSY, if a line that was typed there has not begun yet."""
         try:
             idle, status = await api.wait_terminal(self._id, "idle", timeout=0.0)
         except TerminalClosed:
-            return (await api.describe_terminal(self._id)).state
-        return status.state if idle or status.state != "IDLE" else "BUSY"
+            return await api.describe_terminal(self._id)
+        waiting = status.state == "IDLE" and not idle
+        return msgspec.structs.replace(status, state="BUSY") if waiting else status
 
     async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
         """What is read; None if a program waits for input before there is anything."""
