@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import os
+import statistics
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -37,6 +40,8 @@ SOCKET: Final = "the client library over the runtime's socket"
 TRUE: Final = b"true\n"
 #: Commands in a turn: what follows another at once finds all the programs awake.
 BATCH: Final = 5
+#: Flushes of a disk that are timed.
+FLUSHES: Final = 51
 #: Sessions that are being made at a time.
 _AT_ONCE: Final = 16
 #: The monitor of a service may take so much of a core.
@@ -74,13 +79,20 @@ class SocketCaller:
 
 async def true_in_a_session(scale: Scale) -> list[Row]:
     """`true` typed into a session and read until the prompt is back, and run as a command."""
-    with new_place() as place, postgres() as url:
+    with new_place() as place, postgres() as url, tempfile.TemporaryDirectory(prefix="hf-bench-") as disk:
         async with contextlib.AsyncExitStack() as stack:
-            callers = await _callers(stack, place, url)
+            stores = {"disk": f"sqlite:///{disk}/service.db"} | ({} if url is None else {"postgres": url})
+            callers = await _callers(stack, place, stores)
             contenders = {f"{name} typed": _timed(each.send_and_read, TRUE) for name, each in callers.items()}
             contenders |= {f"{name} run": _timed(each.run, "true") for name, each in callers.items()}
             taken = await interleave_samples(scale.rounds, scale.calls, contenders)
-    ways = {"grpc": ("", "gRPC"), "http": ("-http", "HTTP/JSON"), "postgres": ("-postgres", "gRPC, PostgreSQL")}
+            flush = statistics.median(_flush(disk) for _ in range(FLUSHES)) * 1000
+    ways = {
+        "grpc": ("", "gRPC"),
+        "disk": ("-disk", "gRPC, SQLite on a disk"),
+        "http": ("-http", "HTTP/JSON"),
+        "postgres": ("-postgres", "gRPC, PostgreSQL"),
+    }
     return [
         compare(
             f"service-{row}{ending}",
@@ -90,6 +102,7 @@ async def true_in_a_session(scale: Scale) -> list[Row]:
             baseline=latencies(taken[f"socket {how}"]),
             measured=latencies(taken[f"{name} {how}"]),
             target=Target("ratio at most", 5.0) if how == "typed" and name != "http" else None,
+            note=f"a flush to that disk alone {flush:.2f} ms" if name == "disk" else "",
         )
         for how, row, what in (("typed", "true", "typed into"), ("run", "run", "run in"))
         for name, (ending, spoken) in ways.items()
@@ -97,8 +110,8 @@ async def true_in_a_session(scale: Scale) -> list[Row]:
     ]
 
 
-async def _callers(stack: contextlib.AsyncExitStack, place: Place, url: str | None) -> dict[str, Caller]:
-    """Each with a session of its own, all in one sandbox."""
+async def _callers(stack: contextlib.AsyncExitStack, place: Place, stores: Mapping[str, str]) -> dict[str, Caller]:
+    """Each with a session of its own, all in one sandbox; each store has a service of its own."""
     box = await stack.enter_async_context(holdfast.connect(place.sandbox))
     service = await stack.enter_async_context(running_service(place))
     (token,) = await service.new_agents(1)
@@ -107,12 +120,21 @@ async def _callers(stack: contextlib.AsyncExitStack, place: Place, url: str | No
     await over_grpc.create()
     await over_http.create()
     callers: dict[str, Caller] = {"socket": await _socket_caller(box), "grpc": over_grpc, "http": over_http}
-    if url is not None:
-        another = await stack.enter_async_context(running_service(place, url))
+    for name, store in stores.items():
+        another = await stack.enter_async_context(running_service(place, store))
         (token,) = await another.new_agents(1)
-        callers["postgres"] = on_postgres = await stack.enter_async_context(grpc_caller(another, token))
-        await on_postgres.create()
+        callers[name] = caller = await stack.enter_async_context(grpc_caller(another, token))
+        await caller.create()
     return callers
+
+
+def _flush(directory: str) -> float:
+    """How long a page takes to the disk."""
+    with open(os.path.join(directory, "page"), "wb", buffering=0) as file:
+        file.write(bytes(4096))
+        began = perf_counter()
+        os.fdatasync(file.fileno())
+        return perf_counter() - began
 
 
 async def _socket_caller(box: Sandbox) -> SocketCaller:

@@ -25,7 +25,7 @@ from holdfast.service import agents
 from holdfast.service.store import Store
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.session.v1.session_pb2_grpc import SessionServiceStub
-from holdfast.testing.postgres import postgres_programs, running_cluster
+from holdfast.testing.postgres import memory, postgres_programs, running_cluster
 from holdfast.testing.servers import RunningServer, running_server, server_environment
 
 #: Nothing here takes long; this only turns a hang into a failure.
@@ -50,14 +50,13 @@ class Place:
         self.directory = directory
         self.server = server
         self.sandbox = server.address("unix")
-        self.store = f"sqlite:///{directory}/service.db"
         self.rules = os.path.join(directory, "rules.toml")
 
 
 @contextlib.contextmanager
 def new_place() -> Iterator[Place]:
     with (
-        tempfile.TemporaryDirectory(prefix="hf-bench-") as directory,
+        tempfile.TemporaryDirectory(prefix="hf-bench-", dir=memory()) as directory,
         # Profiles of whoever runs the benchmark are slow, and none of its business.
         running_server(environ={"HOME": directory}) as server,
     ):
@@ -98,8 +97,11 @@ class Service:
 async def running_service(
     place: Place, store: str | None = None, environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[Service]:
-    """A service for the length of a block. Its sessions live on in the place's server."""
-    store = store or place.store
+    """A service for the length of a block. Its sessions live on in the place's server.
+
+    Its database is in memory where there is a tmpfs, so that the disk of this machine is not what is measured.
+    """
+    store = store or f"sqlite:///{place.directory}/service.db"
     inherited = {name: value for name, value in server_environment().items() if not name.startswith("HOLDFAST_")}
     inherited["HOME"] = inherited["XDG_STATE_HOME"] = place.directory
     process = await asyncio.create_subprocess_exec(
