@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import re
 from collections.abc import Awaitable, Sequence
 from typing import Final, Protocol
 
@@ -28,9 +29,14 @@ from holdfast.service.tokens import Position, read_token, write_token
 
 #: The sandbox's environment without what looks like a secret; what the session was given is laid over it.
 INHERITED: Final = EnvPolicy(inherit="all")
+#: How long a reader waits for output alone, before it is also looked whether a program asks for input.
+_MOMENT_SECONDS: Final = 0.02
 _KEYS: Final = {"CTRL_C": b"\x03", "CTRL_D": b"\x04"}
 #: To the end of the line, and delete all before it, in the line editors of bash and zsh.
 _CLEAR_LINE: Final = b"\x05\x15"
+_LINE_END: Final = re.compile(rb"[\r\n]")
+#: Any other control character may do anything: complete, search, leave the shell.
+_KEY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PASTE: Final = (b"\x1b[200~", b"\x1b[201~")
 
 
@@ -227,8 +233,13 @@ class TerminalLive:
     async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
         """What is read; None if a program waits for input before there is anything."""
         news = asyncio.ensure_future(reading)
-        asking = asyncio.ensure_future(api.wait_terminal(self._id, "awaitingInput", timeout=wait))
+        asking: asyncio.Future[tuple[bool, TerminalStatus]] | None = None
         try:
+            # Most programs print or end before they would ask, and to see who waits is a look at all processes.
+            await asyncio.wait([news], timeout=min(wait, _MOMENT_SECONDS))
+            if news.done():
+                return await news
+            asking = asyncio.ensure_future(api.wait_terminal(self._id, "awaitingInput", timeout=wait))
             await asyncio.wait([news, asking], return_when=asyncio.FIRST_COMPLETED)
             if not news.done() and asking.exception() is None:
                 reached, status = asking.result()
@@ -236,9 +247,10 @@ class TerminalLive:
                     return None
             return await news
         finally:
-            for each in (news, asking):
-                each.cancel()
-            await asyncio.gather(news, asking, return_exceptions=True)
+            news.cancel()
+            if asking is not None:
+                asking.cancel()
+            await asyncio.gather(news, *filter(None, [asking]), return_exceptions=True)
 
     async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> tuple[Piece, Prompt] | None:
         """If a program asks for input, and that is news to a reader who was at `since`: with what, and all that was
@@ -276,6 +288,15 @@ class TerminalLive:
                 await api.close_terminal(
                     self._id, mode=mode, jobs=jobs, grace=self._settings.close_grace if mode == "graceful" else 0.0
                 )
+
+
+def begins_a_line(record: SessionRecord, now: Now, data: bytes, controls: Sequence[Control]) -> bool:
+    """Whether a whole line was typed at a terminal's prompt.
+
+    Then it is BUSY with that and need not be asked, for which its server looks at all processes.
+    """
+    at_prompt = record.kind == "terminal" and now.state == "IDLE" and not controls
+    return at_prompt and _LINE_END.search(data) is not None and _KEY.search(data) is None
 
 
 def _terminal_now(status: TerminalStatus) -> Now:
