@@ -24,6 +24,7 @@ from bench import (
     recovery,
     report,
     sandboxes,
+    service,
     starts,
     streams,
     terminals,
@@ -66,6 +67,9 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "bridge-call": bridge.one_call,
     "bridge-streams": bridge.streams_at_once,
     "bridge-rss": bridge.memory_of_calls,
+    "service-true": service.true_in_a_session,
+    "service-idle": service.idle_sessions,
+    "service-200": service.agents_at_once,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

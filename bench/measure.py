@@ -17,7 +17,7 @@ T = TypeVar("T")
 #: A contender that is asked for latencies, in seconds.
 Samples = Callable[[], Awaitable[list[float]]]
 
-Unit = Literal["ms", "MB/s", "/s", "MB", "KB"]
+Unit = Literal["ms", "MB/s", "/s", "MB", "KB", "%"]
 Bound = Literal["ratio at most", "ratio at least", "at most", "at least"]
 
 
@@ -42,6 +42,10 @@ class Scale(msgspec.Struct, frozen=True):
     #: Rounds of what takes seconds each: whole streams, and fresh servers with a crowd or a flood.
     stream_rounds: int
     server_rounds: int
+    #: Sessions of a service that do nothing, for so long; and agents of one that all work at once.
+    sessions: int
+    idle_seconds: float
+    agents: int
 
 
 FULL = Scale(
@@ -57,6 +61,9 @@ FULL = Scale(
     calls=10,
     stream_rounds=5,
     server_rounds=3,
+    sessions=500,
+    idle_seconds=15.0,
+    agents=200,
 )
 #: Shows that every row can be measured. Its figures mean little.
 QUICK = Scale(
@@ -72,6 +79,9 @@ QUICK = Scale(
     calls=1,
     stream_rounds=1,
     server_rounds=1,
+    sessions=6,
+    idle_seconds=1.0,
+    agents=6,
 )
 
 

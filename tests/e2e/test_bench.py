@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.testing.engines import Missing, need
+from holdfast.testing.postgres import postgres_programs
 
 ROOT = Path(__file__).parents[2]
 #: Every row, and its target: a bound and a limit. None is shown for comparison alone.
@@ -67,9 +68,23 @@ ROWS = {
     "bridge-streams": ("ratio at least", 0.5),
     "bridge-streams-unpaced": None,
     "bridge-rss": ("ratio at most", 1.05),
+    "service-true": ("ratio at most", 5.0),
+    "service-true-disk": ("ratio at most", 5.0),
+    "service-true-http": None,
+    "service-true-postgres": ("ratio at most", 5.0),
+    "service-run": None,
+    "service-run-disk": None,
+    "service-run-http": None,
+    "service-run-postgres": None,
+    "service-rss": None,
+    "service-monitor": ("at most", None),
+    "service-200": None,
+    "service-200-latency": None,
+    "service-200-postgres": None,
+    "service-200-postgres-latency": None,
 }
-#: Milliseconds that a row may have more than its baseline.
-ADDED = {"kept-start": 0.15, "bridge-call": 3.0, "bridge-first": 3.0}
+#: Milliseconds, or percents of a core, that a row may have more than its baseline.
+ADDED = {"kept-start": 0.15, "bridge-call": 3.0, "bridge-first": 3.0, "service-monitor": 2.0}
 
 
 def is_here(name: str) -> bool:
@@ -80,6 +95,8 @@ def is_here(name: str) -> bool:
         except Missing:
             return False
         return True
+    if "-postgres" in name:
+        return postgres_programs() is not None
     return shutil.which("tmux") is not None or not name.endswith("-tmux")
 
 

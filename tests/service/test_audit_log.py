@@ -15,7 +15,8 @@ from holdfast.service.problems import Bug, Unavailable
 from holdfast.service.store import MISSED, Notice, Page, Store
 from holdfast.service.store.batch import MARK_EVERY
 from holdfast.service.store.notices import MAX_BEHIND
-from service.conftest import Cluster, OpenStore
+from holdfast.testing.postgres import Cluster
+from service.conftest import OpenStore
 from service.session_records import entry, record
 
 

@@ -17,7 +17,8 @@ from holdfast.service.problems import NotFound, NotNow
 from holdfast.service.store import Store, Verification
 from holdfast.service.store.verification import MAX_BREAKS
 from holdfast.testing import FakeClock
-from service.conftest import OpenStore, memory
+from holdfast.testing.postgres import memory
+from service.conftest import OpenStore
 from service.session_records import entry, record
 
 KEY = b"0123456789abcdef0123456789abcdef"

@@ -27,7 +27,7 @@ from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
 from holdfast.service.sessions.leases import Leases
-from holdfast.service.sessions.live import Live, Now
+from holdfast.service.sessions.live import Live, Now, begins_a_line
 from holdfast.service.sessions.live_shell import ShellLive, command_text
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.sessions.rulebook import Rulebook
@@ -171,6 +171,8 @@ class InputDesk:
                 await self._let_follow(record, desk, now, rows[0].seq)
         await desk.live.send(command_id, data, controls)
         self._touch(record)
+        if begins_a_line(record, now, data, controls):
+            return InputTaken(True, command_id, "BUSY", queue_busy=now.queue_busy or busy)
         after = await desk.live.settled()
         return InputTaken(True, command_id, after.state, queue_busy=after.queue_busy or busy)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import re
 from collections.abc import Awaitable, Sequence
 from typing import Final, Protocol
 
@@ -28,9 +29,14 @@ from holdfast.service.tokens import Position, read_token, write_token
 
 #: The sandbox's environment without what looks like a secret; what the session was given is laid over it.
 INHERITED: Final = EnvPolicy(inherit="all")
+#: How long a reader waits for output alone, before it is also looked whether a program asks for input.
+_MOMENT_SECONDS: Final = 0.02
 _KEYS: Final = {"CTRL_C": b"\x03", "CTRL_D": b"\x04"}
 #: To the end of the line, and delete all before it, in the line editors of bash and zsh.
 _CLEAR_LINE: Final = b"\x05\x15"
+_LINE_END: Final = re.compile(rb"[\r\n]")
+#: Any other control character may do anything: complete, search, leave the shell.
+_KEY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PASTE: Final = (b"\x1b[200~", b"\x1b[201~")
 
 
@@ -130,8 +136,7 @@ class TerminalLive:
 
     async def settled(self) -> Now:
         async with self._pool.use(self._record.sandbox) as api:
-            now = _terminal_now(await api.describe_terminal(self._id))
-            return msgspec.structs.replace(now, state=await self._settled(api)) if now.state == "IDLE" else now
+            return _terminal_now(await self._settled(api))
 
     async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
         async with self._pool.use(self._record.sandbox) as api:
@@ -209,26 +214,32 @@ class TerminalLive:
                 piece, asked_with = asks or (piece, None)
             state: State = found.state
             if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
-                state = await self._settled(api)
+                state = (await self._settled(api)).state
         printed = sum(len(chunk.payload) for chunk in piece.chunks)
         if asked_with is not None:
             piece = _with_prompt(self._id, piece, asked_with, found.state)
         token = write_token(self._id, piece.position)
         return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
 
-    async def _settled(self, api: ExecApi) -> State:
-        """The state of a terminal that shows a prompt: BUSY, if a line that was typed there has not begun yet."""
+    async def _settled(self, api: ExecApi) -> TerminalStatus:
+        """The status; of a terminal that shows a prompt BUSY, if a line that was typed there has not begun yet."""
         try:
             idle, status = await api.wait_terminal(self._id, "idle", timeout=0.0)
         except TerminalClosed:
-            return (await api.describe_terminal(self._id)).state
-        return status.state if idle or status.state != "IDLE" else "BUSY"
+            return await api.describe_terminal(self._id)
+        waiting = status.state == "IDLE" and not idle
+        return msgspec.structs.replace(status, state="BUSY") if waiting else status
 
     async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
         """What is read; None if a program waits for input before there is anything."""
         news = asyncio.ensure_future(reading)
-        asking = asyncio.ensure_future(api.wait_terminal(self._id, "awaitingInput", timeout=wait))
+        asking: asyncio.Future[tuple[bool, TerminalStatus]] | None = None
         try:
+            # Most programs print or end before they would ask, and to see who waits is a look at all processes.
+            await asyncio.wait([news], timeout=min(wait, _MOMENT_SECONDS))
+            if news.done():
+                return await news
+            asking = asyncio.ensure_future(api.wait_terminal(self._id, "awaitingInput", timeout=wait))
             await asyncio.wait([news, asking], return_when=asyncio.FIRST_COMPLETED)
             if not news.done() and asking.exception() is None:
                 reached, status = asking.result()
@@ -236,9 +247,10 @@ class TerminalLive:
                     return None
             return await news
         finally:
-            for each in (news, asking):
-                each.cancel()
-            await asyncio.gather(news, asking, return_exceptions=True)
+            news.cancel()
+            if asking is not None:
+                asking.cancel()
+            await asyncio.gather(news, *filter(None, [asking]), return_exceptions=True)
 
     async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> tuple[Piece, Prompt] | None:
         """If a program asks for input, and that is news to a reader who was at `since`: with what, and all that was
@@ -276,6 +288,15 @@ class TerminalLive:
                 await api.close_terminal(
                     self._id, mode=mode, jobs=jobs, grace=self._settings.close_grace if mode == "graceful" else 0.0
                 )
+
+
+def begins_a_line(record: SessionRecord, now: Now, data: bytes, controls: Sequence[Control]) -> bool:
+    """Whether a whole line was typed at a terminal's prompt.
+
+    Then it is BUSY with that and need not be asked, for which its server looks at all processes.
+    """
+    at_prompt = record.kind == "terminal" and now.state == "IDLE" and not controls
+    return at_prompt and _LINE_END.search(data) is not None and _KEY.search(data) is None
 
 
 def _terminal_now(status: TerminalStatus) -> Now:

@@ -111,8 +111,7 @@ class Batch:
         names |= {work.fence.session_id for work in self._works if isinstance(work, Append) and work.fence}
         if not names:
             return {}
-        chosen = select(SESSIONS).where(SESSIONS.c.session_id.in_(names)).order_by(SESSIONS.c.session_id)
-        found = (await connection.execute(chosen.with_for_update())).mappings()
+        found = (await connection.execute(_LOCK_SESSIONS, {"names": list(names)})).mappings()
         return {row["session_id"]: dict(row) for row in found}
 
     def _admit(
@@ -224,6 +223,19 @@ async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, ke
     return row
 
 
+#: Made once: to put one of these together costs as much as to run it.
+_LOCK_SESSIONS: Final = (
+    select(SESSIONS)
+    .where(SESSIONS.c.session_id.in_(bindparam("names", expanding=True)))
+    .order_by(SESSIONS.c.session_id)
+    .with_for_update()
+)
+_LOCK_STREAMS: Final = (
+    select(STREAMS)
+    .where(STREAMS.c.session_id.in_(bindparam("names", expanding=True)))
+    .order_by(STREAMS.c.session_id)
+    .with_for_update()
+)
 _MOVE_HEAD: Final = (
     update(STREAMS)
     .where(STREAMS.c.session_id == bindparam("new_session_id"))
@@ -273,8 +285,7 @@ async def _is_there(connection: Connection, row: AuditRow) -> bool:
 async def _heads(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
     if not names:
         return {}
-    chosen = select(STREAMS).where(STREAMS.c.session_id.in_(names)).order_by(STREAMS.c.session_id)
-    found = (await connection.execute(chosen.with_for_update())).mappings()
+    found = (await connection.execute(_LOCK_STREAMS, {"names": list(names)})).mappings()
     return {row["session_id"]: Head(**row) for row in found}
 
 

@@ -1,0 +1,128 @@
+"""A real PostgreSQL for tests and benchmarks: a cluster of our own, started and thrown away.
+
+It runs as an unprivileged user, since PostgreSQL refuses to run as root, on a Unix socket in a temporary directory,
+and never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+#: What a cluster with the databases of all tests here takes, generously.
+MEMORY_BYTES: Final = 1 << 30
+#: Nothing of a test's database outlives the test, so nothing of it needs to be on a disk.
+SETTINGS: Final = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "shared_buffers": "16MB",
+    "autovacuum": "off",
+}
+
+
+class Cluster:
+    """A PostgreSQL of our own."""
+
+    def __init__(self, programs: Path, place: Path) -> None:
+        self._programs = programs
+        self._place = place
+        self._count = itertools.count(1)
+        self._user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            name = next(name for name in ("postgres", "nobody") if _has_user(name))
+            entry = pwd.getpwnam(name)
+            self._user = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+            os.chown(place, entry.pw_uid, entry.pw_gid)
+
+    def start(self) -> None:
+        data = str(self._place / "data")
+        self._run("initdb", "-D", data, "-U", "holdfast", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        self.resume()
+
+    def resume(self) -> None:
+        options = " ".join(f"-c {name}='{value}'" for name, value in SETTINGS.items())
+        log = str(self._place / "log")
+        self._control("start", "-l", log, "-o", f"{options} -k {self._place}")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """`immediate` loses what was not yet on the disk, `fast` does not."""
+        self._control("stop", "-m", mode)
+
+    def new_database(self) -> str:
+        name = f"test_{next(self._count)}"
+        self._run("createdb", "-h", str(self._place), "-U", "holdfast", name)
+        return f"postgresql://holdfast@/{name}?host={self._place}"
+
+    def _control(self, *arguments: str) -> None:
+        self._run("pg_ctl", "-D", str(self._place / "data"), "-w", "-s", *arguments)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # Output to a file: a server that pg_ctl leaves behind would hold a pipe open.
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                [self._programs / program, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self._place,
+                env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+                timeout=120,
+                check=False,
+                **self._user,
+            )
+            output.seek(0)
+            if done.returncode != 0:
+                raise AssertionError(output.read().decode(errors="replace"))
+
+
+def memory() -> str | None:
+    """Where files are in memory, if there is room: a database in each test is many files, and many flushes."""
+    if not os.access("/dev/shm", os.W_OK) or shutil.disk_usage("/dev/shm").free < MEMORY_BYTES:
+        return None
+    return "/dev/shm"
+
+
+def _has_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def postgres_programs() -> Path | None:
+    """Where Debian, or whoever made this machine, has put them."""
+    places = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
+    for place in sorted(
+        places, key=lambda each: [int(part) for part in each.parts if part.isdigit()], reverse=True
+    ):
+        if (place / "initdb").exists():
+            return place
+    found = shutil.which("initdb")
+    return None if found is None else Path(found).resolve().parent
+
+
+@contextlib.contextmanager
+def running_cluster(programs: Path) -> Iterator[Cluster]:
+    """A cluster for the length of a `with` block."""
+    # Not pytest's directory: the path of a Unix socket has to be short.
+    place = Path(tempfile.mkdtemp(prefix="hf-pg-", dir=memory()))
+    cluster = Cluster(programs, place)
+    try:
+        cluster.start()
+        yield cluster
+        cluster.stop()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
