@@ -16,6 +16,7 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,13 +216,18 @@ def test_a_reader_that_leaves_ends_the_command(holdfast: Holdfast) -> None:
     assert holdfast.json("ps") == []
 
 
-def test_a_reader_that_stalls_keeps_neither_ctrl_c_nor_the_time_limit_from_ending_it(holdfast: Holdfast) -> None:
+def test_a_reader_that_stalls_keeps_neither_ctrl_c_nor_the_time_limit_from_ending_it(
+    holdfast: Holdfast, tmp_path: Path
+) -> None:
     # More than a pipe holds, less than is kept for a reader: beyond that a lossless command waits, and its exit.
-    much = ("sh", "-c", "yes | head -c 4000000; exec sleep 1000")
-    interrupted = holdfast.start("run", "--id", "flood", "--", *much)
+    printed = tmp_path / "printed"
+    os.mkfifo(printed)
+    much = ("sh", "-c", "yes | head -c 4000000; [ -z \"$1\" ] || : > \"$1\"; exec sleep 1000", "sh")
+    interrupted = holdfast.start("run", "--id", "flood", "--", *much, str(printed))
     limited = holdfast.start("run", "--timeout", "0.5", "--", *much)
     assert interrupted.stdout is not None
     assert interrupted.stdout.read(2) == b"y\n"
+    assert printed.read_bytes() == b""  # opened by both: all is printed, far more than our pipe takes
     for _ in range(2):
         interrupted.send_signal(signal.SIGINT)
         assert holdfast("wait", "flood").returncode == 130
