@@ -222,7 +222,7 @@ def test_a_reader_that_stalls_keeps_neither_ctrl_c_nor_the_time_limit_from_endin
     # More than a pipe holds, less than is kept for a reader: beyond that a lossless command waits, and its exit.
     printed = tmp_path / "printed"
     os.mkfifo(printed)
-    much = ("sh", "-c", "yes | head -c 4000000; [ -z \"$1\" ] || : > \"$1\"; exec sleep 1000", "sh")
+    much = ("sh", "-c", 'yes | head -c 4000000; [ -z "$1" ] || : > "$1"; exec sleep 1000', "sh")
     interrupted = holdfast.start("run", "--id", "flood", "--", *much, str(printed))
     limited = holdfast.start("run", "--timeout", "0.5", "--", *much)
     assert interrupted.stdout is not None
