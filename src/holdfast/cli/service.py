@@ -22,7 +22,6 @@ from holdfast.cli.sandbox_option import JsonOption
 from holdfast.cli.service_extra import service_extra
 from holdfast.cli.text import age, show_table
 from holdfast.cli.typed_verb import complain, run_async
-from holdfast.errors import InvalidParams
 
 if TYPE_CHECKING:
     from holdfast.service.assembly import Started
@@ -94,8 +93,9 @@ def announce(started: Started) -> None:
         print(f"{name:<8} {value}")
     if started.operator_token:
         print(f"operator {started.operator_token}")
-        print("         This is the token of an operator. It is shown this once. Try:")
-        print("         " + _curl(started))
+        print("         This is the token of an operator. It is shown this once.")
+        if started.http:
+            print("         Try:\n         " + _curl(started))
     sys.stdout.flush()
 
 
@@ -142,9 +142,7 @@ def agent(
     working within seconds; the agent's sessions stay.
     """
     if (action == "list") == (name is not None):
-        raise InvalidParams(
-            "list takes no name" if name else f"{action}: whom? `holdfast service agent {action} NAME`"
-        )
+        raise typer.BadParameter("list takes no name." if name else f"{action} needs the NAME of an agent.")
     settings = _settings(config, store=store)
 
     async def work(opened: Store) -> int:

@@ -88,6 +88,16 @@ class LeaseRows:
 
         return await self.database.write(work)
 
+    async def release_everybody(self) -> None:
+        """Give up all leases, whoever has them: for who knows that nobody else is there."""
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(
+                update(SESSIONS).where(_ROW.lease_owner != "").values(lease_owner="", lease_expires=0.0)
+            )
+
+        await self.database.write(work)
+
     async def leases(self, replica: str) -> list[Lease]:
         """Those that this replica has."""
 
