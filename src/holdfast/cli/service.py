@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -110,8 +111,11 @@ def _places(started: Started) -> list[tuple[str, str]]:
 
 
 def _curl(started: Started) -> str:
+    place = started.http
+    if place.startswith("unix:"):
+        place = f"--unix-socket {shlex.quote(place.removeprefix('unix:'))} http://localhost"
     return (
-        f"curl -s {started.http}/holdfast.session.v1.SessionService/RunCommand"
+        f"curl -s {place}/holdfast.session.v1.SessionService/RunCommand"
         f" -H 'Authorization: Bearer {started.operator_token}' -H 'Content-Type: application/json'"
         """ -d '{"command": "echo hello"}'"""
     )
