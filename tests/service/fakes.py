@@ -6,6 +6,7 @@ The store keeps the promises of the real one that sessions rely on: limits, one 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -137,6 +138,14 @@ class MemoryStore:
             lease = self._leases[session_id]
             self._leases[session_id] = msgspec.structs.replace(lease, expires_at=self._clock.time() + seconds)
         return ours
+
+    async def next_end(self, replica: str) -> float:
+        others = [
+            each.expires_at
+            for each in self._leases.values()
+            if each.replica != replica and not self.records[each.session_id].over
+        ]
+        return min(others, default=math.inf) - self._clock.time()
 
     async def release(self, replica: str, session_id: str | None = None) -> int:
         ours = [each for each in self._leases.values() if each.replica == replica]

@@ -81,7 +81,7 @@ def assert_stream_ends_with_the_service(service: RunningService, token: str, ses
 
 
 def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Place) -> None:
-    with running_service(place) as first:
+    with running_service(place, HOLDFAST_SERVICE_LEASE_SECONDS="3600") as first:
         token = first.operator
         session_id = first.post("CreateSession", token)[1]["sessionId"]
         first.process.kill()
@@ -89,6 +89,8 @@ def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Pla
     with running_service(place) as second:
         ran = second.post("RunCommand", token, sessionId=session_id, command="echo alive")[1]
         assert text(ran["stdout"]).splitlines() == ["alive"]
+        # Nobody else can have the file, so the dead one's lease is not waited for.
+        until(lambda: "command_ended" in place.verb("audit", "--session", session_id).stdout)
 
 
 def test_for_people_it_prints_where_it_listens_and_a_curl_line_that_works(place: Place) -> None:
@@ -156,6 +158,21 @@ def test_an_address_for_others_without_tls_is_refused(place: Place) -> None:
     assert "TLS" in line
 
 
+def test_a_second_service_on_one_sqlite_file_is_refused(service: RunningService) -> None:
+    line = refused(service.place, "--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0")
+    assert service.place.database in line
+    assert str(service.process.pid) in line
+    assert service.get("/readyz")[0] == 200
+
+
+def test_a_sandbox_of_no_kind_is_refused_at_the_start(place: Place) -> None:
+    assert "'dokcer:web'" in refused(place, "--sandbox", "dokcer:web")
+
+
+def test_a_service_that_nobody_could_reach_is_refused(place: Place) -> None:
+    assert "listen_grpc and listen_http" in refused(place, "--listen-grpc", "-", "--listen-http", "-")
+
+
 def test_settings_that_are_wrong_are_named(place: Place) -> None:
     assert "HOLDFAST_SERVICE_MAX_SESSIONS" in place.holdfast("service", HOLDFAST_SERVICE_MAX_SESSIONS="many").stderr
     assert "tls_key" in refused(place, "--tls-cert", "/nowhere")
@@ -184,9 +201,16 @@ def test_agents_are_added_listed_rotated_and_removed(service: RunningService) ->
 def test_an_agent_that_is_there_or_is_not_is_one_line(service: RunningService) -> None:
     place = service.place
     place.new_agent("twice")
-    for arguments in (["add", "twice"], ["rotate", "nobody"], ["remove", "nobody"], ["add", "a b"], ["add"]):
+    for arguments in (["add", "twice"], ["rotate", "nobody"], ["remove", "nobody"], ["add", "a b"]):
         done = place.verb("service", "agent", *arguments)
         assert done.returncode == 1, arguments
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_wrong_usage_is_one_line_and_its_own_exit_code(place: Place) -> None:
+    for arguments in ([], ["add"], ["list", "anna"], ["make", "anna"]):
+        done = place.verb("service", "agent", *arguments)
+        assert done.returncode == 2, arguments
         assert len(done.stderr.splitlines()) == 1, done.stderr
 
 

@@ -25,6 +25,8 @@ def test_the_last_source_wins(tmp_path: Path) -> None:
     [
         ("max_session = 5", {}, "unknown setting 'max_session'"),
         ("max_sessions = 'many'", {}, "max_sessions"),
+        ("max_sessions = 'many'", {}, "service.toml"),
+        ("listen_grpc = ''\nlisten_http = ''", {}, "listen_grpc and listen_http"),
         ("max_sessions = -1", {}, "cannot be negative"),
         ("= 3", {}, "settings file"),
         ("tls_cert = 'x'", {}, "tls_cert and tls_key"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -178,6 +179,27 @@ async def test_an_expired_lease_is_taken_over_and_its_former_owner_hears_of_it(o
     await clock.advance(1)
     assert await other.claim("r2", 30.0) == [Lease("s1", "r2", 2, 1060.0)]
     assert await one.renew("r1", 30.0) == []
+
+
+async def test_a_replica_knows_when_the_first_lease_of_another_ends(open_store: OpenStore) -> None:
+    clock = FakeClock()
+    store = await open_store(clock=clock)
+    assert await store.next_end("r1") == math.inf
+    await store.add_session(record("s0"), **MANY, replica="r1", seconds=10.0)
+    assert await store.next_end("r1") == math.inf
+    for name, seconds in (("s1", 30.0), ("s2", 20.0)):
+        await store.add_session(record(name), **MANY, replica="r2", seconds=seconds)
+    await clock.advance(5)
+    assert await store.next_end("r1") == 15.0
+    await store.update_session("s2", state="CLOSED")
+    assert await store.next_end("r1") == 25.0
+
+
+async def test_all_leases_can_be_given_up_by_who_is_alone(open_store: OpenStore) -> None:
+    store = await open_store(clock=FakeClock())
+    await store.add_session(record("s1"), **MANY, replica="dead", seconds=3600.0)
+    await store.release_everybody()
+    assert [lease.replica for lease in await store.claim("r1", 30.0)] == ["r1"]
 
 
 async def test_replicas_that_claim_at_once_get_different_sessions(open_store: OpenStore) -> None:

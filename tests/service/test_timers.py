@@ -173,7 +173,7 @@ async def test_leases_are_renewed_and_those_of_a_dead_replica_claimed(
     # As after kill -9: it neither renews nor gives up.
     assert first.leases._task is not None
     first.leases._task.cancel()
-    await clock.advance(20)
+    await clock.advance(15)
     await settle()
     assert len(second.leases) == 1
     fake.terminal(session_id).starts_command("make")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,6 @@ from holdfast.cli.sandbox_option import JsonOption
 from holdfast.cli.service_extra import service_extra
 from holdfast.cli.text import age, show_table
 from holdfast.cli.typed_verb import complain, run_async
-from holdfast.errors import InvalidParams
 
 if TYPE_CHECKING:
     from holdfast.service.assembly import Started
@@ -94,8 +94,9 @@ def announce(started: Started) -> None:
         print(f"{name:<8} {value}")
     if started.operator_token:
         print(f"operator {started.operator_token}")
-        print("         This is the token of an operator. It is shown this once. Try:")
-        print("         " + _curl(started))
+        print("         This is the token of an operator. It is shown this once.")
+        if started.http:
+            print("         Try:\n         " + _curl(started))
     sys.stdout.flush()
 
 
@@ -110,8 +111,11 @@ def _places(started: Started) -> list[tuple[str, str]]:
 
 
 def _curl(started: Started) -> str:
+    place = started.http
+    if place.startswith("unix:"):
+        place = f"--unix-socket {shlex.quote(place.removeprefix('unix:'))} http://localhost"
     return (
-        f"curl -s {started.http}/holdfast.session.v1.SessionService/RunCommand"
+        f"curl -s {place}/holdfast.session.v1.SessionService/RunCommand"
         f" -H 'Authorization: Bearer {started.operator_token}' -H 'Content-Type: application/json'"
         """ -d '{"command": "echo hello"}'"""
     )
@@ -142,9 +146,7 @@ def agent(
     working within seconds; the agent's sessions stay.
     """
     if (action == "list") == (name is not None):
-        raise InvalidParams(
-            "list takes no name" if name else f"{action}: whom? `holdfast service agent {action} NAME`"
-        )
+        raise typer.BadParameter("list takes no name." if name else f"{action} needs the NAME of an agent.")
     settings = _settings(config, store=store)
 
     async def work(opened: Store) -> int:

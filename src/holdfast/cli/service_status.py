@@ -59,6 +59,8 @@ def ask_status(settings: ServiceSettings) -> ServiceStatus:
         ready, waiting = bool(said["ready"]), dict(said["waiting_for"])
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, http.client.RemoteDisconnected) and not settings.tls_cert:
+            why = "it hangs up on plain text; if it has TLS, give --config with its tls_cert"
         raise NoAnswer(f"no service answers at {address}: {why}") from None
     except (ValueError, KeyError, TypeError):
         raise NoAnswer(f"what answers at {address} is no session service") from None

@@ -48,7 +48,9 @@ def from_service(address: str, session_id: str, tls_ca: str | None = None) -> st
                 break
             since = read.token
     except grpc.RpcError as error:
-        raise problem_of(error) from None
+        problem = problem_of(error)
+        problem.message = f"service {address}: {problem.message}"
+        raise problem from None
     finally:
         channel.close()
     return "".join(

@@ -53,7 +53,9 @@ def run(verb: str, arguments: list[str]) -> int:
     except Exception as error:
         if not isinstance(error, _UsageError):
             raise
-        complain(f"{verb}: {error.format_message().rstrip('.')}. See `holdfast {verb} --help`.")  # type: ignore[attr-defined]
+        # typer lists choices on lines of their own.
+        message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+        complain(f"{verb}: {message}. See `holdfast {verb} --help`.")
         return OURS if ours == OURS else USAGE
 
 

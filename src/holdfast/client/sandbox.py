@@ -480,15 +480,22 @@ async def open_exec(
         return LocalExec(config)
     if config is not None:
         raise InvalidParams(f"config: only for 'inprocess'; the server at {address!r} has settings of its own")
-    if isinstance(address, str) and address.partition(":")[0] not in _ADDRESSES:
-        raise InvalidParams(
-            f"address {address!r}: not one of {', '.join([*_ADDRESSES.values(), *_PLACES.values()])}, "
-            "or a command as a list"
-        )
+    if isinstance(address, str):
+        check_address(address)
     from holdfast.client.dial import open_connection
     from holdfast.client.remote import RemoteExec
 
     return RemoteExec(await open_connection(address, token=token, reconnect_deadline=reconnect_deadline))
+
+
+def check_address(address: str) -> None:
+    """Refuse an address of no kind that there is. Whether somebody is there is another question."""
+    kind, _, rest = address.partition(":")
+    if kind not in _ADDRESSES and not (kind in _PLACES and rest):
+        raise InvalidParams(
+            f"address {address!r}: not one of {', '.join([*_ADDRESSES.values(), *_PLACES.values()])}, "
+            "or a command as a list"
+        )
 
 
 def _is_placed(address: str | Sequence[str] | Place) -> TypeGuard[str | Place]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from holdfast.client.sandbox import open_exec
+from holdfast.client.sandbox import check_address, open_exec
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
 from holdfast.service import agents
@@ -46,6 +46,7 @@ from holdfast.service.sessions.preparation import Preparation
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
+from holdfast.service.store.file_claim import claim_file
 from holdfast.service.store_opening import open_store
 from holdfast.service.thresholds import ThresholdSettings
 from holdfast.service.tracing import Tracer, open_tracer
@@ -101,11 +102,16 @@ class Service:
     async def _start(self) -> Started:
         settings, clock, parts = self._settings, self._clock, self._parts
         parts.callback(self._tracer.close)
+        check_address(settings.sandbox)
         store = await open_store(settings, clock=clock, kind=MeteredStore)
         assert isinstance(store, MeteredStore)
         store.metrics = self.metrics
         self._store = store
         parts.push_async_callback(store.close)
+        if store.database.is_sqlite:
+            parts.callback(claim_file(str(store.database.url.database)).close)
+            # Whoever had them is dead, or it would hold the file.
+            await store.release_everybody()
         token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
         housekeeping = Housekeeping(store, self.readiness, clock, settings)
@@ -223,20 +229,33 @@ async def run_service(settings: ServiceSettings, announce: Callable[[Started], N
         LogSettings(format=settings.log_format, level=settings.log_level),
         redact=Redactor(settings.redact),
     )
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     service = Service(settings)
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
-        announce(await service.start())
-        loop.add_signal_handler(signal.SIGHUP, service.reload)
+        _on_signals(_cancel_this_task())
+        started = await service.start()
+        _on_signals(stopping.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.reload)
+        announce(started)
         await stopping.wait()
+        # A second one does not wait for calls that are under way.
+        _on_signals(_cancel_this_task())
         _log.info("stopping: sessions live on in their sandboxes")
         await service.stop()
     finally:
         undo()
     return 0
+
+
+def _on_signals(do: Callable[[], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, do)
+
+
+def _cancel_this_task() -> Callable[[], object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancel
 
 
 def _rates(settings: ServiceSettings) -> RateSettings:

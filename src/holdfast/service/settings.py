@@ -161,7 +161,8 @@ def load_settings(
     try:
         settings = msgspec.convert(values, ServiceSettings)
     except msgspec.ValidationError as error:
-        raise InvalidParams(f"settings: {error}") from None
+        # Only the file has values that were not looked at yet.
+        raise InvalidParams(f"settings file {file}: {error}") from None
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         # Not `value < 0`: that does not hold of a NaN either.
@@ -169,6 +170,8 @@ def load_settings(
             raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise InvalidParams("settings: tls_cert and tls_key: give both, or none")
+    if not settings.listen_grpc and not settings.listen_http:
+        raise InvalidParams("settings: listen_grpc and listen_http are both empty: nobody could reach the service")
     if settings.lease_seconds < 1:
         raise InvalidParams(f"settings: lease_seconds is {settings.lease_seconds:g}: at least 1")
     return settings

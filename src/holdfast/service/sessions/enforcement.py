@@ -23,7 +23,7 @@ _NEEDS: Final[dict[Guard, str]] = {
     "cpu": "the cgroup controller cpu, and a limit in the policy",
     "signals": "bubblewrap, or Landlock of ABI 6",
     "syscalls": "seccomp",
-    "output": "nothing that an operating system has: the monitor watches it",
+    "output": "what no operating system has: only the monitor watches it",
     "wall_clock": "",
     "file_size": "",
 }

@@ -1,4 +1,4 @@
-"""Which sessions are ours to follow: leases are renewed, and free ones claimed, every third of their time.
+"""Which sessions are ours to follow: leases are renewed every third of their time, and free ones claimed.
 
 For each there is a follower and its deadlines. A lease that another replica took ends both; what a follower still
 writes then is refused by its epoch.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from holdfast.service.clock import sleep
 from holdfast.service.model import SessionRecord
@@ -19,6 +20,9 @@ from holdfast.service.sessions.follower import Follower, LeaseLost, Surroundings
 from holdfast.service.sessions.ports import Told, Watcher
 from holdfast.service.sessions.timers import SessionTimers
 from holdfast.service.store.model import Lease
+
+#: Between two looks at leases that have run out, if somebody else is just taking them.
+SHORTEST_PAUSE: Final = 0.1
 
 #: Called for each session that comes to us from another replica or from before a restart, before it is followed.
 Adopt = Callable[[SessionRecord], Awaitable[SessionRecord | None]]
@@ -105,11 +109,16 @@ class Leases:
             await self._around.store.release(self._around.replica)
 
     async def _keep(self) -> None:
+        pause = third = self._around.settings.lease_seconds / 3
         while True:
-            await sleep(self._around.clock, self._around.settings.lease_seconds / 3)
+            await sleep(self._around.clock, pause)
+            pause = third
             with contextlib.suppress(Problem):  # the database is away: leases may end, epochs keep the order
                 await self.renew()
                 await self.claim()
+                # Those of a replica that is gone are taken when they end, not up to a third of a lease later.
+                ends = await self._around.store.next_end(self._around.replica)
+                pause = min(third, max(ends, SHORTEST_PAUSE))
 
     async def renew(self) -> None:
         around = self._around

@@ -52,6 +52,10 @@ class SessionStore(Protocol):
         """Those that are still ours."""
         ...
 
+    async def next_end(self, replica: str) -> float:
+        """In how many seconds the first lease of another ends."""
+        ...
+
     async def release(self, replica: str, session_id: str | None = None) -> int: ...
 
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:

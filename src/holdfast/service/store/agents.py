@@ -32,7 +32,7 @@ class AgentRows:
         try:
             await self.database.write(lambda connection: connection.execute(insert(AGENTS).values(values)))
         except IntegrityError:
-            raise Exists(f"there is an agent {agent_id!r}, or one with this token", reason="AGENT_EXISTS") from None
+            raise Exists(f"there is an agent {agent_id!r} already", reason="AGENT_EXISTS") from None
         return agent
 
     async def rotate_agent(self, agent_id: str, token_hash: str) -> Agent:

@@ -6,7 +6,9 @@ does not matter whether that replica knows that it lost the lease.
 
 from __future__ import annotations
 
-from sqlalchemy import select, update
+import math
+
+from sqlalchemy import func, select, update
 
 from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
@@ -68,6 +70,18 @@ class LeaseRows:
 
         return await self.database.write(work)
 
+    async def next_end(self, replica: str) -> float:
+        """In how many seconds the first lease of another replica ends, if that does not renew it."""
+
+        async def work(connection: Connection) -> float:
+            first = select(func.min(_ROW.lease_expires) - self.database.now()).where(
+                _ROW.lease_owner != replica, IS_OPEN
+            )
+            found = (await connection.execute(first)).scalar()
+            return math.inf if found is None else float(found)
+
+        return await self.database.read(work)
+
     async def release(self, replica: str, session_id: str | None = None) -> int:
         """Give up all leases of this replica, or that on one session; returns how many those were."""
 
@@ -87,6 +101,16 @@ class LeaseRows:
             return len(ids)
 
         return await self.database.write(work)
+
+    async def release_everybody(self) -> None:
+        """Give up all leases, whoever has them: for who knows that nobody else is there."""
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(
+                update(SESSIONS).where(_ROW.lease_owner != "").values(lease_owner="", lease_expires=0.0)
+            )
+
+        await self.database.write(work)
 
     async def leases(self, replica: str) -> list[Lease]:
         """Those that this replica has."""
