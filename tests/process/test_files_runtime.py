@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
 import signal
+import stat
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
