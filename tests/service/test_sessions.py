@@ -129,6 +129,16 @@ async def test_a_directory_outside_of_the_allowed_ones_is_refused(store: MemoryS
         assert created.view.record.initial_cwd == "/srv"
 
 
+async def test_a_shell_of_the_agents_own_is_refused_where_commands_have_rules(
+    store: MemoryStore, fake: FakeExec
+) -> None:
+    rules = '[profiles.default.commands]\ndefault = "deny"\n'
+    async with running(make_manager(store, connecting(fake), text=rules)) as manager:
+        with pytest.raises(Denied, match="shell"):
+            await manager.create(ANN, CreateRequest(shell="/work/ann/bash"))
+        assert (await manager.create(ANN, CreateRequest(shell="/bin/bash"))).view.state == "IDLE"
+
+
 async def test_an_operator_makes_sessions_for_others_and_sees_them_all(manager: SessionManager) -> None:
     created = await manager.create(OPERATOR, CreateRequest(agent_id="bob"))
     assert created.view.record.agent_id == "bob"

@@ -15,8 +15,8 @@ from typing import Final, cast, get_args
 
 from holdfast.service.api import ControlType, PolicyRequest
 from holdfast.service.model import Guard, Network, Policy, Resources, Struct
-from holdfast.service.policy.command_line import CommandLine, read_command_line
-from holdfast.service.policy.command_rules import match_rule
+from holdfast.service.policy.command_line import CommandLine, read_command_line, steers
+from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
 from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
 
@@ -227,6 +227,10 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
         return Decision("deny", f"{name} is set by the rules", *_rule(profile, "environment.set"))
     if name in section.allow:
         return None
+    if profile.guarded and (steers(name) or name == "HOME"):
+        # HOME: there are the files that a shell runs before anybody types.
+        reason = f"the variable {name} decides what runs, and the rules say what may"
+        return Decision("deny", reason, *_rule(profile, "environment.allow"))
     # Names are usually in capitals, secrets in small letters are as secret.
     for pattern in section.deny:
         if fnmatch.fnmatchcase(name.upper(), pattern.upper()):
@@ -235,6 +239,19 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
     if not any(fnmatch.fnmatchcase(name, pattern) for pattern in section.allow):
         return Decision("deny", f"the variable {name} is not allowed", *_rule(profile, "environment.allow"))
     return None
+
+
+def decide_shell(profile: Profile, shell: str) -> Decision:
+    """The program that a session is to run as its shell. Where commands have rules, one whose language is read, and
+    not any file that has its name."""
+    if not shell or not profile.guarded:
+        return Decision("allow", "no rule is about commands", *_rule(profile, "commands.default"))
+    key = _rule(profile, "commands.unknown")
+    directory, name = posixpath.split(shell)
+    if not read_command_line(":", shell=name).unknown and directory in ("", *SYSTEM_DIRECTORIES):
+        return Decision("allow", f"{name} is a shell of the system", *key)
+    reason = f"what the shell {shell!r} runs cannot be known"
+    return Decision(profile.unknown_verdict, reason, *key)
 
 
 def decide_signal(profile: Profile, control: ControlType) -> Decision:

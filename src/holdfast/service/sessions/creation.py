@@ -97,7 +97,7 @@ class Creation:
             initial_cwd=manager.rules.cwd(policy, request.initial_cwd),
             # Until it is open: nobody can ask for it.
             state="UNKNOWN",
-            shell=request.shell,
+            shell=manager.rules.shell(policy, request.shell),
             environment={name: self._shown(name, value) for name, value in environment.items()},
             labels=request.labels,
             cols=request.cols,
