@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.service.api import Control, CreateRequest, RunRequest
 from holdfast.service.model import Kind
-from holdfast.service.problems import Denied, Invalid, TooLate
+from holdfast.service.problems import Denied, Invalid, NotNow, TooLate
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
@@ -148,6 +148,51 @@ async def test_a_line_that_another_replica_began_is_not_guessed(
         await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
         await manager.send_input(ANN, session_id, b"true\n")
     assert stub.typed == [b"r", b"\x03", b"true\n"]
+
+
+async def test_a_command_that_waits_to_be_typed_does_not_hide_what_stands_on_the_line(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"sleep 10\n")
+    stub.starts_command(b"sleep 10")
+    await manager.send_input(ANN, session_id, b"rm -rf x")
+    run = asyncio.create_task(manager.run_command(ANN, RunRequest("true", session_id, timeout=1)))
+    await settle()
+    with pytest.raises(NotNow, match="being run"):
+        await manager.send_input(ANN, session_id, b"\n")
+    await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    assert stub.typed == [b"sleep 10\n", b"rm -rf x", b"\x03"]
+
+
+async def test_a_command_that_was_not_typed_leaves_the_line_as_it_was(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"sleep 10\n")
+    stub.starts_command(b"sleep 10")
+    await manager.send_input(ANN, session_id, b"rm -rf x")
+    run = asyncio.create_task(manager.run_command(ANN, RunRequest("true", session_id, timeout=1)))
+    await settle()
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    with pytest.raises(Denied, match="only the shell knows"):
+        await manager.send_input(ANN, session_id, b"\n")
+    assert stub.typed == [b"sleep 10\n", b"rm -rf x"]
+
+
+async def test_the_name_of_an_earlier_request_lets_nothing_through(manager: SessionManager, fake: FakeExec) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"echo rm -rf x\n", request_id="r1")
+    with pytest.raises(Denied, match="nothing is removed"):
+        await manager.send_input(ANN, session_id, b"rm -rf x\n", request_id="r1")
+    # Its terminal may have forgotten the first, and type it.
+    await manager.send_input(ANN, session_id, b"rm -rf x", request_id="r1")
+    with pytest.raises(Denied, match="only the shell knows"):
+        await manager.send_input(ANN, session_id, b"\n")
+    assert stub.typed == [b"echo rm -rf x\n"]
 
 
 async def test_a_password_is_not_written_down(manager: SessionManager, fake: FakeExec, store: MemoryStore) -> None:

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -71,6 +72,8 @@ class Desk:
         self.line = LineBuffer()
         #: The row of the last input that we sent: if the log has a later one, another replica typed since.
         self.last_row = 0
+        #: Commands that are about to be typed, or run, whatever stands on the line.
+        self.runs = 0
         #: The rows of the last commands of a shell.
         self.recent: deque[int] = deque(maxlen=_UNREAD_COMMANDS)
 
@@ -153,10 +156,16 @@ class InputDesk:
         if now.state in ("CLOSING", "CLOSED", "ERROR"):
             raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
-        if not repeated:
-            judged = await self._judge(record, desk, now, data, controls)
-            if judged.verdict == "deny":
-                await self._deny(caller, record, command_id, "; ".join(judged.commands), judged)
+        judged = await self._judge(record, desk, now, data, controls)
+        if judged.verdict == "deny":
+            await self._deny(caller, record, command_id, "; ".join(judged.commands), judged)
+        if repeated:
+            # Judged all the same: it need not be what was sent before, and its terminal may have forgotten that.
+            if judged.verdict == "ask":
+                return InputTaken(True, command_id, now.state, queue_busy=now.queue_busy or busy)
+            if judged.open or desk.line != LineBuffer():
+                desk.line = LineBuffer(lost="input that was sent before")
+        else:
             if judged.verdict == "ask":
                 command = "\n".join(judged.commands)
                 approval = await self.approvals.ask(
@@ -248,6 +257,13 @@ class InputDesk:
             return Judged("allow", line=desk.line)
         if now.state == "BUSY" and now.awaiting_input:
             return self._for_a_program(record, now, data)
+        if desk.runs and typed.strip(b"\x03"):
+            # It would stand on the line that is deleted for the command, or that the command stands on.
+            raise NotNow(
+                f"session {record.session_id!r}: a command is being run there, and nothing asks for input",
+                reason="SESSION_BUSY",
+                retry_after=0.5,
+            )
         await self._know_the_line(record, desk, typed)
         result = self.rules.input(record, desk.line, typed, now.cwd)
         decision = result.decision
@@ -358,7 +374,10 @@ class InputDesk:
             await self._write_command(caller, record, desk, command_id, command, judged)
         left = max(0.1, timeout - (loop.time() - began))
         max_bytes = min(request.max_bytes, self._settings.max_read_bytes)
-        ran = await desk.live.run(command_id, command, left, max_bytes)
+        with _typing(desk):
+            ran = await desk.live.run(command_id, command, left, max_bytes)
+        # One that timed out may have waited for a prompt all the time.
+        desk.line = _lost(desk.line) if ran.timed_out else LineBuffer()
         self._touch(record)
         return RunResult(
             command_id=command_id,
@@ -383,6 +402,7 @@ class InputDesk:
             "by": caller.agent_id,
             "position": now.position,
             "lines": 1,
+            "open": desk.line != LineBuffer(),
             **_rule(judged),
         }
         async with desk.lock:
@@ -390,7 +410,6 @@ class InputDesk:
             desk.last_row = rows[-1].seq
             if record.kind == "shell":
                 await self._let_follow(record, desk, now, rows[0].seq)
-            desk.line = LineBuffer()  # what stood there is deleted before a command is typed
         self._note(record, command_id, now, data + b"\n")
 
     # --- what was allowed later ----------------------------------------------------------------------------------
@@ -401,9 +420,28 @@ class InputDesk:
         judged = Judged("allow", (command,), reason=f"approval {approval.approval_id}")
         caller = Caller(approval.answered_by)
         await self._write_command(caller, record, desk, approval.command_id, command, judged)
-        async with desk.lock:
-            await desk.live.type_command(approval.command_id, command)
+        with _typing(desk):
+            async with desk.lock:
+                await desk.live.type_command(approval.command_id, command)
+                desk.line = LineBuffer()
         self._touch(record)
+
+
+@contextmanager
+def _typing(desk: Desk) -> Iterator[None]:
+    """Around a command that is typed: what stands on the line is deleted before it, if it comes to that."""
+    desk.runs += 1
+    try:
+        yield
+    except BaseException:
+        desk.line = _lost(desk.line)
+        raise
+    finally:
+        desk.runs -= 1
+
+
+def _lost(line: LineBuffer) -> LineBuffer:
+    return LineBuffer(lost="a command that may not have been typed") if line != LineBuffer() else line
 
 
 def _rule(judged: Judged) -> dict[str, Any]:
