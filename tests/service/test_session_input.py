@@ -99,6 +99,15 @@ async def test_a_command_that_the_rules_deny_is_not_typed_whatever_pieces_it_com
     assert stub.typed[-2:] == [b"\x03", b"true\n"]
 
 
+async def test_a_denied_line_that_is_no_utf_8_is_refused_and_written_down(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    with pytest.raises(Denied, match="nothing is removed"):
+        await manager.send_input(ANN, session_id, b"rm \xff\n")
+    assert (store.bodies(session_id, "decision")[0]["command"], stub.typed) == (r"rm \xff", [])
+
+
 async def test_keys_whose_effect_only_the_shell_knows_are_refused(manager: SessionManager, fake: FakeExec) -> None:
     session_id, stub = await at_a_prompt(manager, fake)
     with pytest.raises(Denied, match="only the shell knows"):

@@ -267,9 +267,10 @@ class InputDesk:
         await self._know_the_line(record, desk, typed)
         result = self.rules.input(record, desk.line, typed, now.cwd)
         decision = result.decision
-        lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
+        typed_lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
+        lines = tuple(_printable(text) for text in typed_lines)
         judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
-        if judged.verdict == "ask" and (not lines or judged.open):
+        if judged.verdict == "ask" and (not lines or judged.open or lines != typed_lines):
             # What somebody allows must be all that is typed.
             return judged._replace(
                 verdict="deny", reason=f"{decision.reason}; it could not be held for an approval"
@@ -419,11 +420,12 @@ class InputDesk:
         command = approval.data.decode()
         judged = Judged("allow", (command,), reason=f"approval {approval.approval_id}")
         caller = Caller(approval.answered_by)
-        await self._write_command(caller, record, desk, approval.command_id, command, judged)
+        if not await self._is_written(record, approval.command_id):
+            await self._write_command(caller, record, desk, approval.command_id, command, judged)
         with _typing(desk):
-            async with desk.lock:
-                await desk.live.type_command(approval.command_id, command)
-                desk.line = LineBuffer()
+            # Without the lock: a program that is to end first may have to be answered.
+            await desk.live.type_command(approval.command_id, command)
+        desk.line = LineBuffer()
         self._touch(record)
 
 
@@ -438,6 +440,11 @@ def _typing(desk: Desk) -> Iterator[None]:
         raise
     finally:
         desk.runs -= 1
+
+
+def _printable(text: str) -> str:
+    """With bytes that are no UTF-8 as people can read them."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _lost(line: LineBuffer) -> LineBuffer:
