@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from holdfast.service.api import CreateRequest, RunRequest
+from holdfast.service.model import Approval
 from holdfast.service.problems import Denied, Exhausted, NotFound, NotNow, TooLate
 from holdfast.service.sessions.approvals import MOST_WAITING
 from holdfast.service.sessions.manager import SessionManager
@@ -201,12 +203,19 @@ async def test_what_was_approved_and_could_not_be_typed_may_be_approved_again(
 
 
 async def test_a_caller_that_goes_away_has_answered(
-    manager: SessionManager, fake: FakeExec, store: MemoryStore
+    manager: SessionManager, fake: FakeExec, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session_id, stub, approval_id = await asked(manager, fake)
+    _, stub, approval_id = await asked(manager, fake)
+    answer, answered = store.answer_approval, asyncio.Event()
+
+    async def answer_and_tell(*arguments: Any, **options: Any) -> Approval:
+        found = await answer(*arguments, **options)
+        answered.set()
+        return found
+
+    monkeypatch.setattr(store, "answer_approval", answer_and_tell)
     gone = asyncio.create_task(manager.answer_approval(OPERATOR, approval_id, True))
-    while not (await store.approval(approval_id)).outcome:
-        await asyncio.sleep(0)
+    await answered.wait()
     gone.cancel()
     await settle()
     assert stub.typed == [b"\x05\x15deploy now\r"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConnectionLost, SandboxGone
+from holdfast.errors import ConnectionLost, LimitReached, SandboxGone
 from holdfast.service.api import AuditFilter, Control, CreateRequest, RunRequest
 from holdfast.service.model import SERVICE_STREAM
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotFound, NotNow, Unavailable
@@ -145,6 +145,22 @@ async def test_an_operator_makes_sessions_for_others_and_sees_them_all(manager: 
     session_id = created.view.record.session_id
     assert (await manager.get(BOB, session_id)).state == "IDLE"
     assert [view.record.agent_id for view in (await manager.find(OPERATOR))[0]] == ["bob"]
+
+
+async def test_a_sandbox_that_answers_nonsense_does_not_hide_the_other_sessions(
+    manager: SessionManager, fake: FakeExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [(await manager.create(ANN, CreateRequest())).view.record.session_id for _ in range(2)]
+    describe = fake.describe_terminal
+
+    async def sometimes(terminal_id: str) -> Any:
+        if terminal_id == ids[0]:
+            raise LimitReached("too much to do")
+        return await describe(terminal_id)
+
+    monkeypatch.setattr(fake, "describe_terminal", sometimes)
+    found, _ = await manager.find(ANN)
+    assert {view.record.session_id: view.state for view in found} == {ids[0]: "UNKNOWN", ids[1]: "IDLE"}
 
 
 async def test_sessions_of_others_read_as_if_there_were_none(manager: SessionManager) -> None:
