@@ -11,7 +11,7 @@ import pytest
 from holdfast.service.api import CreateRequest, RunRequest
 from holdfast.service.model import Approval
 from holdfast.service.problems import Denied, Exhausted, NotFound, NotNow, TooLate
-from holdfast.service.sessions.approvals import MOST_WAITING
+from holdfast.service.sessions.approvals import LONGEST_COMMAND, MOST_WAITING
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
@@ -242,4 +242,11 @@ async def test_what_cannot_be_shown_to_whoever_allows_it_is_not_asked_for(
     session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
     with pytest.raises(Denied, match="could not be held"):
         await manager.send_input(ANN, session_id, b"deploy \xff\n")
+    assert await manager.approvals(OPERATOR) == []
+
+
+async def test_a_command_that_nobody_would_read_is_not_asked_for(manager: SessionManager) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    with pytest.raises(Denied, match="too long"):
+        await manager.run_command(ANN, RunRequest(f"deploy {'x' * LONGEST_COMMAND}", session_id))
     assert await manager.approvals(OPERATOR) == []

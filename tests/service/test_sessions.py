@@ -14,6 +14,7 @@ from holdfast.service.model import SERVICE_STREAM
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.ports import Told
+from holdfast.service.store.audit_log import MAX_BODY_BYTES
 from holdfast.testing import FakeClock, FakeExec, answers, by_hand
 from holdfast.testing.clock import settle
 from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, read_until, running
@@ -117,6 +118,18 @@ async def test_what_may_not_be_had_is_refused_and_written_down(
     assert refused.value.reason == reason
     assert [body["reason"] for body in store.bodies(SERVICE_STREAM, "session_refused")] == [reason]
     assert (store.records, await fake.list_terminals()) == ({}, ())
+
+
+async def test_a_large_environment_fits_into_its_row(manager: SessionManager, store: MemoryStore) -> None:
+    environment = {f"NAME_{number}": "x" * 20_000 for number in range(40)}
+    created = await manager.create(ANN, CreateRequest(environment=environment))
+    (body,) = store.bodies(created.view.record.session_id, "session_created")
+    assert body["environment"]["NAME_0"] == "x" * 256 + "…"
+    many = {f"NAME_{'N' * 100}_{number}": "x" * 256 for number in range(900)}
+    created = await manager.create(ANN, CreateRequest(environment=many))
+    (body,) = store.bodies(created.view.record.session_id, "session_created")
+    assert len(str(body)) < MAX_BODY_BYTES / 4
+    assert body["environment"][""].endswith("more")
 
 
 async def test_a_directory_outside_of_the_allowed_ones_is_refused(store: MemoryStore, fake: FakeExec) -> None:

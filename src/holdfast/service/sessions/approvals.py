@@ -23,6 +23,8 @@ from holdfast.service.store.model import Page
 
 #: Commands of one session that wait at a time: people read them one by one, and a page holds them all.
 MOST_WAITING: Final = 50
+#: The longest command that anybody reads before allowing it; a row of the audit holds it whole.
+LONGEST_COMMAND: Final = 32 * 1024
 #: Nobody is still at typing what was allowed so long ago: longer than a prompt is waited for.
 _TYPING_SECONDS: Final = 60.0
 #: Types what was held, once it is allowed.
@@ -66,6 +68,12 @@ class Approvals:
                 f"session {record.session_id!r} has {MOST_WAITING} commands that wait for an approval",
                 reason="APPROVAL_LIMIT",
                 retry_after=max(1.0, min(each.expires_at for each in waiting) - now),
+            )
+        if len(command.encode()) > LONGEST_COMMAND:
+            raise Denied(
+                f"a command of more than {LONGEST_COMMAND} bytes is too long to be shown to whoever would allow it",
+                reason="POLICY_DENIED",
+                rule=rule,
             )
         shown = self._redact(command)
         if shown != command:
