@@ -11,7 +11,6 @@ from holdfast.service.policy.engine import (
     decide_command,
     decide_cwd,
     decide_environment,
-    decide_limits,
     decide_shell,
     decide_signal,
     is_inside,
@@ -454,11 +453,3 @@ def test_signals_are_those_of_the_profile(build: Profile) -> None:
     refused = decide_signal(build, "SIGKILL")
     assert (refused.verdict, refused.place) == ("deny", "rules.toml:6")
     assert decide_signal(Profile(), "SIGKILL").allowed
-
-
-def test_an_agent_has_so_many_sessions(rules: Rules) -> None:
-    assert decide_limits(rules, "bob", 1).allowed
-    refused = decide_limits(rules, "bob", 2)
-    assert (refused.verdict, refused.place) == ("deny", "rules.toml:48")
-    assert decide_limits(rules, "eve", 19).allowed
-    assert not decide_limits(rules, "eve", 20).allowed

@@ -262,15 +262,6 @@ def decide_signal(profile: Profile, control: ControlType) -> Decision:
     return Decision("deny", f"{control} is not among the signals that are allowed", *rule)
 
 
-def decide_limits(rules: Rules, agent_id: str, open_sessions: int) -> Decision:
-    """Whether the agent may have one more session."""
-    agent = rules.agent(agent_id)
-    rule, place = "agents.sessions", agent.place("sessions")
-    if open_sessions < agent.sessions:
-        return Decision("allow", f"{open_sessions} of {agent.sessions} sessions are open", rule, place)
-    return Decision("deny", f"{agent_id} has {open_sessions} sessions open, of {agent.sessions}", rule, place)
-
-
 def decide_command(
     profile: Profile, text: str, cwd: str = "", *, shell: str = "bash", interactive: bool = True
 ) -> Decision:

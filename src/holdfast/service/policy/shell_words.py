@@ -65,11 +65,9 @@ class Word(Struct, frozen=True):
 def runs_as_index(word: Word) -> bool:
     """Whether arithmetic that reads this text runs a command in it: what stands in an index is expanded once more,
     and arithmetic is in `[[`, `test -v`, `${x:...}` and every index."""
-    if "[" not in word.text:
-        return False
     if word.known:
-        return "$(" in word.text or "`" in word.text
-    return bool(_QUOTED_EXPANSION.search(word.text))
+        return "[" in word.text and ("$(" in word.text or "`" in word.text)
+    return "[" in word.text and _QUOTED_EXPANSION.search(word.text) is not None
 
 
 #: What stands for words that are known later: what `xargs` reads, what `find` finds, what is not typed yet.
@@ -328,7 +326,6 @@ class WordReader:
             self.at += 1
 
     def check_index(self, word: Word) -> Word:
-        """The same word, of a kind that arithmetic may read."""
         if runs_as_index(word):
             self.unknown(f"`{word.text[:80]}` holds a command that arithmetic would run")
         return word
