@@ -9,73 +9,33 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Any, Final
 
 from holdfast.service.api import AuditFilter, Control, InputTaken, RunRequest, RunResult
 from holdfast.service.clock import Clock
 from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
 from holdfast.service.policy.engine import refusal
-from holdfast.service.policy.profiles import Verdict
 from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, Invalid, NotNow
 from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
+from holdfast.service.sessions.judging import UNREAD_COMMANDS, Desk, Judge, Judged
 from holdfast.service.sessions.leases import Leases
-from holdfast.service.sessions.live import Live, Now, begins_a_line
+from holdfast.service.sessions.live import Now, begins_a_line
 from holdfast.service.sessions.live_shell import ShellLive, command_text
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.model import Page
 
-#: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
-_LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
-#: Commands of a shell that may be over before the follower has read the first of them, and how long it is waited
-#: for: longer than it takes, shorter than a caller's patience with a database that is away.
-_UNREAD_COMMANDS: Final = 3
+#: How long a shell's next command waits for the follower to have read the first of those before it: longer than
+#: that takes, shorter than a caller's patience with a database that is away.
 _FOLLOW_SECONDS: Final = 2.0
-_STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
-
-
-class Judged(NamedTuple):
-    """What the rules say of one call's input."""
-
-    verdict: Verdict
-    #: The lines that it would run.
-    commands: tuple[str, ...] = ()
-    rule: str = ""
-    reason: str = ""
-    #: The line once it is typed.
-    line: LineBuffer = LineBuffer()
-
-    @property
-    def open(self) -> bool:
-        """Whether something stands on the line then."""
-        return self.line != LineBuffer()
-
-
-class Desk:
-    """Where the callers of one session queue up in this replica."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.lock = asyncio.Lock()
-        #: What stands on the command line, as far as the rules need to know it.
-        self.line = LineBuffer()
-        #: The row of the last input that we sent: if the log has a later one, another replica typed since.
-        self.last_row = 0
-        #: Commands that are about to be typed, or run, whatever stands on the line.
-        self.runs = 0
-        #: The rows of the last commands of a shell.
-        self.recent: deque[int] = deque(maxlen=_UNREAD_COMMANDS)
 
 
 class InputDesk:
@@ -92,7 +52,8 @@ class InputDesk:
         tell: Tell,
     ) -> None:
         self._store = store
-        self.rules = rules
+        self._rules = rules
+        self._judge = Judge(store, rules)
         self._clock = clock
         self._settings = settings
         self._leases = leases
@@ -134,7 +95,7 @@ class InputDesk:
             if control.type == "RESIZE" and not (0 < control.cols < 10_000 and 0 < control.rows < 10_000):
                 raise Invalid("actions: RESIZE needs cols and rows", reason="BAD_SIZE", field="actions")
             if control.type != "RESIZE":
-                decision = self.rules.signal(record, control.type)
+                decision = self._rules.signal(record, control.type)
                 if not decision.allowed:
                     raise refusal(decision)
         if isinstance(desk.live, ShellLive):
@@ -156,7 +117,7 @@ class InputDesk:
         if now.state in ("CLOSING", "CLOSED", "ERROR"):
             raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
-        judged = await self._judge(record, desk, now, data, controls)
+        judged = await self._judge.judge(record, desk, now, data, controls)
         if judged.verdict == "deny":
             await self._deny(caller, record, command_id, "; ".join(judged.commands), judged)
         if repeated:
@@ -234,7 +195,7 @@ class InputDesk:
     async def _let_follow(self, record: SessionRecord, desk: Desk, now: Now, number: int) -> None:
         """A shell keeps what its last four commands printed: do not run on before the follower has read them."""
         follower = self._leases.follower(record.session_id)
-        if isinstance(follower, ShellFollower) and now.state == "IDLE" and len(desk.recent) == _UNREAD_COMMANDS:
+        if isinstance(follower, ShellFollower) and now.state == "IDLE" and len(desk.recent) == UNREAD_COMMANDS:
             await follower.caught_up(desk.recent[0], _FOLLOW_SECONDS)
         desk.recent.append(number)
 
@@ -243,76 +204,7 @@ class InputDesk:
         if follower is not None:
             follower.touched("input")
 
-    # --- the rules -----------------------------------------------------------------------------------------------
-
-    async def _judge(
-        self, record: SessionRecord, desk: Desk, now: Now, data: bytes, controls: Sequence[Control]
-    ) -> Judged:
-        if isinstance(desk.live, ShellLive):
-            return self._strictest(record, now.cwd, (command_text(data),)) if data else Judged("allow")
-        if not self.rules.is_guarded(record):
-            return Judged("allow")
-        typed = data + b"".join(b"\x03" for control in controls if control.type == "CTRL_C")
-        if not typed:
-            return Judged("allow", line=desk.line)
-        if now.state == "BUSY" and now.awaiting_input:
-            return self._for_a_program(record, now, data)
-        if desk.runs and typed.strip(b"\x03"):
-            # It would stand on the line that is deleted for the command, or that the command stands on.
-            raise NotNow(
-                f"session {record.session_id!r}: a command is being run there, and nothing asks for input",
-                reason="SESSION_BUSY",
-                retry_after=0.5,
-            )
-        await self._know_the_line(record, desk, typed)
-        result = self.rules.input(record, desk.line, typed, now.cwd)
-        decision = result.decision
-        typed_lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
-        lines = tuple(_printable(text) for text in typed_lines)
-        judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
-        if judged.verdict == "ask" and (not lines or judged.open or lines != typed_lines):
-            # What somebody allows must be all that is typed.
-            return judged._replace(
-                verdict="deny", reason=f"{decision.reason}; it could not be held for an approval"
-            )
-        return judged
-
-    def _for_a_program(self, record: SessionRecord, now: Now, data: bytes) -> Judged:
-        """A program waits for input: its line is not a command. What is behind that line may reach the shell."""
-        first, _, rest = data.replace(b"\r", b"\n").partition(b"\n")
-        if any(key in first[:-1] for key in _LEAVING):
-            return Judged(
-                "deny", reason="keys that leave the program, and more behind them: send them by themselves"
-            )
-        lines = tuple(line for line in rest.decode("utf-8", "replace").split("\n") if line.strip())
-        judged = self._strictest(record, now.cwd, lines)
-        # Nobody could tell what it would have been typed into by the time of an answer.
-        return judged._replace(verdict="deny") if judged.verdict == "ask" else judged
-
-    async def _know_the_line(self, record: SessionRecord, desk: Desk, typed: bytes) -> None:
-        """If another replica typed since we did, its row says what stands on the line: nothing, or nobody knows."""
-        which = AuditFilter(session_id=record.session_id, kinds=("input", "control", "command"), newest_first=True)
-        rows, _ = await self._store.rows(which, Page(1))
-        if not rows or rows[0].seq == desk.last_row:
-            return
-        body = msgspec.json.decode(rows[0].body, type=dict[str, Any])
-        if not body.get("open") or typed.startswith(b"\x03"):
-            desk.line = LineBuffer()
-            return
-        raise Denied(
-            "what stands on the line was typed elsewhere: send CTRL_C first",
-            reason="LINE_UNKNOWN",
-            session_id=record.session_id,
-        )
-
-    def _strictest(self, record: SessionRecord, cwd: str, commands: tuple[str, ...]) -> Judged:
-        if not self.rules.is_guarded(record):
-            return Judged("allow", commands)
-        found = [self.rules.command(record, command, cwd) for command in commands]
-        decision = max(found, key=lambda each: _STRICTNESS[each.verdict], default=None)
-        if decision is None:
-            return Judged("allow", commands)
-        return Judged(decision.verdict, commands, decision.place, decision.reason)
+    # --- refusals and rows ---------------------------------------------------------------------------------------
 
     async def _deny(
         self, caller: Caller, record: SessionRecord, command_id: str, command: str, judged: Judged
@@ -363,7 +255,7 @@ class InputDesk:
         now = await desk.live.now()
         approval_id = ""
         if not request.request_id or not await self._is_written(record, command_id):
-            judged = self._strictest(record, now.cwd, (command,))
+            judged = self._judge.strictest(record, now.cwd, (command,))
             if judged.verdict == "deny":
                 await self._deny(caller, record, command_id, command, judged)
             if judged.verdict == "ask":
@@ -440,11 +332,6 @@ def _typing(desk: Desk) -> Iterator[None]:
         raise
     finally:
         desk.runs -= 1
-
-
-def _printable(text: str) -> str:
-    """With bytes that are no UTF-8 as people can read them."""
-    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _lost(line: LineBuffer) -> LineBuffer:

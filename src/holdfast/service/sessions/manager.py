@@ -45,7 +45,8 @@ from holdfast.service.sessions.command_log import CommandLog
 from holdfast.service.sessions.creation import Creation
 from holdfast.service.sessions.events import EventStreams, NoticeBell
 from holdfast.service.sessions.follower import Surroundings
-from holdfast.service.sessions.input import Desk, InputDesk
+from holdfast.service.sessions.input import InputDesk
+from holdfast.service.sessions.judging import Desk
 from holdfast.service.sessions.leases import Leases
 from holdfast.service.sessions.live import Live, Now, TerminalLive
 from holdfast.service.sessions.live_shell import ShellLive
