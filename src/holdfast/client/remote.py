@@ -237,8 +237,8 @@ class RemoteExec:
         params = m.TerminalCloseParams(terminal_id, mode, jobs, _milliseconds(grace))
         return await self.connection.call(methods.TERMINAL_CLOSE, params)
 
-    async def describe_terminal(self, terminal_id: str) -> TerminalStatus:
-        return await self.connection.call(methods.TERMINAL_DESCRIBE, m.TerminalParams(terminal_id))
+    async def describe_terminal(self, terminal_id: str, *, look: bool = True) -> TerminalStatus:
+        return await self.connection.call(methods.TERMINAL_DESCRIBE, m.TerminalParams(terminal_id, look))
 
     async def list_terminals(self) -> tuple[TerminalStatus, ...]:
         return (await self.connection.call(methods.TERMINAL_LIST, _EMPTY)).terminals

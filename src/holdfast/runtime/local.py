@@ -500,8 +500,8 @@ class LocalExec:
         self._reap_orphans()
         return terminal.status()
 
-    async def describe_terminal(self, terminal_id: str) -> TerminalStatus:
-        return self.terminals.terminal(terminal_id).status()
+    async def describe_terminal(self, terminal_id: str, *, look: bool = True) -> TerminalStatus:
+        return self.terminals.terminal(terminal_id).status(look=look)
 
     async def list_terminals(self) -> tuple[TerminalStatus, ...]:
         return tuple(terminal.status() for terminal in self.terminals.all())

@@ -166,9 +166,9 @@ class LiveTerminal:
     def is_over(self) -> bool:
         return self.state in _OVER
 
-    def status(self) -> TerminalStatus:
-        """How it is at this moment."""
-        look = self._look()
+    def status(self, *, look: bool = True) -> TerminalStatus:
+        """How it is at this moment; who waits for input is not told without a look."""
+        seen = self._look() if look else self._mode()
         self._catch_up()
         process, group = self.process, self.process.foreground_group()
         return TerminalStatus(
@@ -182,11 +182,11 @@ class LiveTerminal:
             token=self.timeline.token(process.logs[2]),
             changes=self.changes,
             prompt=self.prompt,
-            awaiting_input=look.awaiting,
-            echo=look.echo,
-            canonical=look.canonical,
-            foreground=_name(look.pid or group),
-            foreground_pid=look.pid or group or None,
+            awaiting_input=seen.awaiting,
+            echo=seen.echo,
+            canonical=seen.canonical,
+            foreground=_name(seen.pid or group),
+            foreground_pid=seen.pid or group or None,
             input_queued=process.input.queued_bytes,
             last_exit_code=self.last_exit_code,
             exit_code=process.status.exit_code if process.status else None,
@@ -396,6 +396,12 @@ class LiveTerminal:
             self.changes += 1
             self._tell()
         return look
+
+    def _mode(self) -> InputState:
+        """The same without who waits."""
+        terminal = self.process.terminal
+        mode = line_mode(terminal) if terminal >= 0 and self.process.running else None
+        return _NOBODY if mode is None else InputState(None, None, *mode)
 
     def _ask(self) -> InputState:
         terminal = self.process.terminal

@@ -78,7 +78,7 @@ class TerminalMethods:
         )
 
     async def describe(self, connection: ServerConnection, params: m.TerminalParams) -> TerminalStatus:
-        return await self._exec.describe_terminal(params.terminal_id)
+        return await self._exec.describe_terminal(params.terminal_id, look=params.look)
 
     async def list(self, connection: ServerConnection, params: m.Empty) -> m.TerminalListResult:
         return m.TerminalListResult(await self._exec.list_terminals())

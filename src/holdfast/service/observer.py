@@ -6,6 +6,7 @@ Stands between the parts that tell (`admission.CallObserver`, `sessions.ports.Te
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +28,8 @@ _LONGEST_ID: Final = 128
 _FINE: Final = ("OK", "CANCELLED")
 
 _log = structlog.stdlib.get_logger("holdfast.service.calls")
+#: The same as the standard library has it. To find out that nobody wants a line costs structlog 20 µs.
+_log_level = logging.getLogger("holdfast.service.calls")
 
 
 class Calls:
@@ -63,8 +66,10 @@ class ObservedCall:
 
     def end(self, status: str) -> None:
         seconds = time.perf_counter() - self._began
-        tell = _log.debug if status in _FINE else _log.info
-        tell("call", method=self._method, front=self._front, status=status, seconds=round(seconds, 4))
+        level = logging.DEBUG if status in _FINE else logging.INFO
+        if _log_level.isEnabledFor(level):
+            words = {"method": self._method, "front": self._front, "status": status, "seconds": round(seconds, 4)}
+            _log.log(level, "call", **words)
         if status in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED"):
             self._metrics.refused(status)
         self._span.set("rpc.code", status)

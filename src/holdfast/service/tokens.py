@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from holdfast.service.problems import BadToken
 
 _WIDTHS: Final = (10, 12, 8, 12)
+_DIGITS: Final = "".join(f"%0{width}x" for width in _WIDTHS)
 _CHECK_WIDTH: Final = 8
 #: Stands for "all of this command, its end included": more numbers than any command has chunks.
 FINISHED: Final = 16 ** _WIDTHS[1] - 1
@@ -34,7 +35,7 @@ class Position(NamedTuple):
 
 
 def write_token(session_id: str, position: Position) -> str:
-    digits = "".join(f"{number:0{width}x}" for number, width in zip(position, _WIDTHS, strict=True))
+    digits = _DIGITS % position
     return digits + _check(session_id, digits)
 
 

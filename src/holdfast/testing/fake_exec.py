@@ -60,6 +60,8 @@ import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from holdfast.errors import (
     CommandNotFound,
     DuplicateProcess,
@@ -486,8 +488,9 @@ class FakeExec:
         await terminal.close(mode, jobs, grace)
         return terminal.describe()
 
-    async def describe_terminal(self, terminal_id: str) -> TerminalStatus:
-        return self.terminal(terminal_id).describe()
+    async def describe_terminal(self, terminal_id: str, *, look: bool = True) -> TerminalStatus:
+        status = self.terminal(terminal_id).describe()
+        return status if look else msgspec.structs.replace(status, awaiting_input=None)
 
     async def list_terminals(self) -> tuple[TerminalStatus, ...]:
         found = (process for process in self._processes.values() if isinstance(process, FakeTerminal))

@@ -169,9 +169,9 @@ class ScriptedTerminal(LiveTerminal):
         )
         self.attach(cast("ManagedProcess", _Pty(stub)))
 
-    def status(self) -> TerminalStatus:
+    def status(self, *, look: bool = True) -> TerminalStatus:
         return msgspec.structs.replace(
-            super().status(), foreground=self._stub.foreground, foreground_pid=self._stub.pid
+            super().status(look=look), foreground=self._stub.foreground, foreground_pid=self._stub.pid
         )
 
     def look_again(self) -> None:

@@ -299,8 +299,10 @@ class ShellListResult(Struct, frozen=True):
 # --- terminals -------------------------------------------------------------------------------------------------
 
 
-class TerminalParams(Struct, frozen=True):
+class TerminalParams(Struct, frozen=True, omit_defaults=True):
     terminal_id: str
+    #: Look who waits for input: a few files of /proc. Without it `awaiting_input` is None.
+    look: bool = True
 
 
 class TerminalReadParams(Struct, frozen=True, omit_defaults=True):

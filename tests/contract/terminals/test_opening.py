@@ -71,6 +71,9 @@ async def test_it_is_described(opened: Opener) -> None:
     status = await terminal.wait_until_awaiting_input(PATIENCE)
     assert (status.foreground, status.foreground_pid, status.awaiting_input) == ("bash", terminal.pid, True)
     assert not status.password_prompt
+    unseen = await opened.box.api.describe_terminal("described", look=False)
+    assert (unseen.awaiting_input, unseen.foreground, unseen.echo) == (None, "bash", status.echo)
+    assert (unseen.state, unseen.canonical, unseen.token) == ("IDLE", status.canonical, status.token)
     again = await opened.box.open_terminal("described")
     assert (again.pid, again.state) == (terminal.pid, "IDLE")
     assert [each.id for each in await opened.box.terminals()] == ["described"]

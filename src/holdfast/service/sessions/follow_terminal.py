@@ -92,29 +92,29 @@ class TerminalFollower(Follower):
 
     async def follow(self) -> Ending:
         around, session_id = self.around, self.record.session_id
-        settings, loop = around.settings, asyncio.get_running_loop()
+        settings = around.settings
         await self._resume()
         audited = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
         # What a running command printed is read again: its excerpt begins there.
         token = audited if self._running is None else min(audited, self._running.start.seq)
         async with around.pool.hold(self.record.sandbox) as api:
             await self._look(api)
-            pending: list[AuditEntry] = []
-            written_by = 0.0
             while True:
-                wait = settings.follow_seconds if not pending else max(0.0, written_by - loop.time())
-                found = await api.read_terminal(session_id, since=token, max_bytes=settings.follow_bytes, wait=wait)
-                if not pending:
-                    written_by = loop.time() + settings.gather_seconds
-                pending += await self._take(found.events, audited)
+                found = await api.read_terminal(
+                    session_id, since=token, max_bytes=settings.follow_bytes, wait=settings.follow_seconds
+                )
+                if 0 < found.token - token < settings.follow_bytes and not found.closed:
+                    # What comes within a moment is read and written together. Not while more is printed than one
+                    # read takes: the terminal keeps only so much.
+                    await asyncio.sleep(settings.gather_seconds)
+                    found = await api.read_terminal(session_id, since=token, max_bytes=settings.follow_bytes)
+                entries = await self._take(found.events, audited)
                 token = found.token
-                if pending and (self._ended is not None or loop.time() >= written_by):
-                    await self.write(pending, token)
-                    pending = []
+                if entries:
+                    await self.write(entries, token)
                 if self._ended is not None:
                     return self._ended
-                if not pending:
-                    self.read_to = token
+                self.read_to = token
                 if found.closed:
                     status = await api.describe_terminal(session_id)
                     state = "ERROR" if status.state == "ERROR" else "CLOSED"

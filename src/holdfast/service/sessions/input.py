@@ -113,7 +113,8 @@ class InputDesk:
         *,
         busy: bool,
     ) -> InputTaken:
-        now = await desk.live.now()
+        # Who waits for input matters to the rules alone.
+        now = await desk.live.now(look=self._rules.is_guarded(record))
         if now.state in ("CLOSING", "CLOSED", "ERROR"):
             raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
@@ -252,7 +253,7 @@ class InputDesk:
         timeout = request.timeout or self._settings.command_seconds
         command_id = self._command_id(record, request.request_id)
         command = command_text(request.command.encode())
-        now = await desk.live.now()
+        now = await desk.live.now(look=False)
         approval_id = ""
         if not request.request_id or not await self._is_written(record, command_id):
             judged = self._judge.strictest(record, now.cwd, (command,))
@@ -264,7 +265,8 @@ class InputDesk:
                 )
                 approval_id = approval.approval_id
                 await self.approvals.wait(approval, timeout)
-            await self._write_command(caller, record, desk, command_id, command, judged)
+                now = await desk.live.now(look=False)
+            await self._write_command(caller, record, desk, now, command_id, command, judged)
         left = max(0.1, timeout - (loop.time() - began))
         max_bytes = min(request.max_bytes, self._settings.max_read_bytes)
         with _typing(desk):
@@ -286,9 +288,15 @@ class InputDesk:
         )
 
     async def _write_command(
-        self, caller: Caller, record: SessionRecord, desk: Desk, command_id: str, command: str, judged: Judged
+        self,
+        caller: Caller,
+        record: SessionRecord,
+        desk: Desk,
+        now: Now,
+        command_id: str,
+        command: str,
+        judged: Judged,
     ) -> None:
-        now = await desk.live.now()
         data = command.encode()
         body = {
             **self._shown(data, hidden=False),
@@ -313,7 +321,8 @@ class InputDesk:
         judged = Judged("allow", (command,), reason=f"approval {approval.approval_id}")
         caller = Caller(approval.answered_by)
         if not await self._is_written(record, approval.command_id):
-            await self._write_command(caller, record, desk, approval.command_id, command, judged)
+            now = await desk.live.now(look=False)
+            await self._write_command(caller, record, desk, now, approval.command_id, command, judged)
         with _typing(desk):
             # Without the lock: a program that is to end first may have to be answered.
             await desk.live.type_command(approval.command_id, command)

@@ -79,7 +79,9 @@ class Live(Protocol):
         """Start it and wait for its first prompt: how it is, and the token after what is shown."""
         ...
 
-    async def now(self) -> Now: ...
+    async def now(self, *, look: bool = True) -> Now:
+        """Without a look, which is quicker, it is not known whether a program waits for input."""
+        ...
 
     async def settled(self) -> Now:
         """The same after something was typed: what waits to be run makes it BUSY."""
@@ -130,9 +132,9 @@ class TerminalLive:
             shown = terminal_chunks(self._id, Position(), await api.read_terminal(self._id))
         return _terminal_now(status), write_token(self._id, shown.position)
 
-    async def now(self) -> Now:
+    async def now(self, *, look: bool = True) -> Now:
         async with self._pool.use(self._record.sandbox) as api:
-            return _terminal_now(await api.describe_terminal(self._id))
+            return _terminal_now(await api.describe_terminal(self._id, look=look))
 
     async def settled(self) -> Now:
         async with self._pool.use(self._record.sandbox) as api:
@@ -182,7 +184,7 @@ class TerminalLive:
             ended = await api.run_in_terminal(
                 self._id, command, timeout=timeout, max_bytes=max_bytes, run_id=command_id
             )
-            cwd = (await api.describe_terminal(self._id)).cwd
+            cwd = (await api.describe_terminal(self._id, look=False)).cwd
         return Ran(
             exit_code=ended.exit_code,
             stdout=ended.output,

@@ -69,7 +69,7 @@ class ShellLive:
             status = await api.open_shell(spec)
         return shell_now(status), write_token(self._id, Position())
 
-    async def now(self) -> Now:
+    async def now(self, *, look: bool = True) -> Now:
         async with self._pool.use(self._record.sandbox) as api:
             return shell_now(await api.describe_shell(self._id))
 

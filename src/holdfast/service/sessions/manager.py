@@ -193,7 +193,7 @@ class SessionManager:
         if record.over or record.state == "UNKNOWN":
             return SessionView(record, record.state, record.initial_cwd, usage=usage)
         try:
-            now = await self.desk(record).live.now()
+            now = await self.desk(record).live.now(look=False)
         except Problem:
             # Whether it is gone or only out of reach, its follower finds out. One does not hide others in a list.
             return SessionView(record, "UNKNOWN", record.initial_cwd, usage=usage)

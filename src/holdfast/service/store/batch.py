@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.service.audit.chain import GENESIS, MARKED, OPENED, StreamMark, chained
@@ -21,6 +22,7 @@ from holdfast.service.store.connection import Connection
 from holdfast.service.store.model import Fence
 from holdfast.service.store.schema import ROWS, SESSIONS, STREAMS
 from holdfast.service.store.sessions import columns_of, no_session, record_of
+from holdfast.service.store.sqlite_statements import OFTEN
 
 #: After so many rows of a session its last one is named in the service's own stream, so that no more than these can
 #: be cut off an open session without a trace there. Each costs a row.
@@ -207,7 +209,7 @@ class Batch:
     async def _store(self, connection: Connection, rows: dict[str, list[AuditRow]], heads: dict[str, Head]) -> None:
         values = [msgspec.structs.asdict(row) for each in rows.values() for row in each]
         if values:
-            await connection.execute(insert(ROWS), values)
+            await connection.execute(_ADD_ROWS, values)
         if touched := [msgspec.structs.asdict(heads[name]) for name in rows]:
             await connection.execute(
                 _MOVE_HEAD, [{f"new_{name}": value for name, value in each.items()} for each in touched]
@@ -224,17 +226,20 @@ async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, ke
 
 
 #: Made once: to put one of these together costs as much as to run it.
+_ADD_ROWS: Final = insert(ROWS).execution_options(**OFTEN)
 _LOCK_SESSIONS: Final = (
     select(SESSIONS)
     .where(SESSIONS.c.session_id.in_(bindparam("names", expanding=True)))
     .order_by(SESSIONS.c.session_id)
     .with_for_update()
+    .execution_options(**OFTEN)
 )
 _LOCK_STREAMS: Final = (
     select(STREAMS)
     .where(STREAMS.c.session_id.in_(bindparam("names", expanding=True)))
     .order_by(STREAMS.c.session_id)
     .with_for_update()
+    .execution_options(**OFTEN)
 )
 _MOVE_HEAD: Final = (
     update(STREAMS)
@@ -245,6 +250,7 @@ _MOVE_HEAD: Final = (
             for name in ("last_seq", "last_hash", "size", "opened_seq", "marked_seq", "closed")
         }
     )
+    .execution_options(**OFTEN)
 )
 
 
@@ -297,8 +303,13 @@ async def _update_sessions(connection: Connection, changed: dict[str, dict[str, 
             values = {f"new_{column}": value for column, value in columns.items()}
             alike[tuple(sorted(columns))].append({"which": name, **values})
     for names, group in alike.items():
-        statement = update(SESSIONS).where(SESSIONS.c.session_id == bindparam("which"))
-        await connection.execute(statement.values({name: bindparam(f"new_{name}") for name in names}), group)
+        await connection.execute(_change_columns(names), group)
+
+
+@cache
+def _change_columns(names: tuple[str, ...]) -> Update:
+    statement = update(SESSIONS).where(SESSIONS.c.session_id == bindparam("which"))
+    return statement.values({name: bindparam(f"new_{name}") for name in names}).execution_options(**OFTEN)
 
 
 def _holds(session: dict[str, Any], fence: Fence) -> bool:

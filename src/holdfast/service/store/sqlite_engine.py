@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -21,6 +21,7 @@ from sqlalchemy.pool import QueuePool
 
 from holdfast.service.problems import Bug, Invalid, Unavailable
 from holdfast.service.store.connection import Connection, Rows, Work
+from holdfast.service.store.sqlite_statements import OFTEN, OftenRun, as_sqlalchemy
 
 T = TypeVar("T")
 
@@ -44,16 +45,39 @@ class SqliteEngine:
         _prepare_file(str(url.database), create)
         self._url = url
         self._writing = _engine(url, "BEGIN IMMEDIATE", 1)
+        #: The one connection that writes, once it is needed; of the writer's thread.
+        self._connection: sqlalchemy.Connection | None = None
+        self._often = OftenRun(self._writing.dialect)
         self._reading = _engine(url, "BEGIN", READERS)
         # One thread: those that write queue before it, in the order in which they came.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="holdfast-store-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-store-read")
 
     async def write(self, work: Work[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, _run, self._writing, work)
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._write, work)
+
+    def _write(self, work: Work[T]) -> T:
+        """In the writer's thread, on a connection that stays: to take it from a pool costs a statement."""
+        connection = self._writing_connection()
+        with connection.begin():
+            return _finished(work(_Near(connection, self._often)))
+
+    def _writing_connection(self) -> sqlalchemy.Connection:
+        if self._connection is None or self._connection.invalidated:
+            self._close_writing()
+            self._connection = self._writing.connect()
+        return self._connection
+
+    def _close_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
     async def read(self, work: Work[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, _run, self._reading, work)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
+
+    def _read(self, work: Work[T]) -> T:
+        with self._reading.begin() as connection:
+            return _finished(work(_Near(connection, self._often)))
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Connection]:
@@ -64,32 +88,47 @@ class SqliteEngine:
             connection = await run(engine.connect)
             try:
                 await run(connection.begin)
-                yield _Distant(connection, run)
+                yield _Distant(connection, self._often, run)
             finally:
                 await run(connection.close)
         finally:
             await run(engine.dispose)
 
     async def give_back(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._writer, _vacuum, self._writing)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._vacuum)
+
+    def _vacuum(self) -> None:
+        # A script, since each step of this statement frees one page, and only scripts are stepped to their end.
+        script = f"PRAGMA incremental_vacuum({VACUUM_PAGES})"
+        try:
+            _driver(self._writing_connection()).executescript(script)
+        except sqlite3.Error as error:
+            raise as_sqlalchemy(error, script) from error
 
     async def close(self) -> None:
         for executor, engine in ((self._writer, self._writing), (self._readers, self._reading)):
             await asyncio.to_thread(executor.shutdown)
+            self._close_writing()
             engine.dispose()
 
 
 class _Near:
     """The connection in its own thread."""
 
-    def __init__(self, connection: sqlalchemy.Connection) -> None:
+    def __init__(self, connection: sqlalchemy.Connection, often: OftenRun) -> None:
         self._connection = connection
+        self._often = often
 
     @property
     def dialect(self) -> Dialect:
         return self._connection.dialect
 
     async def execute(self, statement: Any, parameters: Any = None, /) -> Rows:
+        return self._execute(statement, parameters)
+
+    def _execute(self, statement: Any, parameters: Any) -> Rows:
+        if statement.get_execution_options().keys() >= OFTEN.keys():
+            return self._often.run(_driver(self._connection), statement, parameters)  # type: ignore[return-value]
         return _whole(self._connection.execute(statement, parameters))
 
     async def run_sync(self, look: Callable[..., T], /) -> T:
@@ -99,35 +138,29 @@ class _Near:
 class _Distant(_Near):
     """The connection from outside of its thread."""
 
-    def __init__(self, connection: sqlalchemy.Connection, run: Callable[..., Any]) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: sqlalchemy.Connection, often: OftenRun, run: Callable[..., Any]) -> None:
+        super().__init__(connection, often)
         self._run = run
 
     async def execute(self, statement: Any, parameters: Any = None, /) -> Rows:
-        result: Rows = await self._run(lambda: _whole(self._connection.execute(statement, parameters)))
+        result: Rows = await self._run(lambda: self._execute(statement, parameters))
         return result
 
 
-def _run(engine: sqlalchemy.Engine, work: Work[T]) -> T:
-    """The work in a transaction, in this thread."""
-    with engine.begin() as connection:
-        steps = work(_Near(connection)).__await__()
-        try:
-            next(steps)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        raise Bug("a transaction waited for something else than its database", reason="STORE_BUG")
-
-
-def _vacuum(engine: sqlalchemy.Engine) -> None:
-    connection = engine.raw_connection()
+def _finished(work: Awaitable[T]) -> T:
+    """What it comes to; it has nothing to wait for."""
+    steps = work.__await__()
     try:
-        # A script, since each step of this statement frees one page, and only scripts are stepped to their end.
-        driver: sqlite3.Connection = connection.driver_connection  # type: ignore[assignment]
-        driver.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
-    finally:
-        connection.close()
+        next(steps)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise Bug("a transaction waited for something else than its database", reason="STORE_BUG")
+
+
+def _driver(connection: sqlalchemy.Connection) -> sqlite3.Connection:
+    driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment]
+    return driver
 
 
 def _whole(result: Rows) -> Rows:
@@ -165,7 +198,10 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
     def _begin(connection: Any) -> None:
         # The driver would begin at the first change only: two that read before they write would both go on, and
         # one of them fail.
-        connection.exec_driver_sql(begin)
+        try:
+            _driver(connection).execute(begin)
+        except sqlite3.Error as error:
+            raise as_sqlalchemy(error, begin) from error
 
     return engine
 
