@@ -292,6 +292,22 @@ async def test_run_command_is_judged_and_written_down(store: MemoryStore, clock:
             assert ids == {ran.command_id}
 
 
+async def test_run_command_by_the_name_of_an_earlier_request_is_judged_as_well(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    fake = FakeExec(shell_commands={"make": answers("built\n"), "deploy now": answers("deployed\n")})
+    rules = GUARDED + '[[profiles.default.commands.rules]]\nverdict = "ask"\nprogram = ["deploy"]\n'
+    async with running(make_manager(store, connecting(fake), clock=clock, text=rules)) as manager:
+        session_id = (await manager.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
+        for _ in range(2):
+            ran = await manager.run_command(ANN, RunRequest("make", session_id, request_id="r1"))
+            assert ran.stdout == b"built\n"
+        with pytest.raises(Denied, match="nothing is removed"):
+            await manager.run_command(ANN, RunRequest("rm -rf x", session_id, request_id="r1"))
+        with pytest.raises(Invalid, match="another command"):
+            await manager.run_command(ANN, RunRequest("deploy now", session_id, request_id="r1"))
+
+
 async def test_a_shell_has_no_keys_and_no_size(store: MemoryStore, fake: FakeExec) -> None:
     async with running(make_manager(store, connecting(fake))) as manager:
         session_id = (await manager.create(ANN, CreateRequest(kind="shell"))).view.record.session_id

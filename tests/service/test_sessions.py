@@ -166,10 +166,10 @@ async def test_a_sandbox_that_answers_nonsense_does_not_hide_the_other_sessions(
     ids = [(await manager.create(ANN, CreateRequest())).view.record.session_id for _ in range(2)]
     describe = fake.describe_terminal
 
-    async def sometimes(terminal_id: str) -> Any:
+    async def sometimes(terminal_id: str, **options: Any) -> Any:
         if terminal_id == ids[0]:
             raise LimitReached("too much to do")
-        return await describe(terminal_id)
+        return await describe(terminal_id, **options)
 
     monkeypatch.setattr(fake, "describe_terminal", sometimes)
     found, _ = await manager.find(ANN)

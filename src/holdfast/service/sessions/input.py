@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.service.api import AuditFilter, Control, InputTaken, RunRequest, RunResult
 from holdfast.service.clock import Clock
 from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
@@ -235,6 +237,13 @@ class InputDesk:
         rows, _ = await self._store.rows(which, Page(1))
         return bool(rows)
 
+    async def _is_same(self, record: SessionRecord, command_id: str, command: str) -> bool:
+        """Whether this is the command that was allowed under this id."""
+        which = AuditFilter(session_id=record.session_id, command_id=command_id, kinds=("command",))
+        rows, _ = await self._store.rows(which, Page(1))
+        shown = self._shown(command.encode(), hidden=False)
+        return bool(rows) and shown.items() <= msgspec.json.decode(rows[0].body, type=dict[str, Any]).items()
+
     def _command_id(self, record: SessionRecord, request_id: str) -> str:
         if not request_id:
             return f"cmd-{secrets.token_hex(8)}"
@@ -255,10 +264,16 @@ class InputDesk:
         command = command_text(request.command.encode())
         now = await desk.live.now(look=False)
         approval_id = ""
-        if not request.request_id or not await self._is_written(record, command_id):
-            judged = self._judge.strictest(record, now.cwd, (command,))
-            if judged.verdict == "deny":
-                await self._deny(caller, record, command_id, command, judged)
+        judged = self._judge.strictest(record, now.cwd, (command,))
+        if judged.verdict == "deny":
+            await self._deny(caller, record, command_id, command, judged)
+        if request.request_id and await self._is_written(record, command_id):
+            # It need not be what was run before, and its sandbox may have forgotten that.
+            if judged.verdict == "ask" and not await self._is_same(record, command_id, command):
+                raise Invalid(
+                    "request_id: it was another command's", reason="REQUEST_ID_REUSED", field="request_id"
+                )
+        else:
             if judged.verdict == "ask":
                 approval = await self.approvals.ask(
                     record, command_id, command, judged.rule, judged.reason, held=False
