@@ -314,6 +314,8 @@ async def _pass_on(
     chunked = any(name == b"transfer-encoding" for name, _ in request.headers)
     headers += [(b"host", authority.encode()), (b"connection", b"close")]
     if chunked:
+        # Of two lengths, the one that we go by: the next to read it might go by the other.
+        headers = [each for each in headers if each[0] != b"content-length"]
         headers.append((b"transfer-encoding", b"chunked"))
     outside = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     up_writer.write(outside.send(h11.Request(method=request.method, target=target, headers=headers)) or b"")

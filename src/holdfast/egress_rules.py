@@ -21,6 +21,9 @@ DEFAULT_PORTS: Final = (80, 443)
 #: NAT64 (RFC 6052): the last 32 bits are an address of version 4.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
+#: Addresses of version 4 in version 6 (RFC 4291), and NAT64 of a network's own (RFC 8215).
+_NOT_PUBLIC: Final = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+
 
 class Pattern(msgspec.Struct, frozen=True):
     """One that was read."""
@@ -106,4 +109,7 @@ def _is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if inner is not None:
             return _is_public(inner)
+        # What Python takes for global: the old addresses of a site, and those that version 4 was once put into.
+        if address.is_site_local or any(address in each for each in _NOT_PUBLIC):
+            return False
     return address.is_global and not address.is_multicast

@@ -11,7 +11,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
 from holdfast.model import Confinement, ConfinementMode
+from holdfast.runtime.confine.composing import binds_descriptors, compose, find_bwrap
 from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.testing.servers import RunningServer, is_alive, running_server
@@ -392,3 +393,29 @@ async def test_confined_shells_and_terminals_go_on_when_the_server_is_killed(
             await shell.close()
             assert _running("sleep\x004326\x00") == []
             server.pid = (await box.status()).pid
+
+
+@pytest.mark.parametrize("where", ["writable", "readable"])
+async def test_a_directory_that_becomes_a_link_while_its_jail_is_made(
+    confinement: Confinement, where: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody in another session can do that at any moment: here, just after the path was looked at."""
+    if confinement.mode == "bubblewrap" and not binds_descriptors(find_bwrap() or ""):
+        pytest.skip("this bwrap knows no --bind-fd")
+    outside, given = tmp_path / "outside", work / "given"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+
+    def compose_and_replace(*arguments: Any, **options: Any) -> Any:
+        composed = compose(*arguments, **options)
+        given.rename(work / "moved")
+        given.symlink_to(outside)
+        return composed
+
+    given.mkdir()
+    monkeypatch.setattr("holdfast.runtime.starting.compose", compose_and_replace)
+    confinement = replace(confinement, **{"writable": (), where: (str(given),)})
+    async with holdfast.connect("inprocess") as box:
+        with pytest.raises(PermissionRefused, match="link"):
+            await box.start(["sh", "-c", f"echo >{given}/new"], cwd="/", confinement=confinement)
+    assert [each.name for each in outside.iterdir()] == ["secret"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -155,6 +156,16 @@ def test_somebody_elses_file_in_the_place_of_an_upload_is_not_written(tmp_path: 
     with pytest.raises(OSError, match="symbolic links"):
         work.do_write_piece(path, b"hello", "two", 0, True)
     assert (tmp_path / "precious").read_text() == "precious"
+
+
+async def test_a_directory_that_is_there_keeps_its_permissions(files: LocalFiles, tmp_path: Path) -> None:
+    await files.make_dir(str(tmp_path / "new"), mode=0o700)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    (tmp_path / "somebodys").mkdir(0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "somebodys")
+    for name in ("somebodys", "link"):
+        await files.make_dir(str(tmp_path / name), mode=0o700)
+    assert stat.S_IMODE((tmp_path / "somebodys").stat().st_mode) == 0o755
 
 
 async def test_a_request_that_comes_twice_is_done_once(files: LocalFiles, tmp_path: Path) -> None:

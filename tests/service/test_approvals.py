@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from holdfast.service.api import CreateRequest, RunRequest
-from holdfast.service.problems import Denied, NotFound, NotNow, TooLate
+from holdfast.service.model import Approval
+from holdfast.service.problems import Denied, Exhausted, NotFound, NotNow, TooLate
+from holdfast.service.sessions.approvals import LONGEST_COMMAND, MOST_WAITING
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers
+from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
 from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
 
@@ -172,3 +175,78 @@ async def test_a_restarted_service_lets_old_approvals_expire(
     await clock.advance(400)
     async with running(make_manager(store, connecting(fake), clock=clock, text=RULES)):
         assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["expired"]
+
+
+async def test_what_was_approved_and_could_not_be_typed_may_be_approved_again(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    fake = FakeExec(terminal_program=by_hand)
+    made = make_manager(store, connecting(fake), clock=clock, text=RULES, prompt_seconds=0, input_seconds=0.05)
+    async with running(made) as manager:
+        session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+        stub = fake.terminal(session_id)
+        stub.shows_prompt("$ ")
+        taken = await manager.send_input(ANN, session_id, b"deploy now\n")
+        stub.starts_command(b"sleep 10")
+        with pytest.raises(NotNow, match="no prompt"):
+            await manager.answer_approval(OPERATOR, taken.approval_id, True)
+        assert "could not be typed" in store.bodies(session_id, "error")[-1]["detail"]
+        stub.shows_prompt("$ ")
+        assert await manager.answer_approval(OPERATOR, taken.approval_id, True) == "approved"
+        assert stub.typed == [b"\x05\x15deploy now\r"]
+        stub.starts_command(b"deploy now")
+        await settle()
+        await clock.advance(1)
+        with pytest.raises(NotNow):
+            await manager.answer_approval(OPERATOR, taken.approval_id, True)
+        assert len(store.bodies(session_id, "command")) == len(store.bodies(session_id, "approval_answered")) == 1
+
+
+async def test_a_caller_that_goes_away_has_answered(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, stub, approval_id = await asked(manager, fake)
+    answer, answered = store.answer_approval, asyncio.Event()
+
+    async def answer_and_tell(*arguments: Any, **options: Any) -> Approval:
+        found = await answer(*arguments, **options)
+        answered.set()
+        return found
+
+    monkeypatch.setattr(store, "answer_approval", answer_and_tell)
+    gone = asyncio.create_task(manager.answer_approval(OPERATOR, approval_id, True))
+    await answered.wait()
+    gone.cancel()
+    await settle()
+    assert stub.typed == [b"\x05\x15deploy now\r"]
+
+
+async def test_the_same_request_is_asked_for_once_and_not_too_many_wait(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    asked_for = {
+        (await manager.send_input(ANN, session_id, b"deploy now\n", request_id="r1")).approval_id for _ in range(2)
+    }
+    assert len(asked_for) == 1
+    for _ in range(MOST_WAITING - 1):
+        await manager.send_input(ANN, session_id, b"deploy now\n")
+    with pytest.raises(Exhausted, match="wait for an approval"):
+        await manager.send_input(ANN, session_id, b"deploy now\n")
+    assert len(await manager.approvals(OPERATOR)) == MOST_WAITING
+
+
+async def test_what_cannot_be_shown_to_whoever_allows_it_is_not_asked_for(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    with pytest.raises(Denied, match="could not be held"):
+        await manager.send_input(ANN, session_id, b"deploy \xff\n")
+    assert await manager.approvals(OPERATOR) == []
+
+
+async def test_a_command_that_nobody_would_read_is_not_asked_for(manager: SessionManager) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    with pytest.raises(Denied, match="too long"):
+        await manager.run_command(ANN, RunRequest(f"deploy {'x' * LONGEST_COMMAND}", session_id))
+    assert await manager.approvals(OPERATOR) == []

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.service import agents
 from holdfast.service.access import hash_token
-from holdfast.service.assembly import Service
+from holdfast.service.assembly import Service, own_files
 from holdfast.service.housekeeping import DAY_SECONDS, PING_SECONDS, Housekeeping
 from holdfast.service.metrics import Metrics
 from holdfast.service.model import AuditEntry, Caller, Policy, SessionRecord
@@ -286,3 +286,10 @@ def test_without_a_file_the_rules_are_built_in_and_a_file_that_is_not_there_is_n
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(Invalid, match="no UTF-8"):
         read_rules(str(binary))
+
+
+async def test_the_database_and_the_keys_are_kept_from_sessions(store: Store, tmp_path: Path) -> None:
+    key, tls = str(tmp_path / "audit.key"), str(tmp_path / "tls.key")
+    found = own_files(store, ServiceSettings(audit_key_file=key, tls_key=tls, tls_cert="cert"))
+    assert {key, tls} <= set(found)
+    assert (store.database.url.database in found) is store.database.is_sqlite

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 import holdfast
-from holdfast.client.sandbox import Sandbox
+from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
 from holdfast.model import Confinement, Limits
 from holdfast.runtime.confine.offers import offers
+from holdfast.service.clock import SystemClock
+from holdfast.service.problems import Denied
+from holdfast.service.sessions.egress import Egress
+from holdfast.service.sessions.preparation import Preparation
+from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.testing.servers import RunningServer, running_server
+from service.fakes import MemoryStore
+from service.session_records import POLICY, record
 
 SECRET = "the-token-of-another"
 MIB = 1024 * 1024
@@ -173,6 +182,26 @@ async def test_writing_outside_through_links(scene: Scene, shell: Shell) -> None
     )
     assert outside.joinpath("file").read_text() == SECRET
     assert os.listdir(outside) == ["file"]
+
+
+async def test_a_workspace_that_leads_elsewhere(scene: Scene) -> None:
+    """An agent may name a directory of its workspace to begin in; what it names may be a link that it made."""
+    scene.outside.chmod(0o755)
+    (scene.work / "link").symlink_to(scene.outside)
+    pool = SandboxPool(open_exec, SystemClock())
+    preparation = Preparation(pool, Egress(pool, MemoryStore(SystemClock()), SystemClock()))
+    address = scene.server.address("unix")
+    info = await pool.info(address)
+    for place in (scene.work / "link", scene.work / "link" / "made"):
+        policy = replace(POLICY, writable=(str(place),), sandbox_mode=scene.mode)
+        with pytest.raises(Denied, match="symbolic link"):
+            await preparation.prepare(record(sandbox=address, policy=policy), info)
+    assert stat.S_IMODE(scene.outside.stat().st_mode) == 0o755
+    assert [each.name for each in scene.outside.iterdir()] == ["file"]
+    policy = replace(POLICY, writable=(str(scene.work / "new" / "one"),), sandbox_mode=scene.mode)
+    await preparation.prepare(record(sandbox=address, policy=policy), info)
+    assert stat.S_IMODE((scene.work / "new" / "one").stat().st_mode) == 0o700
+    await pool.aclose()
 
 
 async def test_mounting_and_new_namespaces(scene: Scene, shell: Shell) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.service.api import Control, CreateRequest, RunRequest
 from holdfast.service.model import Kind
-from holdfast.service.problems import Denied, Invalid, TooLate
+from holdfast.service.problems import Denied, Invalid, NotNow, TooLate
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
@@ -99,6 +99,15 @@ async def test_a_command_that_the_rules_deny_is_not_typed_whatever_pieces_it_com
     assert stub.typed[-2:] == [b"\x03", b"true\n"]
 
 
+async def test_a_denied_line_that_is_no_utf_8_is_refused_and_written_down(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    with pytest.raises(Denied, match="nothing is removed"):
+        await manager.send_input(ANN, session_id, b"rm \xff\n")
+    assert (store.bodies(session_id, "decision")[0]["command"], stub.typed) == (r"rm \xff", [])
+
+
 async def test_keys_whose_effect_only_the_shell_knows_are_refused(manager: SessionManager, fake: FakeExec) -> None:
     session_id, stub = await at_a_prompt(manager, fake)
     with pytest.raises(Denied, match="only the shell knows"):
@@ -148,6 +157,51 @@ async def test_a_line_that_another_replica_began_is_not_guessed(
         await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
         await manager.send_input(ANN, session_id, b"true\n")
     assert stub.typed == [b"r", b"\x03", b"true\n"]
+
+
+async def test_a_command_that_waits_to_be_typed_does_not_hide_what_stands_on_the_line(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"sleep 10\n")
+    stub.starts_command(b"sleep 10")
+    await manager.send_input(ANN, session_id, b"rm -rf x")
+    run = asyncio.create_task(manager.run_command(ANN, RunRequest("true", session_id, timeout=1)))
+    await settle()
+    with pytest.raises(NotNow, match="being run"):
+        await manager.send_input(ANN, session_id, b"\n")
+    await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    assert stub.typed == [b"sleep 10\n", b"rm -rf x", b"\x03"]
+
+
+async def test_a_command_that_was_not_typed_leaves_the_line_as_it_was(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"sleep 10\n")
+    stub.starts_command(b"sleep 10")
+    await manager.send_input(ANN, session_id, b"rm -rf x")
+    run = asyncio.create_task(manager.run_command(ANN, RunRequest("true", session_id, timeout=1)))
+    await settle()
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    with pytest.raises(Denied, match="only the shell knows"):
+        await manager.send_input(ANN, session_id, b"\n")
+    assert stub.typed == [b"sleep 10\n", b"rm -rf x"]
+
+
+async def test_the_name_of_an_earlier_request_lets_nothing_through(manager: SessionManager, fake: FakeExec) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"echo rm -rf x\n", request_id="r1")
+    with pytest.raises(Denied, match="nothing is removed"):
+        await manager.send_input(ANN, session_id, b"rm -rf x\n", request_id="r1")
+    # Its terminal may have forgotten the first, and type it.
+    await manager.send_input(ANN, session_id, b"rm -rf x", request_id="r1")
+    with pytest.raises(Denied, match="only the shell knows"):
+        await manager.send_input(ANN, session_id, b"\n")
+    assert stub.typed == [b"echo rm -rf x\n"]
 
 
 async def test_a_password_is_not_written_down(manager: SessionManager, fake: FakeExec, store: MemoryStore) -> None:
@@ -236,6 +290,22 @@ async def test_run_command_is_judged_and_written_down(store: MemoryStore, clock:
             assert (ended["exit_code"], ended["output"].strip()) == (2, "built")
             ids = {row.command_id for row in store.log if row.session_id == session_id and "command" in row.kind}
             assert ids == {ran.command_id}
+
+
+async def test_run_command_by_the_name_of_an_earlier_request_is_judged_as_well(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    fake = FakeExec(shell_commands={"make": answers("built\n"), "deploy now": answers("deployed\n")})
+    rules = GUARDED + '[[profiles.default.commands.rules]]\nverdict = "ask"\nprogram = ["deploy"]\n'
+    async with running(make_manager(store, connecting(fake), clock=clock, text=rules)) as manager:
+        session_id = (await manager.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
+        for _ in range(2):
+            ran = await manager.run_command(ANN, RunRequest("make", session_id, request_id="r1"))
+            assert ran.stdout == b"built\n"
+        with pytest.raises(Denied, match="nothing is removed"):
+            await manager.run_command(ANN, RunRequest("rm -rf x", session_id, request_id="r1"))
+        with pytest.raises(Invalid, match="another command"):
+            await manager.run_command(ANN, RunRequest("deploy now", session_id, request_id="r1"))
 
 
 async def test_a_shell_has_no_keys_and_no_size(store: MemoryStore, fake: FakeExec) -> None:

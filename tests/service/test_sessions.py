@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConnectionLost, SandboxGone
+from holdfast.errors import ConnectionLost, LimitReached, SandboxGone
 from holdfast.service.api import AuditFilter, Control, CreateRequest, RunRequest
 from holdfast.service.model import SERVICE_STREAM
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.ports import Told
+from holdfast.service.store.audit_log import MAX_BODY_BYTES
 from holdfast.testing import FakeClock, FakeExec, answers, by_hand
 from holdfast.testing.clock import settle
 from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, read_until, running
@@ -119,6 +120,18 @@ async def test_what_may_not_be_had_is_refused_and_written_down(
     assert (store.records, await fake.list_terminals()) == ({}, ())
 
 
+async def test_a_large_environment_fits_into_its_row(manager: SessionManager, store: MemoryStore) -> None:
+    environment = {f"NAME_{number}": "x" * 20_000 for number in range(40)}
+    created = await manager.create(ANN, CreateRequest(environment=environment))
+    (body,) = store.bodies(created.view.record.session_id, "session_created")
+    assert body["environment"]["NAME_0"] == "x" * 256 + "…"
+    many = {f"NAME_{'N' * 100}_{number}": "x" * 256 for number in range(900)}
+    created = await manager.create(ANN, CreateRequest(environment=many))
+    (body,) = store.bodies(created.view.record.session_id, "session_created")
+    assert len(str(body)) < MAX_BODY_BYTES / 4
+    assert body["environment"][""].endswith("more")
+
+
 async def test_a_directory_outside_of_the_allowed_ones_is_refused(store: MemoryStore, fake: FakeExec) -> None:
     rules = '[profiles.narrow]\nextends = "default"\n[profiles.narrow.directories]\nreadable = ["/srv"]\n'
     rules += '[agents.ann]\nprofile = "narrow"\n'
@@ -129,12 +142,38 @@ async def test_a_directory_outside_of_the_allowed_ones_is_refused(store: MemoryS
         assert created.view.record.initial_cwd == "/srv"
 
 
+async def test_a_shell_of_the_agents_own_is_refused_where_commands_have_rules(
+    store: MemoryStore, fake: FakeExec
+) -> None:
+    rules = '[profiles.default.commands]\ndefault = "deny"\n'
+    async with running(make_manager(store, connecting(fake), text=rules)) as manager:
+        with pytest.raises(Denied, match="shell"):
+            await manager.create(ANN, CreateRequest(shell="/work/ann/bash"))
+        assert (await manager.create(ANN, CreateRequest(shell="/bin/bash"))).view.state == "IDLE"
+
+
 async def test_an_operator_makes_sessions_for_others_and_sees_them_all(manager: SessionManager) -> None:
     created = await manager.create(OPERATOR, CreateRequest(agent_id="bob"))
     assert created.view.record.agent_id == "bob"
     session_id = created.view.record.session_id
     assert (await manager.get(BOB, session_id)).state == "IDLE"
     assert [view.record.agent_id for view in (await manager.find(OPERATOR))[0]] == ["bob"]
+
+
+async def test_a_sandbox_that_answers_nonsense_does_not_hide_the_other_sessions(
+    manager: SessionManager, fake: FakeExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [(await manager.create(ANN, CreateRequest())).view.record.session_id for _ in range(2)]
+    describe = fake.describe_terminal
+
+    async def sometimes(terminal_id: str, **options: Any) -> Any:
+        if terminal_id == ids[0]:
+            raise LimitReached("too much to do")
+        return await describe(terminal_id, **options)
+
+    monkeypatch.setattr(fake, "describe_terminal", sometimes)
+    found, _ = await manager.find(ANN)
+    assert {view.record.session_id: view.state for view in found} == {ids[0]: "UNKNOWN", ids[1]: "IDLE"}
 
 
 async def test_sessions_of_others_read_as_if_there_were_none(manager: SessionManager) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from holdfast.errors import ConnectionLost
 from holdfast.service.api import CreateRequest, PolicyRequest
 from holdfast.service.problems import Unavailable
+from holdfast.service.sessions.follow_terminal import TerminalFollower
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.timers import TimerHeap
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, by_hand
@@ -184,6 +188,49 @@ async def test_leases_are_renewed_and_those_of_a_dead_replica_claimed(
     assert len(first.leases) == 0
     await first.stop()
     await second.stop()
+
+
+async def test_a_sandbox_that_is_away_when_time_is_up_is_asked_again_and_the_log_does_not_grow(
+    store: MemoryStore, fake: FakeExec, clock: FakeClock, manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id, _ = await opened(manager, fake)
+    close, tries = fake.close_terminal, 0
+
+    async def away(*arguments: Any, **options: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise ConnectionLost("gone for a while")
+
+    monkeypatch.setattr(fake, "close_terminal", away)
+    for _ in range(60):
+        await clock.advance(60)
+        await settle()
+    assert 3 < tries < 60
+    types = [body["type"] for body in store.bodies(session_id, "event")]
+    assert types.count("IDLE_TIMEOUT") == len(store.bodies(session_id, "close")) == 1
+    monkeypatch.setattr(fake, "close_terminal", close)
+    await clock.advance(61)
+    await until_over(store, session_id)
+
+
+async def test_a_session_whose_follower_ended_by_a_bug_is_followed_again(
+    store: MemoryStore, fake: FakeExec, clock: FakeClock, manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id, stub = await opened(manager, fake)
+    follower = manager.leases.follower(session_id)
+    assert follower is not None
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(TerminalFollower, "_take", lambda *_: [].pop())
+        stub.prints("hello")
+        await settle()
+    assert manager.leases.follower(session_id) is None
+    for _ in range(4):
+        await clock.advance(manager.settings.lease_seconds / 3)
+        await settle()
+    again = manager.leases.follower(session_id)
+    assert again is not None
+    assert again.lease.epoch > follower.lease.epoch
 
 
 async def test_one_timer_for_all_and_the_latest_word_for_each_key_counts(clock: FakeClock) -> None:

@@ -155,6 +155,7 @@ def jail(confinement: Confinement, visible: Visible, **changes: object) -> list[
         "own_network": False,
         "directories": frozenset(visible.hidden),
         "proc": ("/proc/sys",),
+        "opened": {},
         **changes,
     }
     return bubblewrap.options(confinement, visible, **given)  # type: ignore[arg-type]

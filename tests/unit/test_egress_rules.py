@@ -40,6 +40,7 @@ def test_names(pattern: str, host: str, port: int, passes: bool) -> None:
         *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
         *("224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1"),
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:7f00:1::1"),
+        *("::127.0.0.1", "::a00:1", "fec0::1", "64:ff9b:1::a00:1"),
     ],
 )
 def test_addresses_that_lead_inside_must_be_named_themselves(address: str) -> None:

@@ -245,8 +245,14 @@ class FileWork:
                 raise
             if not exist_ok:
                 raise
+            return  # it stays as it is: it may be anybody's, and `path` a link to it
         if mode is not None:
-            os.chmod(path, mode)
+            # Not by its path: somebody may have put a link in its place since.
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
 
     def do_remove(self, path: str, recursive: bool, missing_ok: bool) -> None:
         try:

@@ -207,6 +207,8 @@ def _what_to_execute(command: Command) -> dict[str, object]:
         }
     orders = dict(confined.orders)
     orders["rules"] = orders["rules"] and [(os.fsencode(path), rights) for path, rights in orders["rules"]]
+    orders["named"] = [os.fsencode(path) for path in orders["named"]]
+    orders["opened"] = [(os.fsencode(path), number) for path, number in orders["opened"]]
     orders["command"] = [os.fsencode(word) for word in orders.get("command", ())]
     return {
         "path": os.fsencode(confined.path),

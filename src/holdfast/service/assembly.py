@@ -132,7 +132,7 @@ class Service:
         outside = SandboxesOutside(pool, store, clock)
         monitor = ResourceMonitor(outside, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
-        preparation = Preparation(pool, egress, hidden=_own_files(store))
+        preparation = Preparation(pool, egress, hidden=own_files(store, settings))
         manager = AgentSessions(
             store=store,
             rules=self._rulebook,
@@ -273,7 +273,9 @@ def _monitor(settings: ServiceSettings) -> MonitorSettings:
     )
 
 
-def _own_files(store: Store) -> tuple[str, ...]:
-    """The database, which sessions on the same machine must not see."""
+def own_files(store: Store, settings: ServiceSettings) -> tuple[str, ...]:
+    """The database and the keys, which sessions on the same machine must not see."""
     path = store.database.url.database or ""
-    return tuple(path + end for end in ("", "-wal", "-shm")) if store.database.is_sqlite else ()
+    database = [path + end for end in ("", "-wal", "-shm")] if store.database.is_sqlite else []
+    keys = [os.path.abspath(each) for each in (settings.audit_key_file, settings.tls_key) if each]
+    return (*database, *keys)

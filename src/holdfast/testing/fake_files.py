@@ -173,7 +173,7 @@ class FakeFiles:
         if known is None:
             self._find(posixpath.dirname(place), "directory")
             known = self._files[place] = FakeFile("directory", next(self._numbers))
-        known.take(FileAttributes(mode=mode))
+            known.take(FileAttributes(mode=mode))
 
     async def remove(
         self,

@@ -172,3 +172,51 @@ def test_what_bash_runs_of_typed_keys_was_followed(machine: Machine, keys: bytes
     (entered,) = decided.entered
     assert machine.type(keys) == expected
     assert expected <= set(read_command_line(entered).programs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[ 'a[$(p1)]' -eq 0 ]]",
+        "[[ -v 'a[$(p1)]' ]]",
+        "test -v 'a[$(p1)]'",
+        "[ -v 'a[$(p1)]' ]",
+        "x=1; : ${x['a[$(p1)]']}",
+        "x=1; : ${x['a[`p1`]']}",
+        "x=abc; : ${x:'a[$(p1)]'}",
+        r"x=1; : ${x[$'a[\x24(p1)]']}",
+        "a=(['b[$(p1)]']=1)",
+        r"declare -i n; n=a[\$\(p1\)]",
+        "set -- 'a[$(p1)]'; : $(($1))",
+        "for x in 'a[$(p1)]'; do ((x)); done",
+        "read x <<< 'a[$(p1)]'; ((x))",
+        ": ${PS0:=x}; : ${BASH_ENV:=p1}",
+        "declare -n r=PATH; r=$PATH; p1",
+        "printf -vPATH %s /nowhere:$PATH; p1",
+        "mapfile -C p1 -c1 a <<< x",
+        "compgen -W '$(p1)'",
+        "hash -rp /bin/true p2; p1",
+    ],
+)
+def test_builtins_run_nothing_unseen(text: str, tmp_path: Path) -> None:
+    if not (bash := shutil.which("bash")):
+        pytest.skip("no bash here")
+    line = read_command_line(text, interactive=True)
+    assert line.unknown
+    # That is for a reason: each of them runs a program, or changes which one the next name is.
+    assert "p1" in Machine(tmp_path).run(text, [bash, "-c"]) or "PS0" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["set -euo pipefail", "set -- $x", "[[ a[0] == b ]]", "echo ${a[0]:-$x} ${b:=1}", "awk '{a[$(NF)]++}' f"],
+)
+def test_what_is_usual_stays_known(text: str) -> None:
+    assert read_command_line(text, interactive=True).unknown == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["set +o emacs", "set -o vi", "shopt -uo emacs", "stty intr undef", "histchars=@^#"]
+)
+def test_what_changes_the_keys_of_a_prompt_is_not_known(text: str) -> None:
+    assert read_command_line(text, interactive=True).unknown

@@ -11,7 +11,7 @@ from holdfast.service.policy.engine import (
     decide_command,
     decide_cwd,
     decide_environment,
-    decide_limits,
+    decide_shell,
     decide_signal,
     is_inside,
     normal,
@@ -417,17 +417,39 @@ def test_a_profile_says_which_variables_may_be_given(build: Profile) -> None:
     assert decide_environment(build, {"LANG": "a\0b"}).refused == ("LANG",)
 
 
+@pytest.mark.parametrize("name", ["HOME", "PS1", "PS4", "INPUTRC", "IFS", "PATH", "histchars"])
+def test_where_commands_have_rules_no_variable_may_decide_what_runs(
+    rules: Rules, build: Profile, name: str
+) -> None:
+    assert decide_environment(rules.profiles["strict"], {name: "x"}).refused == (name,)
+    assert decide_environment(Profile(), {name: "x"}).refused == ()
+    assert decide_environment(build, {"PATH": "x"}).refused == ()  # named by the rules
+
+
+@pytest.mark.parametrize(
+    ("shell", "allowed"),
+    [
+        ("", True),
+        ("bash", True),
+        ("/bin/bash", True),
+        ("/usr/bin/dash", True),
+        ("/srv/ann/bash", False),
+        ("./bash", False),
+        ("/bin/../srv/ann/bash", False),
+        ("/usr/bin/python3", False),
+        ("zsh", False),
+    ],
+)
+def test_where_commands_have_rules_the_shell_is_one_whose_language_is_read(
+    rules: Rules, shell: str, allowed: bool
+) -> None:
+    assert decide_shell(rules.profiles["strict"], shell).allowed is allowed
+    assert decide_shell(Profile(), shell).allowed
+
+
 def test_signals_are_those_of_the_profile(build: Profile) -> None:
     assert decide_signal(build, "CTRL_C").allowed
     assert decide_signal(build, "RESIZE").allowed
     refused = decide_signal(build, "SIGKILL")
     assert (refused.verdict, refused.place) == ("deny", "rules.toml:6")
     assert decide_signal(Profile(), "SIGKILL").allowed
-
-
-def test_an_agent_has_so_many_sessions(rules: Rules) -> None:
-    assert decide_limits(rules, "bob", 1).allowed
-    refused = decide_limits(rules, "bob", 2)
-    assert (refused.verdict, refused.place) == ("deny", "rules.toml:48")
-    assert decide_limits(rules, "eve", 19).allowed
-    assert not decide_limits(rules, "eve", 20).allowed

@@ -9,6 +9,7 @@ from __future__ import annotations
 # `signal` is the same with enums, which take longer to import.
 import _signal  # type: ignore[import-not-found]
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -16,7 +17,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,6 +53,8 @@ _SCOPES = 3  # abstract Unix sockets, and signals; since 6
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP = 1
 PROXY_PORT = 3128
+#: inode(7)
+_FILE_TYPE, _LINK = 0o170000, 0o120000
 
 
 def _check(result: int) -> int:
@@ -89,10 +92,21 @@ def landlock_version() -> int:
     return max(0, version)
 
 
-def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool) -> None:
+def open_named(path: bytes) -> int:
+    """What was named, and nothing that a link leads to: whoever may write above it may have put one there since it
+    was looked at."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # The first opens a link itself, if that is what the last part of the path is.
+    if os.fstat(fd).st_mode & _FILE_TYPE == _LINK or os.readlink(b"/proc/self/fd/%d" % fd) != path:
+        raise OSError(errno.ELOOP, f"{os.fsdecode(path)} became a symbolic link, or is below one")
+    return fd
+
+
+def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool, named: Collection[bytes] = ()) -> None:
     """From now on only what lies beneath the paths of `rules` can be opened.
 
-    `rules` are pairs of a path and what may be done beneath it: letters of `rwxl`, `l` for listing directories.
+    `rules` are pairs of a path and what may be done beneath it: letters of `rwxl`, `l` for listing directories. Of
+    these paths those in `named` are no links.
     """
     version = landlock_version()
     known = _RIGHTS[min(version, max(_RIGHTS))]
@@ -104,7 +118,7 @@ def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool) -> None:
     ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0))
     for path, letters in rules:
         try:
-            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            fd = open_named(path) if path in named else os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         rights = 0
@@ -173,7 +187,7 @@ def confine(orders: dict[str, Any]) -> None:
     if orders["drop_capabilities"]:
         drop_capabilities()
     if orders["rules"] is not None:
-        restrict_files(orders["rules"], no_tcp=orders["no_tcp"])
+        restrict_files(orders["rules"], no_tcp=orders["no_tcp"], named=orders["named"])
     if orders["filter"] is not None:
         filter_calls(orders["filter"])
 
@@ -185,6 +199,10 @@ def jail(orders: dict[str, Any], report: int) -> list[bytes]:
     """
     for number in orders["ignored"]:
         _signal.signal(number, _signal.SIG_IGN)
+    for path, number in orders["opened"]:
+        fd = open_named(path)
+        os.dup2(fd, number)
+        os.close(fd)
     words = [b"--args", b"%d" % _file(orders["options"]), b"--block-fd", b"%d" % report]
     os.set_inheritable(report, True)
     if orders["filter"] is not None:

@@ -35,10 +35,12 @@ def options(
     own_network: bool,
     directories: frozenset[str],
     proc: Collection[str],
+    opened: Mapping[str, int],
 ) -> list[str]:
     """`own_network`: it is already in one. `directories` are those of the hidden paths that are no files, `proc`
-    those of `PROC_READ_ONLY` and `PROC_HIDDEN` that are there."""
-    mounts = _mounts(confinement, visible, environment, directories)
+    those of `PROC_READ_ONLY` and `PROC_HIDDEN` that are there, `opened` are paths that bwrap is given by a
+    descriptor."""
+    mounts = _mounts(confinement, visible, environment, directories, opened)
     mounts |= {path: ["--ro-bind", path, path] for path in PROC_READ_ONLY if path in proc}
     mounts |= {path: _mask(path, directories) for path in PROC_HIDDEN if path in proc}
     words = [
@@ -64,7 +66,11 @@ def options(
 
 
 def _mounts(
-    confinement: Confinement, visible: Visible, environment: Mapping[str, str], directories: frozenset[str]
+    confinement: Confinement,
+    visible: Visible,
+    environment: Mapping[str, str],
+    directories: frozenset[str],
+    opened: Mapping[str, int],
 ) -> dict[str, list[str]]:
     scratch = str(confinement.scratch_bytes)
     mounts = {
@@ -83,10 +89,14 @@ def _mounts(
             continue  # one of the jail's own covers it
         mounts[path] = _mask(path, directories)
     for path in visible.readable:
-        mounts[path] = ["--ro-bind", path, path]
+        mounts[path] = _bind("--ro-bind", path, opened)
     for path in visible.writable:
-        mounts[path] = ["--bind", path, path]
+        mounts[path] = _bind("--bind", path, opened)
     return mounts
+
+
+def _bind(option: str, path: str, opened: Mapping[str, int]) -> list[str]:
+    return [f"{option}-fd", str(opened[path]), path] if path in opened else [option, path, path]
 
 
 def _mask(path: str, directories: frozenset[str]) -> list[str]:

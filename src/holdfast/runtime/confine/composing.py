@@ -25,6 +25,8 @@ _PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/
 _ENV: Final = "/usr/bin/env"
 #: What keys, and the end of a terminal, send to those in its foreground.
 _OF_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP)
+#: The first descriptor by which bwrap is given what was named; the launcher has a handful below it.
+_FIRST_OPENED: Final = 64
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
@@ -88,6 +90,8 @@ def compose(
         "proxy": confinement.proxy if confinement.network == "proxy" else None,
         "options": b"",
         "ignored": (),
+        "named": [],
+        "opened": [],
     }
     variables = dict(environment)
     if confinement.mode == "none":
@@ -98,6 +102,7 @@ def compose(
     program = os.path.realpath(os.path.join(cwd, path))
     if not visible.shows(program):
         raise CommandNotFound(f"{argv[0]}: {program} is not among what the confinement lets be read")
+    orders["named"] = sorted({os.path.normpath(each) for each in (*confinement.writable, *confinement.readable)})
     if confinement.mode == "landlock":
         orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes)
         if orders["filter"] is None and confinement.network == "none":
@@ -122,6 +127,10 @@ def _in_jail(
         raise PermissionRefused("confinement: bubblewrap is not installed here: there is no program bwrap")
     if not (visible.shows(os.path.normpath(cwd)) or exists_in_jail(environment, cwd)):
         raise CwdNotFound(f"working directory {cwd!r}: not among what the confinement lets be read")
+    opened = {}
+    if binds_descriptors(bwrap):
+        opened = {each: _FIRST_OPENED + index for index, each in enumerate(orders["named"])}
+        orders["opened"] = list(opened.items())
     words = bubblewrap.options(
         confinement,
         visible,
@@ -131,6 +140,7 @@ def _in_jail(
         own_network=bool(orders["network"]),
         directories=frozenset(path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN) if os.path.isdir(path)),
         proc=[path for path in (*bubblewrap.PROC_READ_ONLY, *bubblewrap.PROC_HIDDEN) if os.path.exists(path)],
+        opened=opened,
     )
     orders["options"] = b"".join(os.fsencode(word) + b"\0" for word in words)
     command = [path, *argv[1:]]
@@ -161,6 +171,17 @@ def _env_resets_signals() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.stdout == b"yes\n"
+
+
+@functools.cache
+def binds_descriptors(bwrap: str) -> bool:
+    """Whether this bwrap can be given a directory that is open: those of 2024 and later. To an older one, a path
+    that is replaced by a link while the jail is made leads wherever the link does."""
+    try:
+        done = subprocess.run([bwrap, "--help"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return b"--ro-bind-fd" in done.stdout
 
 
 def still_there(confinement: Confinement | None, cwd: str) -> str:

@@ -7,6 +7,7 @@ that.
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from typing import Final
 from holdfast.service.model import Struct
 from holdfast.service.policy.shell_grammar import Grammar
 from holdfast.service.policy.shell_redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
-from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word
+from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word, runs_as_index
 from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, WRAPPERS, NotKnown, split
 
 #: A longer text is unknown as a whole. Four times what Linux takes as one argument would only cost time.
@@ -40,14 +41,24 @@ _DIALECTS: Final[dict[str, tuple[bool, ...]]] = {
 _OTHER_SHELLS: Final = frozenset(["zsh", "fish", "csh", "tcsh", "xonsh", "nu", "pwsh", "elvish", "yash", "ksh93"])
 #: Variables that change which programs a name means, or run something by themselves.
 _STEERING: Final = re.compile(
-    r"(PATH|LD_\w+|BASH_ENV|ENV|IFS|SHELLOPTS|BASHOPTS|PROMPT_COMMAND|PS[0-4]|BASH_FUNC_.*|BASH_ALIASES|BASH_CMDS)"
+    r"(PATH|LD_\w+|BASH_ENV|ENV|IFS|SHELLOPTS|BASHOPTS|PROMPT_COMMAND|PS[0-4]|BASH_FUNC_.*|BASH_ALIASES|BASH_CMDS"
+    r"|BASH_LOADABLES_PATH|INPUTRC|histchars)"
 )
+#: Builtins that evaluate the names that they are given, with the index in them; `set` makes `$1` of its words.
+_EVALUATING: Final = frozenset(["test", "[", "wait", "set"])
 #: Builtins whose words are names of variables.
 _ASSIGNING: Final = frozenset(
     ["export", "declare", "typeset", "local", "readonly", "read", "mapfile", "readarray", "unset", "getopts", "let"]
 )
 _SHELL_LONG_FLAGS: Final = ("login", "noediting", "noprofile", "norc", "posix", "restricted", "verbose")
+#: Options with which a builtin changes what runs, or runs something itself.
+_RUNNING_OPTIONS: Final = {"hash": "p", "enable": "f", "jobs": "x", "mapfile": "C", "readarray": "C"}
 _FIND_COMMANDS: Final = ("-exec", "-execdir", "-ok", "-okdir")
+
+
+def steers(name: str) -> bool:
+    """Whether a variable decides what runs."""
+    return bool(_STEERING.fullmatch(name))
 
 
 class Command(Struct, frozen=True):
@@ -174,7 +185,7 @@ class _Look:
         self._reading.script(text, depth, posix=self._posix, via=self._via)
 
     def variable(self, name: str) -> None:
-        if _STEERING.fullmatch(name):
+        if steers(name):
             self.unknown(f"it sets {name}, which decides what runs")
 
     def _assigned(self, assignments: Iterable[Assignment]) -> None:
@@ -184,7 +195,8 @@ class _Look:
 
     def _stored(self, value: Word) -> None:
         """Arithmetic runs what stands in a variable, if it looks like an index: `x='a[$(...)]'; ((x))`."""
-        if value.quoted and value.known and ("$(" in value.text or "`" in value.text):
+        literal = value.quoted and value.known and ("$(" in value.text or "`" in value.text)
+        if literal or runs_as_index(value):
             self.unknown("a variable is given a text that holds a command")
 
     def _run(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
@@ -212,8 +224,16 @@ class _Look:
         self, name: str, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]
     ) -> bool:
         """Those that it runs; whether it adds nothing of its own."""
-        if name in _ASSIGNING or (name == "printf" and len(words) > 1 and words[1].text == "-v"):
-            self._assigning(words)
+        if (running := _RUNNING_OPTIONS.get(name)) is not None:
+            self._option(name, running, words)
+        if name in _EVALUATING and any(runs_as_index(word) for word in words):
+            raise NotKnown(f"`{name}` runs a command that stands in an index")
+        if name in _ASSIGNING or (name == "printf" and len(words) > 1 and words[1].text.startswith("-v")):
+            self._assigning(name, words)
+        elif name in ("set", "shopt"):
+            options = itertools.takewhile(lambda word: word.text not in ("-", "--"), words)
+            if any(not word.known or word.text in ("emacs", "vi") for word in options):
+                raise NotKnown(f"`{name}` may change what keys do")
         elif name in _OTHER_SHELLS:
             raise NotKnown(f"the language of {name} is not known")
         elif name in _DIALECTS:
@@ -225,11 +245,12 @@ class _Look:
             return name in ("eval", "trap")
         elif name in WRAPPERS:
             return self._wrapper(name, words, redirections, via)
-        elif name in ("hash", "enable", "complete", "compgen", "jobs"):
-            runs = {"hash": "-p", "enable": "-f", "complete": "-C", "compgen": "-C", "jobs": "-x"}[name]
-            if any(not word.known or word.text.startswith(runs) for word in words[1:]):
-                raise NotKnown(f"`{name} {runs}` changes what runs")
         return False
+
+    def _option(self, name: str, letter: str, words: tuple[Word, ...]) -> None:
+        for word in words[1:]:
+            if not word.known or (word.text.startswith("-") and letter in word.text):
+                raise NotKnown(f"`{name} -{letter}` changes what runs")
 
     def _wrapper(
         self, name: str, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]
@@ -334,11 +355,16 @@ class _Look:
         if any("=" in word.text or not word.known for word in words[1:]):
             raise NotKnown("`alias` changes what later commands are")
 
-    def _assigning(self, words: tuple[Word, ...]) -> None:
+    def _assigning(self, name: str, words: tuple[Word, ...]) -> None:
         for word in words[1:]:
             if not word.known and not re.match(r"[A-Za-z_]\w*=", word.text):
                 raise NotKnown(f"`{words[0].text}` may set a variable that decides what runs")
-            self.variable(re.split(r"\+?=|\[", word.text)[0])
+            named = re.split(r"\+?=|\[", word.text)[0]
+            if named.startswith("-") and "n" in named and name in ("declare", "typeset", "local"):
+                raise NotKnown(f"`{name} -n` gives a variable another name")
+            # The value of an option may follow its letter at once: `printf -vPATH`, `read -ra PATH`.
+            for begin in range(len(named) if named.startswith("-") else 1):
+                self.variable(named[begin:])
             self._stored(word)
 
     def _find(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:

@@ -15,8 +15,8 @@ from typing import Final, cast, get_args
 
 from holdfast.service.api import ControlType, PolicyRequest
 from holdfast.service.model import Guard, Network, Policy, Resources, Struct
-from holdfast.service.policy.command_line import CommandLine, read_command_line
-from holdfast.service.policy.command_rules import match_rule
+from holdfast.service.policy.command_line import CommandLine, read_command_line, steers
+from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
 from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
 
@@ -227,6 +227,10 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
         return Decision("deny", f"{name} is set by the rules", *_rule(profile, "environment.set"))
     if name in section.allow:
         return None
+    if profile.guarded and (steers(name) or name == "HOME"):
+        # HOME: there are the files that a shell runs before anybody types.
+        reason = f"the variable {name} decides what runs, and the rules say what may"
+        return Decision("deny", reason, *_rule(profile, "environment.allow"))
     # Names are usually in capitals, secrets in small letters are as secret.
     for pattern in section.deny:
         if fnmatch.fnmatchcase(name.upper(), pattern.upper()):
@@ -237,21 +241,25 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
     return None
 
 
+def decide_shell(profile: Profile, shell: str) -> Decision:
+    """The program that a session is to run as its shell. Where commands have rules, one whose language is read, and
+    not any file that has its name."""
+    if not shell or not profile.guarded:
+        return Decision("allow", "no rule is about commands", *_rule(profile, "commands.default"))
+    key = _rule(profile, "commands.unknown")
+    directory, name = posixpath.split(shell)
+    if not read_command_line(":", shell=name).unknown and directory in ("", *SYSTEM_DIRECTORIES):
+        return Decision("allow", f"{name} is a shell of the system", *key)
+    reason = f"what the shell {shell!r} runs cannot be known"
+    return Decision(profile.unknown_verdict, reason, *key)
+
+
 def decide_signal(profile: Profile, control: ControlType) -> Decision:
     """A control action; sizes may always be set."""
     rule = _rule(profile, "signals.allow")
     if control == "RESIZE" or control in profile.signals.allow:
         return Decision("allow", f"{control} is allowed", *rule)
     return Decision("deny", f"{control} is not among the signals that are allowed", *rule)
-
-
-def decide_limits(rules: Rules, agent_id: str, open_sessions: int) -> Decision:
-    """Whether the agent may have one more session."""
-    agent = rules.agent(agent_id)
-    rule, place = "agents.sessions", agent.place("sessions")
-    if open_sessions < agent.sessions:
-        return Decision("allow", f"{open_sessions} of {agent.sessions} sessions are open", rule, place)
-    return Decision("deny", f"{agent_id} has {open_sessions} sessions open, of {agent.sessions}", rule, place)
 
 
 def decide_command(

@@ -246,7 +246,7 @@ class Grammar(RedirectionReader):
                     self.word()
                     continue
                 return
-            self.word()
+            self.check_index(self.word())
 
     def _case(self) -> None:
         self._blanks()
@@ -288,7 +288,7 @@ class Grammar(RedirectionReader):
                 self.at += 1
             elif char in META:
                 raise Unreadable("`[[` that cannot be read")
-            elif self.word() == Word("]]"):
+            elif self.check_index(self.word()) == Word("]]"):
                 return
 
     def _function_body(self) -> None:
@@ -373,7 +373,7 @@ class Grammar(RedirectionReader):
                 return Word(self.text[begin : self.at], known=False)
             if self.peek() in META and self.peek(2) not in ("<(", ">("):
                 raise Unreadable(f"{self.peek()!r} is not expected in a list of values")
-            self.word()
+            self.check_index(self.word())
 
     def _function(self, name: Word) -> None:
         match = _PARENTHESES.match(self.text, self.at)

@@ -85,6 +85,9 @@ class RedirectionReader(WordReader):
     def unknown(self, reason: str) -> None:
         self._findings.unknown(reason)
 
+    def variable(self, name: str) -> None:
+        self._findings.variable(name)
+
     def _blanks(self, *, lines: bool = False) -> None:
         """Over blanks and comments, and with `lines` over the ends of lines."""
         while char := self.peek():
@@ -154,7 +157,7 @@ class RedirectionReader(WordReader):
         word = self.word()
         if self.at == begin:
             raise (Unreadable if self.peek() else Incomplete)(f"{op} without what it leads to")
-        found.append(Redirection(op, word))
+        found.append(Redirection(op, self.check_index(word) if op == "<<<" else word))
         return True
 
     def _announcement(self, *, strip: bool) -> HereDocument:

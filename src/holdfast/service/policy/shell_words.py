@@ -27,6 +27,9 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
 _PLAIN_QUOTED: Final = re.compile(r'[^"\\$`!]+')
 _PLAIN_TEXT: Final = re.compile(r"[^\\$`]+")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
+_ASSIGNING_EXPANSION: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?:?=")
+#: A quoted `$` or backtick in a word that is as it was typed.
+_QUOTED_EXPANSION: Final = re.compile(r"\\[$`]|'[^']*[$`]|\$'")
 
 
 class Unreadable(Exception):
@@ -57,6 +60,14 @@ class Word(Struct, frozen=True):
     @property
     def plain(self) -> bool:
         return self.known and not self.quoted
+
+
+def runs_as_index(word: Word) -> bool:
+    """Whether arithmetic that reads this text runs a command in it: what stands in an index is expanded once more,
+    and arithmetic is in `[[`, `test -v`, `${x:...}` and every index."""
+    if word.known:
+        return "[" in word.text and ("$(" in word.text or "`" in word.text)
+    return "[" in word.text and _QUOTED_EXPANSION.search(word.text) is not None
 
 
 #: What stands for words that are known later: what `xargs` reads, what `find` finds, what is not typed yet.
@@ -91,6 +102,10 @@ class WordReader:
 
     def unknown(self, reason: str) -> None:
         """Something runs that nobody can know from the text."""
+        raise NotImplementedError
+
+    def variable(self, name: str) -> None:
+        """This one is set."""
         raise NotImplementedError
 
     # --- words -----------------------------------------------------------------------------------------------
@@ -285,8 +300,12 @@ class WordReader:
                 self._double_quoted()
             else:
                 self._expansion(within_quotes)
-        if self.text[begin : self.at].endswith("@P"):
+        raw = self.text[begin : self.at]
+        if raw.endswith("@P"):
             self.unknown("`${...@P}` runs what stands in a variable")
+        if assigned := _ASSIGNING_EXPANSION.match(raw):
+            self.variable(assigned[1])
+        self.check_index(Word(raw, known=False))
         self.at += 1
 
     def _expansion(self, within_quotes: bool = True) -> None:
@@ -305,6 +324,11 @@ class WordReader:
             if char:
                 self._history_mark(within_quotes=within_quotes)
             self.at += 1
+
+    def check_index(self, word: Word) -> Word:
+        if runs_as_index(word):
+            self.unknown(f"`{word.text[:80]}` holds a command that arithmetic would run")
+        return word
 
     def _expansions_until(self, closer: str) -> None:
         while (char := self.peek()) != closer:

@@ -144,6 +144,9 @@ OPAQUE: Final[dict[str, str]] = {
     "expect": "it types into other programs",
     "fc": "it runs earlier commands",
     "bind": "it changes what keys do",
+    "stty": "it changes what keys do",
+    "complete": "it runs what it is given",
+    "compgen": "it runs what it is given",
 }
 #: What runs on while the prompt is back, or after the session.
 BACKGROUND: Final = frozenset(

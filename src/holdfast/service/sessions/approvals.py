@@ -10,15 +10,23 @@ import builtins
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock
 from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
-from holdfast.service.problems import Denied, NotFound, Problem, TooLate
+from holdfast.service.problems import Denied, Exhausted, NotFound, Problem, TooLate
 from holdfast.service.sessions.events import NoticeBell, event_entry
 from holdfast.service.sessions.ports import Redact, SessionStore
 from holdfast.service.sessions.timers import TimerHeap
+from holdfast.service.store.model import Page
 
+#: Commands of one session that wait at a time: people read them one by one, and a page holds them all.
+MOST_WAITING: Final = 50
+#: The longest command that anybody reads before allowing it; a row of the audit holds it whole.
+LONGEST_COMMAND: Final = 32 * 1024
+#: Nobody is still at typing what was allowed so long ago: longer than a prompt is waited for.
+_TYPING_SECONDS: Final = 60.0
 #: Types what was held, once it is allowed.
 Deliver = Callable[[SessionRecord, Approval], Awaitable[None]]
 Outcome = Literal["approved", "refused"]
@@ -34,7 +42,7 @@ class Approvals:
         heap: TimerHeap,
         clock: Clock,
         redact: Redact,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         deliver: Deliver,
     ) -> None:
         self._store = store
@@ -51,11 +59,31 @@ class Approvals:
         """Write the request down and tell of it. `held`: the command is typed by whoever approves it; otherwise its
         caller waits and runs it."""
         now = self._clock.time()
+        waiting = await self._store.open_approvals(session_id=record.session_id)
+        for each in waiting:
+            if each.command_id == command_id:
+                return each  # the same request again
+        if len(waiting) >= MOST_WAITING:
+            raise Exhausted(
+                f"session {record.session_id!r} has {MOST_WAITING} commands that wait for an approval",
+                reason="APPROVAL_LIMIT",
+                retry_after=max(1.0, min(each.expires_at for each in waiting) - now),
+            )
+        if len(command.encode()) > LONGEST_COMMAND:
+            raise Denied(
+                f"a command of more than {LONGEST_COMMAND} bytes is too long to be shown to whoever would allow it",
+                reason="POLICY_DENIED",
+                rule=rule,
+            )
+        shown = self._redact(command)
+        if shown != command:
+            # Whoever allows it must know that it is not all there: what runs may be behind the mark.
+            reason = f"{reason} (parts that look like secrets are not shown)"
         approval = Approval(
             approval_id=f"apr-{secrets.token_hex(8)}",
             session_id=record.session_id,
             agent_id=record.agent_id,
-            command=self._redact(command),
+            command=shown,
             reason=reason,
             asked_at=now,
             expires_at=now + record.policy.approval_timeout,
@@ -120,11 +148,49 @@ class Approvals:
         if caller.role != "operator" and not record.policy.owner_approves:
             raise Denied("only an operator may answer this approval", reason="NOT_AN_OPERATOR")
         outcome: Outcome = "approved" if approve else "refused"
-        answered = await self._store.answer_approval(approval_id, outcome, by=caller.agent_id, comment=comment)
-        await self._written(record, answered, outcome, caller.agent_id, comment)
-        if approve and answered.data:
-            await self._deliver(record, answered)
+        if approve and await self._is_left(approval):
+            work = self._typed(record, approval)
+        else:
+            answered = await self._store.answer_approval(approval_id, outcome, by=caller.agent_id, comment=comment)
+            work = self._answered(record, answered, outcome)
+        # A caller that goes away now has answered all the same.
+        await asyncio.shield(self._spawn(work))
         return outcome
+
+    async def _is_left(self, approval: Approval) -> bool:
+        """Whether it was approved, and whoever was to type it could not, or is gone: then it may be said again."""
+        if approval.outcome != "approved" or not approval.data or approval.expires_at <= self._clock.time():
+            return False
+        which = AuditFilter(
+            session_id=approval.session_id,
+            command_id=approval.command_id,
+            kinds=("approval_answered", "error", "command_started", "command_ended"),
+            newest_first=True,
+        )
+        rows, _ = await self._store.rows(which, Page(1))
+        if not rows:
+            return False
+        too_long = rows[0].kind == "approval_answered" and rows[0].at + _TYPING_SECONDS <= self._clock.time()
+        return too_long or rows[0].kind == "error"
+
+    async def _answered(self, record: SessionRecord, approval: Approval, outcome: Outcome) -> None:
+        await self._written(record, approval, outcome, approval.answered_by, approval.comment)
+        if outcome == "approved" and approval.data:
+            await self._typed(record, approval)
+
+    async def _typed(self, record: SessionRecord, approval: Approval) -> None:
+        try:
+            await self._deliver(record, approval)
+        except Problem as problem:
+            body = {
+                "detail": f"what was approved could not be typed: {problem.message}",
+                "reason": problem.reason,
+                "approval_id": approval.approval_id,
+            }
+            now, session_id = self._clock.time(), record.session_id
+            failed = AuditEntry(session_id, now, record.agent_id, "error", approval.command_id, body)
+            await self._store.append([failed])
+            raise
 
     async def _written(
         self, record: SessionRecord, approval: Approval, outcome: str, by: str, comment: str

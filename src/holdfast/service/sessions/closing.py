@@ -38,9 +38,11 @@ class Closing:
         body: dict[str, Any] = {"mode": mode, "reason": reason}
         if by:
             body["by"] = by
-        await manager.store.append(
-            [AuditEntry(session_id, manager.clock.time(), record.agent_id, "close", "", body)]
-        )
+        if by or record.state != "CLOSING":
+            # What time has decided is tried again until its sandbox answers, and said once.
+            await manager.store.append(
+                [AuditEntry(session_id, manager.clock.time(), record.agent_id, "close", "", body)]
+            )
         if record.state != "CLOSING":
             record = await manager.store.update_session(session_id, state="CLOSING", close_reason=reason)
             if record.over:  # it ended by itself meanwhile

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Names of variables whose values are not shown, whatever the values look like.
 _SECRET_NAMES: Final = ("*TOKEN*", "*SECRET*", "*KEY*", "*PASSW*", "*CREDENTIAL*")
+#: Of one variable, and of all of them, so much stands in the row of a new session: a row has its limit.
+_SHOWN_VALUE: Final = 256
+_SHOWN_ENVIRONMENT: Final = 32 * 1024
 #: The epoch of a lease that came with a new session.
 _FIRST_EPOCH: Final = 1
 
@@ -97,7 +100,7 @@ class Creation:
             initial_cwd=manager.rules.cwd(policy, request.initial_cwd),
             # Until it is open: nobody can ask for it.
             state="UNKNOWN",
-            shell=request.shell,
+            shell=manager.rules.shell(policy, request.shell),
             environment={name: self._shown(name, value) for name, value in environment.items()},
             labels=request.labels,
             cols=request.cols,
@@ -109,7 +112,8 @@ class Creation:
     def _shown(self, name: str, value: str) -> str:
         if any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in _SECRET_NAMES):
             return "[hidden]"
-        return self._manager.redact(value)
+        shown = self._manager.redact(value[: 8 * _SHOWN_VALUE])
+        return shown if len(shown) <= _SHOWN_VALUE else f"{shown[:_SHOWN_VALUE]}…"
 
     async def _open(self, caller: Caller, record: SessionRecord, environment: dict[str, str]) -> Created:
         manager = self._manager
@@ -122,7 +126,7 @@ class Creation:
             "sandbox_mode": record.policy.sandbox_mode,
             "cwd": record.initial_cwd,
             "shell": record.shell,
-            "environment": record.environment,
+            "environment": _some(record.environment),
             "enforced": list(plan.enforced),
             "unenforced": list(plan.unenforced),
             "by": caller.agent_id,
@@ -228,3 +232,15 @@ class Creation:
                         await watch.wait()
             except builtins.TimeoutError:
                 raise TooLate("the session is still being made", reason="SESSION_NOT_READY") from None
+
+
+def _some(environment: dict[str, str]) -> dict[str, str]:
+    """As much of it as a row may hold, and how many are left out."""
+    kept: dict[str, str] = {}
+    size = 0
+    for name, value in environment.items():
+        size += len(name) + len(value)
+        if size > _SHOWN_ENVIRONMENT:
+            return {**kept, "": f"{len(environment) - len(kept)} more"}
+        kept[name] = value
+    return kept

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError, UnknownProcess
 from holdfast.exec_api import ExecApi
 from holdfast.model import EnvironmentInfo, OutputChunk, ProcessSpec
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock
+from holdfast.service.clock import Clock, sleep
 from holdfast.service.model import AuditEntry, Policy, SessionRecord
 from holdfast.service.problems import Problem, Unavailable
 from holdfast.service.sessions.ports import SessionStore
@@ -28,6 +28,11 @@ from holdfast.service.store.model import Page
 #: A Python that starts, on a machine that is busy.
 READY_SECONDS: Final = 20.0
 KIND: Final = "network"
+#: Decisions of one moment that have rows; a package manager asks for tens of hosts.
+MOST_DECISIONS: Final = 50
+_GATHER_SECONDS: Final = 1.0
+#: Between attempts to read on after the sandbox or the database did not answer; doubling up to the second.
+_AGAIN_SECONDS: Final = (1.0, 30.0)
 #: The socket is in a directory of its own, which nobody else can open, and which goes with the proxy.
 _SCRIPT: Final = (
     'd=$(mktemp -d) || exit 2; trap : TERM INT; "$@" --socket "$d/egress.sock"; code=$?; rm -rf "$d"; exit $code'
@@ -105,15 +110,23 @@ class Egress:
     # --- work ----------------------------------------------------------------------------------------------------
 
     async def _follow(self, record: SessionRecord) -> None:
-        """Write down what it decides, from the last decision that is in the audit."""
-        try:
-            since = await self._last_written(record.session_id)
-            async with self._pool.use(record.sandbox) as api:
-                await self._write_down(record, api, since)
-        except UnknownProcess:
-            return  # the sandbox could not have one
-        except HoldfastError as error:
-            _log.warning("%s: what its proxy decides is not written down: %s", record.session_id, error.message)
+        """Write down what it decides, from the last decision that is in the audit, while the session is ours."""
+        pause = _AGAIN_SECONDS[0]
+        while True:
+            try:
+                since = await self._last_written(record.session_id)
+                async with self._pool.hold(record.sandbox) as api:
+                    await self._write_down(record, api, since)
+                return
+            except UnknownProcess:
+                return  # the sandbox could not have one, or it is gone with it
+            except HoldfastError as error:
+                _log.warning(
+                    "%s: what its proxy decides is written down later: %s", record.session_id, error.message
+                )
+            # The line or the database: the proxy goes on, and keeps what it said for a while.
+            await sleep(self._clock, pause)
+            pause = min(2 * pause, _AGAIN_SECONDS[1])
 
     async def _write_down(self, record: SessionRecord, api: ExecApi, since: int) -> None:
         process = Process(api, await api.describe(_process_id(record.session_id)))
@@ -122,19 +135,15 @@ class Egress:
             if not isinstance(chunk, OutputChunk) or chunk.stream != "stdout":
                 continue
             *lines, rest = (rest + chunk.data).split(b"\n")
-            entries = [self._entry(record, line, chunk.seq) for line in lines if b'"ready"' not in line]
+            now = self._clock.time()
+            entries = [
+                AuditEntry(record.session_id, now, record.agent_id, KIND, body=body | {"position": chunk.seq})
+                for body in decisions(lines)
+            ]
             if entries:
                 await self._store.append(entries)
-
-    def _entry(self, record: SessionRecord, line: bytes, seq: int) -> AuditEntry:
-        body: dict[str, Any]
-        try:
-            body = dict(json.loads(line))
-        except ValueError:
-            body = {"said": line.decode("utf-8", "replace")[:1000]}
-        return AuditEntry(
-            record.session_id, self._clock.time(), record.agent_id, KIND, body=body | {"position": seq}
-        )
+                # Whoever asks all the time fills no log with it: what comes meanwhile is taken together.
+                await sleep(self._clock, _GATHER_SECONDS)
 
     async def _last_written(self, session_id: str) -> int:
         which = AuditFilter(session_id=session_id, kinds=(KIND,), newest_first=True)
@@ -146,6 +155,30 @@ class Egress:
             async with self._pool.hold(sandbox) as api:
                 await api.terminate(_process_id(session_id), grace=2.0)
                 await api.forget(_process_id(session_id))
+
+
+def decisions(lines: list[bytes]) -> list[dict[str, Any]]:
+    """What the proxy said, as bodies of rows: the same decision once, with how often it was taken, and not too many
+    in all."""
+    found: dict[str, dict[str, Any]] = {}
+    left_out = 0
+    for line in lines:
+        if b'"ready"' in line:
+            continue
+        body: dict[str, Any]
+        try:
+            body = dict(json.loads(line))
+        except (ValueError, TypeError):
+            body = {"said": line.decode("utf-8", "replace")[:1000]}
+        key = json.dumps({name: value for name, value in body.items() if name != "at"}, sort_keys=True)
+        if key in found:
+            found[key]["times"] = found[key].get("times", 1) + 1
+        elif len(found) < MOST_DECISIONS:
+            found[key] = body
+        else:
+            left_out += 1
+    rest: list[dict[str, Any]] = [{"event": "left_out", "times": left_out}] if left_out else []
+    return [*found.values(), *rest]
 
 
 def _process_id(session_id: str) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import msgspec
 
@@ -19,60 +19,25 @@ from holdfast.service.api import AuditFilter, Control, InputTaken, RunRequest, R
 from holdfast.service.clock import Clock
 from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
 from holdfast.service.policy.engine import refusal
-from holdfast.service.policy.profiles import Verdict
 from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, Invalid, NotNow
 from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
+from holdfast.service.sessions.judging import UNREAD_COMMANDS, Desk, Judge, Judged
 from holdfast.service.sessions.leases import Leases
-from holdfast.service.sessions.live import Live, Now, begins_a_line
+from holdfast.service.sessions.live import Now, begins_a_line
 from holdfast.service.sessions.live_shell import ShellLive, command_text
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.model import Page
 
-#: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
-_LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
-#: Commands of a shell that may be over before the follower has read the first of them, and how long it is waited
-#: for: longer than it takes, shorter than a caller's patience with a database that is away.
-_UNREAD_COMMANDS: Final = 3
+#: How long a shell's next command waits for the follower to have read the first of those before it: longer than
+#: that takes, shorter than a caller's patience with a database that is away.
 _FOLLOW_SECONDS: Final = 2.0
-_STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
-
-
-class Judged(NamedTuple):
-    """What the rules say of one call's input."""
-
-    verdict: Verdict
-    #: The lines that it would run.
-    commands: tuple[str, ...] = ()
-    rule: str = ""
-    reason: str = ""
-    #: The line once it is typed.
-    line: LineBuffer = LineBuffer()
-
-    @property
-    def open(self) -> bool:
-        """Whether something stands on the line then."""
-        return self.line != LineBuffer()
-
-
-class Desk:
-    """Where the callers of one session queue up in this replica."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.lock = asyncio.Lock()
-        #: What stands on the command line, as far as the rules need to know it.
-        self.line = LineBuffer()
-        #: The row of the last input that we sent: if the log has a later one, another replica typed since.
-        self.last_row = 0
-        #: The rows of the last commands of a shell.
-        self.recent: deque[int] = deque(maxlen=_UNREAD_COMMANDS)
 
 
 class InputDesk:
@@ -89,7 +54,8 @@ class InputDesk:
         tell: Tell,
     ) -> None:
         self._store = store
-        self.rules = rules
+        self._rules = rules
+        self._judge = Judge(store, rules)
         self._clock = clock
         self._settings = settings
         self._leases = leases
@@ -131,7 +97,7 @@ class InputDesk:
             if control.type == "RESIZE" and not (0 < control.cols < 10_000 and 0 < control.rows < 10_000):
                 raise Invalid("actions: RESIZE needs cols and rows", reason="BAD_SIZE", field="actions")
             if control.type != "RESIZE":
-                decision = self.rules.signal(record, control.type)
+                decision = self._rules.signal(record, control.type)
                 if not decision.allowed:
                     raise refusal(decision)
         if isinstance(desk.live, ShellLive):
@@ -150,14 +116,20 @@ class InputDesk:
         busy: bool,
     ) -> InputTaken:
         # Who waits for input matters to the rules alone.
-        now = await desk.live.now(look=self.rules.is_guarded(record))
+        now = await desk.live.now(look=self._rules.is_guarded(record))
         if now.state in ("CLOSING", "CLOSED", "ERROR"):
             raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
-        if not repeated:
-            judged = await self._judge(record, desk, now, data, controls)
-            if judged.verdict == "deny":
-                await self._deny(caller, record, command_id, "; ".join(judged.commands), judged)
+        judged = await self._judge.judge(record, desk, now, data, controls)
+        if judged.verdict == "deny":
+            await self._deny(caller, record, command_id, "; ".join(judged.commands), judged)
+        if repeated:
+            # Judged all the same: it need not be what was sent before, and its terminal may have forgotten that.
+            if judged.verdict == "ask":
+                return InputTaken(True, command_id, now.state, queue_busy=now.queue_busy or busy)
+            if judged.open or desk.line != LineBuffer():
+                desk.line = LineBuffer(lost="input that was sent before")
+        else:
             if judged.verdict == "ask":
                 command = "\n".join(judged.commands)
                 approval = await self.approvals.ask(
@@ -226,7 +198,7 @@ class InputDesk:
     async def _let_follow(self, record: SessionRecord, desk: Desk, now: Now, number: int) -> None:
         """A shell keeps what its last four commands printed: do not run on before the follower has read them."""
         follower = self._leases.follower(record.session_id)
-        if isinstance(follower, ShellFollower) and now.state == "IDLE" and len(desk.recent) == _UNREAD_COMMANDS:
+        if isinstance(follower, ShellFollower) and now.state == "IDLE" and len(desk.recent) == UNREAD_COMMANDS:
             await follower.caught_up(desk.recent[0], _FOLLOW_SECONDS)
         desk.recent.append(number)
 
@@ -235,68 +207,7 @@ class InputDesk:
         if follower is not None:
             follower.touched("input")
 
-    # --- the rules -----------------------------------------------------------------------------------------------
-
-    async def _judge(
-        self, record: SessionRecord, desk: Desk, now: Now, data: bytes, controls: Sequence[Control]
-    ) -> Judged:
-        if isinstance(desk.live, ShellLive):
-            return self._strictest(record, now.cwd, (command_text(data),)) if data else Judged("allow")
-        if not self.rules.is_guarded(record):
-            return Judged("allow")
-        typed = data + b"".join(b"\x03" for control in controls if control.type == "CTRL_C")
-        if not typed:
-            return Judged("allow", line=desk.line)
-        if now.state == "BUSY" and now.awaiting_input:
-            return self._for_a_program(record, now, data)
-        await self._know_the_line(record, desk, typed)
-        result = self.rules.input(record, desk.line, typed, now.cwd)
-        decision = result.decision
-        lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
-        judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
-        if judged.verdict == "ask" and (not lines or judged.open):
-            # What somebody allows must be all that is typed.
-            return judged._replace(
-                verdict="deny", reason=f"{decision.reason}; it could not be held for an approval"
-            )
-        return judged
-
-    def _for_a_program(self, record: SessionRecord, now: Now, data: bytes) -> Judged:
-        """A program waits for input: its line is not a command. What is behind that line may reach the shell."""
-        first, _, rest = data.replace(b"\r", b"\n").partition(b"\n")
-        if any(key in first[:-1] for key in _LEAVING):
-            return Judged(
-                "deny", reason="keys that leave the program, and more behind them: send them by themselves"
-            )
-        lines = tuple(line for line in rest.decode("utf-8", "replace").split("\n") if line.strip())
-        judged = self._strictest(record, now.cwd, lines)
-        # Nobody could tell what it would have been typed into by the time of an answer.
-        return judged._replace(verdict="deny") if judged.verdict == "ask" else judged
-
-    async def _know_the_line(self, record: SessionRecord, desk: Desk, typed: bytes) -> None:
-        """If another replica typed since we did, its row says what stands on the line: nothing, or nobody knows."""
-        which = AuditFilter(session_id=record.session_id, kinds=("input", "control", "command"), newest_first=True)
-        rows, _ = await self._store.rows(which, Page(1))
-        if not rows or rows[0].seq == desk.last_row:
-            return
-        body = msgspec.json.decode(rows[0].body, type=dict[str, Any])
-        if not body.get("open") or typed.startswith(b"\x03"):
-            desk.line = LineBuffer()
-            return
-        raise Denied(
-            "what stands on the line was typed elsewhere: send CTRL_C first",
-            reason="LINE_UNKNOWN",
-            session_id=record.session_id,
-        )
-
-    def _strictest(self, record: SessionRecord, cwd: str, commands: tuple[str, ...]) -> Judged:
-        if not self.rules.is_guarded(record):
-            return Judged("allow", commands)
-        found = [self.rules.command(record, command, cwd) for command in commands]
-        decision = max(found, key=lambda each: _STRICTNESS[each.verdict], default=None)
-        if decision is None:
-            return Judged("allow", commands)
-        return Judged(decision.verdict, commands, decision.place, decision.reason)
+    # --- refusals and rows ---------------------------------------------------------------------------------------
 
     async def _deny(
         self, caller: Caller, record: SessionRecord, command_id: str, command: str, judged: Judged
@@ -326,6 +237,13 @@ class InputDesk:
         rows, _ = await self._store.rows(which, Page(1))
         return bool(rows)
 
+    async def _is_same(self, record: SessionRecord, command_id: str, command: str) -> bool:
+        """Whether this is the command that was allowed under this id."""
+        which = AuditFilter(session_id=record.session_id, command_id=command_id, kinds=("command",))
+        rows, _ = await self._store.rows(which, Page(1))
+        shown = self._shown(command.encode(), hidden=False)
+        return bool(rows) and shown.items() <= msgspec.json.decode(rows[0].body, type=dict[str, Any]).items()
+
     def _command_id(self, record: SessionRecord, request_id: str) -> str:
         if not request_id:
             return f"cmd-{secrets.token_hex(8)}"
@@ -346,10 +264,16 @@ class InputDesk:
         command = command_text(request.command.encode())
         now = await desk.live.now(look=False)
         approval_id = ""
-        if not request.request_id or not await self._is_written(record, command_id):
-            judged = self._strictest(record, now.cwd, (command,))
-            if judged.verdict == "deny":
-                await self._deny(caller, record, command_id, command, judged)
+        judged = self._judge.strictest(record, now.cwd, (command,))
+        if judged.verdict == "deny":
+            await self._deny(caller, record, command_id, command, judged)
+        if request.request_id and await self._is_written(record, command_id):
+            # It need not be what was run before, and its sandbox may have forgotten that.
+            if judged.verdict == "ask" and not await self._is_same(record, command_id, command):
+                raise Invalid(
+                    "request_id: it was another command's", reason="REQUEST_ID_REUSED", field="request_id"
+                )
+        else:
             if judged.verdict == "ask":
                 approval = await self.approvals.ask(
                     record, command_id, command, judged.rule, judged.reason, held=False
@@ -360,7 +284,10 @@ class InputDesk:
             await self._write_command(caller, record, desk, now, command_id, command, judged)
         left = max(0.1, timeout - (loop.time() - began))
         max_bytes = min(request.max_bytes, self._settings.max_read_bytes)
-        ran = await desk.live.run(command_id, command, left, max_bytes)
+        with _typing(desk):
+            ran = await desk.live.run(command_id, command, left, max_bytes)
+        # One that timed out may have waited for a prompt all the time.
+        desk.line = _lost(desk.line) if ran.timed_out else LineBuffer()
         self._touch(record)
         return RunResult(
             command_id=command_id,
@@ -391,6 +318,7 @@ class InputDesk:
             "by": caller.agent_id,
             "position": now.position,
             "lines": 1,
+            "open": desk.line != LineBuffer(),
             **_rule(judged),
         }
         async with desk.lock:
@@ -398,7 +326,6 @@ class InputDesk:
             desk.last_row = rows[-1].seq
             if record.kind == "shell":
                 await self._let_follow(record, desk, now, rows[0].seq)
-            desk.line = LineBuffer()  # what stood there is deleted before a command is typed
         self._note(record, command_id, now, data + b"\n")
 
     # --- what was allowed later ----------------------------------------------------------------------------------
@@ -408,11 +335,31 @@ class InputDesk:
         command = approval.data.decode()
         judged = Judged("allow", (command,), reason=f"approval {approval.approval_id}")
         caller = Caller(approval.answered_by)
-        now = await desk.live.now(look=False)
-        await self._write_command(caller, record, desk, now, approval.command_id, command, judged)
-        async with desk.lock:
+        if not await self._is_written(record, approval.command_id):
+            now = await desk.live.now(look=False)
+            await self._write_command(caller, record, desk, now, approval.command_id, command, judged)
+        with _typing(desk):
+            # Without the lock: a program that is to end first may have to be answered.
             await desk.live.type_command(approval.command_id, command)
+        desk.line = LineBuffer()
         self._touch(record)
+
+
+@contextmanager
+def _typing(desk: Desk) -> Iterator[None]:
+    """Around a command that is typed: what stands on the line is deleted before it, if it comes to that."""
+    desk.runs += 1
+    try:
+        yield
+    except BaseException:
+        desk.line = _lost(desk.line)
+        raise
+    finally:
+        desk.runs -= 1
+
+
+def _lost(line: LineBuffer) -> LineBuffer:
+    return LineBuffer(lost="a command that may not have been typed") if line != LineBuffer() else line
 
 
 def _rule(judged: Judged) -> dict[str, Any]:

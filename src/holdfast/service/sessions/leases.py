@@ -38,6 +38,8 @@ class Leases:
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
         #: Sessions that are being made here: their lease is ours, and they are not followed yet.
         self._in_the_making: set[str] = set()
+        #: Those with a lease of ours that nobody followed when the leases were renewed last.
+        self._unfollowed: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self.watcher: Watcher | None = None
 
@@ -130,6 +132,13 @@ class Leases:
             if not stored.over and not follower.over.is_set():
                 task.cancel()
                 around.tell(Told("lease_lost", stored.kind))
+        idle = ours - self._followers.keys() - self._in_the_making
+        for session_id in idle & self._unfollowed:
+            # Its follower ended by a bug, or was never begun because the database failed when it was claimed. With
+            # the lease it would be nobody's; without it, it is claimed again. Seen twice: one that is made just now
+            # has its lease a moment before it is expected.
+            await around.store.release(around.replica, session_id)
+        self._unfollowed = idle
 
     async def claim(self) -> None:
         around = self._around

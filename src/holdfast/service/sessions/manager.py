@@ -38,14 +38,15 @@ from holdfast.service.model import (
     SessionRecord,
     State,
 )
-from holdfast.service.problems import Invalid, NotFound, NotNow, Problem, Unavailable
+from holdfast.service.problems import Invalid, NotFound, NotNow, Problem
 from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.closing import Closing
 from holdfast.service.sessions.command_log import CommandLog
 from holdfast.service.sessions.creation import Creation
 from holdfast.service.sessions.events import EventStreams, NoticeBell
 from holdfast.service.sessions.follower import Surroundings
-from holdfast.service.sessions.input import Desk, InputDesk
+from holdfast.service.sessions.input import InputDesk
+from holdfast.service.sessions.judging import Desk
 from holdfast.service.sessions.leases import Leases
 from holdfast.service.sessions.live import Live, Now, TerminalLive
 from holdfast.service.sessions.live_shell import ShellLive
@@ -193,8 +194,8 @@ class SessionManager:
             return SessionView(record, record.state, record.initial_cwd, usage=usage)
         try:
             now = await self.desk(record).live.now(look=False)
-        except (Unavailable, NotNow):
-            # Whether it is gone or only out of reach, its follower finds out.
+        except Problem:
+            # Whether it is gone or only out of reach, its follower finds out. One does not hide others in a list.
             return SessionView(record, "UNKNOWN", record.initial_cwd, usage=usage)
         return SessionView(record, _shown_state(record, now), now.cwd or record.initial_cwd, now.prompt, usage)
 

@@ -6,8 +6,13 @@ Touches sandboxes through the pool.
 
 from __future__ import annotations
 
+import posixpath
+
+from holdfast.errors import FileNotFound
+from holdfast.exec_api import FileApi
 from holdfast.model import EnvironmentInfo
 from holdfast.service.model import SessionRecord
+from holdfast.service.problems import Denied
 from holdfast.service.sessions.egress import Egress, is_wanted
 from holdfast.service.sessions.enforcement import Plan, plan
 from holdfast.service.sessions.sandbox_pool import SandboxPool
@@ -25,11 +30,38 @@ class Preparation:
     async def prepare(self, record: SessionRecord, info: EnvironmentInfo) -> None:
         async with self._pool.use(record.sandbox) as api:
             for directory in record.policy.writable:
-                # A workspace is its agent's alone. One that is there stays as it is.
-                await api.files.make_dir(directory, parents=True, exist_ok=True, mode=0o700)
+                if record.policy.sandbox_mode == "none":
+                    await api.files.make_dir(directory, mode=0o700)
+                else:
+                    await _make_workspace(api.files, directory)
         if is_wanted(record.policy, info):
             await self._egress.start(record, info)
 
     def plan(self, record: SessionRecord, info: EnvironmentInfo) -> Plan:
         proxy = self._egress.socket_of(record.session_id)
         return plan(record.policy, info.features, proxy=proxy, hidden=self._hidden)
+
+
+async def _make_workspace(files: FileApi, directory: str) -> None:
+    """A workspace is its agent's alone. One that is there stays as it is.
+
+    The agent may have named a directory inside of its own, where another session of it can put links: below one of
+    those nothing is made, or we would do outside what the session may not.
+    """
+    missing: list[str] = []
+    path = directory
+    while True:
+        try:
+            real = await files.real_path(path)
+            break
+        except FileNotFound:
+            missing.append(path)
+            path = posixpath.dirname(path)
+    if real != path:
+        raise Denied(
+            f"{directory} is a symbolic link, or below one: name {real}",
+            reason="POLICY_DENIED",
+            directory=directory,
+        )
+    for each in reversed(missing):
+        await files.make_dir(each, parents=False, mode=0o700 if each == directory else None)

@@ -15,6 +15,7 @@ from holdfast.service.policy.engine import (
     decide_command,
     decide_cwd,
     decide_environment,
+    decide_shell,
     decide_signal,
     refusal,
     resolve,
@@ -46,6 +47,13 @@ class Rulebook:
         if decided.refused:
             raise refusal(decided.decision)
         return decided.environment
+
+    def shell(self, policy: Policy, asked: str) -> str:
+        """The same, if it may be the shell. Nobody is asked about one: there is no session yet."""
+        decided = decide_shell(self.profile(policy), asked)
+        if not decided.allowed:
+            raise refusal(decided)
+        return asked
 
     def cwd(self, policy: Policy, asked: str) -> str:
         """Where a session begins: the first allowed directory, if nobody says. `Denied` outside of them."""

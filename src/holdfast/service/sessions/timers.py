@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any
+from typing import Any, Final
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, Timer
@@ -23,6 +23,8 @@ from holdfast.service.sessions.ports import SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store.model import Page
 
+#: Between attempts to do what is due, when the database or the sandbox is away; doubling up to the second.
+_AGAIN_SECONDS: Final = (1.0, 60.0)
 #: Called with the session and why: closes it in the background.
 CloseSession = Callable[[str, str], Awaitable[object]]
 
@@ -105,6 +107,9 @@ class SessionTimers:
         self._close = close
         self._spawn = spawn
         self._lifetime_warned: set[str] = set()
+        #: How often something that is due was tried in vain, and whose idle time is told to be over.
+        self._tries: dict[str, int] = {}
+        self._told_idle: set[str] = set()
 
     def watch(self, follower: Follower) -> None:
         """From now on, and again whenever a command begins or ends there."""
@@ -116,6 +121,8 @@ class SessionTimers:
     def forget(self, session_id: str) -> None:
         self._heap.drop(session_id)
         self._lifetime_warned.discard(session_id)
+        self._tries.pop(session_id, None)
+        self._told_idle.discard(session_id)
 
     def _next(self, follower: Follower) -> Deadline | None:
         record = follower.record
@@ -139,12 +146,16 @@ class SessionTimers:
             await self._do(due.what, follower, now)
         except Problem:
             # The database or the sandbox cannot be had now: again, not at once.
-            self._heap.set(session_id, now + 1.0, lambda: self._due(follower))
+            tries = self._tries[session_id] = self._tries.get(session_id, 0) + 1
+            pause = min(_AGAIN_SECONDS[1], _AGAIN_SECONDS[0] * 2 ** min(tries - 1, 16))
+            self._heap.set(session_id, self._clock.time() + pause, lambda: self._due(follower))
             return
+        self._tries.pop(session_id, None)
         self.watch(follower)
 
     async def _do(self, what: Due, follower: Follower, now: float) -> None:
         record, policy = follower.record, follower.record.policy
+        session_id = record.session_id
         match what:
             case "idle_warning":
                 idle = now - record.last_activity_at
@@ -152,8 +163,10 @@ class SessionTimers:
                 await self._tell(follower, "IDLE_WARNING", detail)
                 follower.warned(now)
             case "idle_close":
-                detail = f"idle for {now - record.last_activity_at:.0f} s"
-                await self._tell(follower, "IDLE_TIMEOUT", detail)
+                if session_id not in self._told_idle:
+                    detail = f"idle for {now - record.last_activity_at:.0f} s"
+                    await self._tell(follower, "IDLE_TIMEOUT", detail)
+                    self._told_idle.add(session_id)
                 await self._close(record.session_id, "idle timeout")
             case "lifetime_warning":
                 if not await self._was_warned(record.session_id):
