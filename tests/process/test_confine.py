@@ -71,7 +71,17 @@ async def exit_of(box: Sandbox, script: str, confinement: Confinement) -> holdfa
 async def test_exit_codes_and_signals_are_the_programs_own(box: Sandbox, confinement: Confinement) -> None:
     assert await exit_of(box, "exit 7", confinement) == holdfast.ExitStatus(7)
     assert await exit_of(box, "exit 137", confinement) == holdfast.ExitStatus(137)
-    ended = await exit_of(box, "kill -KILL $$", confinement)
+    assert (await exit_of(box, "kill -KILL $$", confinement)).exit_code == 137
+
+
+async def test_a_program_that_a_signal_ended_is_told_from_one_that_exited(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    # It goes on once it was seen: of one that ends before, nobody can tell.
+    script = "while [ ! -e seen ]; do sleep 0.01; done; kill -KILL $$"
+    process = await box.start(["sh", "-c", script], cwd=str(work), confinement=confinement)
+    (work / "seen").touch()
+    ended = await process.wait(30)
     assert ended.exit_code == 137
     if confinement.mode == "landlock" or _kernel() >= (6, 15):
         assert ended.signal == "SIGKILL"
