@@ -38,20 +38,26 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 test: lint parts ## run every check and all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 
-# What tests of sandboxes run: a program, and the Debian package that has it.
+# What tests of sandboxes and of the service run: a program, and the Debian package that has it. Not promtool (the package
+# prometheus): 100 MB for one test, which is skipped.
 PARTS := dockerd:docker.io docker:docker.io podman:podman bwrap:bubblewrap sshd:openssh-server ssh:openssh-client \
-	busybox:busybox-static runc:runc conmon:conmon nsenter:util-linux
+	busybox:busybox-static runc:runc conmon:conmon nsenter:util-linux initdb:postgresql curl:curl openssl:openssl
+# Debian's PostgreSQL comes with a database server that runs; while this file is there, only with the programs.
+NO_CLUSTER := /etc/postgresql-common/createcluster.d/holdfast.conf
 
 # Real agents, for the tests of the bridge. Their install scripts are not run. Out of the tree, so that `clean` leaves them.
 AGENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast-agents
 AGENT_LIST := tests/sandbox/agents/package.json
 
-parts: ## install the engines and agents that tests of sandboxes use, where we can; says what is missing
-	@PATH="$$PATH:/usr/sbin:/sbin"; absent() { for part in $(PARTS); do \
+parts: ## install the engines, agents and databases that tests use, where we can; says what is missing
+	@PATH="$$PATH:/usr/sbin:/sbin"; \
+	absent() { PATH="$$PATH:$$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | paste -sd:)"; for part in $(PARTS); do \
 		command -v $${part%%:*} >/dev/null || echo $$part; done; }; \
 	if [ -n "$$(absent)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		packages=$$(absent | sed 's/.*://' | sort -u); \
-		echo "installing for the tests of sandboxes:" $$packages; \
+		echo "installing for the tests:" $$packages; \
+		trap 'rm -f $(NO_CLUSTER); rmdir -p $(dir $(NO_CLUSTER)) 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+		mkdir -p $(dir $(NO_CLUSTER)); echo 'create_main_cluster = false' >$(NO_CLUSTER); \
 		{ DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages || \
 			{ apt-get update -q && \
 			DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages; }; } \

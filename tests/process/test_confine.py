@@ -6,10 +6,12 @@ What they cannot do is in tests/service/test_escapes.py.
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +27,8 @@ from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.testing.servers import RunningServer, is_alive, running_server
 
+#: Tells what these tests start from what another run of them on this machine does.
+RUN = os.getpid()
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
@@ -70,7 +74,17 @@ async def exit_of(box: Sandbox, script: str, confinement: Confinement) -> holdfa
 async def test_exit_codes_and_signals_are_the_programs_own(box: Sandbox, confinement: Confinement) -> None:
     assert await exit_of(box, "exit 7", confinement) == holdfast.ExitStatus(7)
     assert await exit_of(box, "exit 137", confinement) == holdfast.ExitStatus(137)
-    ended = await exit_of(box, "kill -KILL $$", confinement)
+    assert (await exit_of(box, "kill -KILL $$", confinement)).exit_code == 137
+
+
+async def test_a_program_that_a_signal_ended_is_told_from_one_that_exited(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    # It goes on once it was seen: of one that ends before, nobody can tell.
+    script = "while [ ! -e seen ]; do sleep 0.01; done; kill -KILL $$"
+    process = await box.start(["sh", "-c", script], cwd=str(work), confinement=confinement)
+    (work / "seen").touch()
+    ended = await process.wait(30)
     assert ended.exit_code == 137
     if confinement.mode == "landlock" or _kernel() >= (6, 15):
         assert ended.signal == "SIGKILL"
@@ -94,11 +108,12 @@ async def test_a_signal_reaches_the_program_and_its_answer_is_told(box: Sandbox,
 async def test_nothing_that_it_started_survives_its_end(
     box: Sandbox, server: RunningServer, confinement: Confinement
 ) -> None:
-    script = "setsid sleep 4321 & (nohup sleep 4321 >/dev/null 2>&1 &); trap '' TERM; echo ready; sleep 4321"
+    nap = f"sleep 4321.{RUN}"
+    script = f"setsid {nap} & (nohup {nap} >/dev/null 2>&1 &); trap '' TERM; echo ready; {nap}"
     process = await box.start(["sh", "-c", script], confinement=confinement, cwd=confinement.writable[0])
     await process.wait_for_output("ready\n", timeout=30)
     await process.terminate(force=True)
-    assert [pid for pid in _running("sleep\x004321\x00") if is_alive(pid)] == []
+    assert [pid for pid in _running(f"sleep\x004321.{RUN}\x00") if is_alive(pid)] == []
 
 
 async def until_running(command_line: str, count: int) -> None:
@@ -200,8 +215,10 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
     with pytest.raises(PermissionRefused, match="confinement"):
         await start(["true"], network="proxy", proxy=str(work / "nobody.sock"))
     if confinement.mode == "bubblewrap":
+        # None that is there for another reason, as the home directory of whoever runs the tests is.
+        (work.parent / "elsewhere").mkdir()
         with pytest.raises(CwdNotFound, match="not among"):
-            await start(["true"], cwd="/root")
+            await start(["true"], cwd=str(work.parent / "elsewhere"))
     else:
         (work / "kept").mkdir()
         with pytest.raises(InvalidParams, match="cannot give"):
@@ -226,22 +243,29 @@ async def test_what_bwrap_says_when_the_jail_does_not_stand(box: Sandbox, work: 
 async def test_limits_of_the_tree_hold_from_the_first_moment(box: Sandbox, confinement: Confinement) -> None:
     limited = replace(confinement, total_processes=19, hide_processes=False)
     # Not bash: one that cannot fork tries again for a quarter of a minute.
-    script = "i=0; while [ $i -lt 30 ]; do sleep 4328 & i=$((i+1)); done; echo none refused"
+    script = f"i=0; while [ $i -lt 30 ]; do sleep 4328.{RUN} & i=$((i+1)); done; echo none refused"
     process = await box.start(["dash", "-c", script], confinement=limited, cwd=confinement.writable[0])
     assert (await process.wait(60)).exit_code == 2
-    await until_running("sleep\x004328\x00", 10)
-    assert len(_running("sleep\x004328\x00")) < 20
+    await until_running(f"sleep\x004328.{RUN}\x00", 10)
+    sleeping = _running(f"sleep\x004328.{RUN}\x00")
+    assert len(sleeping) < 20
+    (cgroup,) = _cgroups_with(sleeping[0])
+    assert (cgroup / "pids.max").read_text() == "19\n"
     await process.terminate(force=True)
     await process.forget()
     # Somebody may have been at his end in it: then it goes with the next that is made.
     process = await box.start(["true"], confinement=replace(limited, total_processes=18))
-    assert _cgroups_limited_to(19) == []
+    assert not cgroup.exists()
 
 
-def _cgroups_limited_to(processes: int) -> list[Path]:
-    base = hierarchies()["pids"].base
-    limits = Path(base).glob("holdfast-*/*/pids.max")
-    return [limit for limit in limits if limit.read_text() == f"{processes}\n"]
+def _cgroups_with(pid: int) -> list[Path]:
+    """Those of other servers come and go as we look."""
+    found = []
+    for path in glob.glob(f"{hierarchies()['pids'].base}/holdfast-*/*/cgroup.procs"):
+        with suppress(OSError):
+            if str(pid) in Path(path).read_text().split():
+                found.append(Path(path).parent)
+    return found
 
 
 # --- shells ----------------------------------------------------------------------------------------------------
@@ -260,19 +284,19 @@ async def test_a_confined_shell_keeps_its_state(box: Sandbox, work: Path, confin
 
 async def test_a_timeout_costs_a_confined_shell_nothing(box: Sandbox, work: Path, confinement: Confinement) -> None:
     async with await box.shell(cwd=str(work), confinement=confinement) as shell:
-        await shell.run("name=value; sleep 4322 & job=$!")
-        done = await shell.run("sleep 4323", timeout=0.1)
+        await shell.run(f"name=value; sleep 4322.{RUN} & job=$!")
+        done = await shell.run(f"sleep 4323.{RUN}", timeout=0.1)
         assert (done.exit_code, done.timed_out, done.shell_restarted) == (124, True, False)
         done = await shell.run("while :; do :; done", timeout=0.1)
         assert (done.exit_code, done.timed_out, done.shell_restarted) == (124, True, False)
         # Its background job was not in the foreground.
         assert (await shell.run("kill -0 $job && echo $name")).stdout == "value\n"
         begun = asyncio.Event()
-        running = asyncio.create_task(shell.run("echo begun; sleep 4323", on_output=lambda _: begun.set()))
+        running = asyncio.create_task(shell.run(f"echo begun; sleep 4323.{RUN}", on_output=lambda _: begun.set()))
         await begun.wait()
         assert await shell.interrupt()
         assert (await running).exit_code == 130
-    assert _running("sleep\x004322\x00") + _running("sleep\x004323\x00") == []
+    assert _running(f"sleep\x004322.{RUN}\x00") + _running(f"sleep\x004323.{RUN}\x00") == []
 
 
 async def test_a_confined_shell_that_an_option_ended_goes_on(
@@ -302,7 +326,7 @@ async def test_a_confined_terminal_knows_its_prompt(box: Sandbox, work: Path, co
     await terminal.send_keys("C-c")
     await terminal.wait_until_idle(30)
     assert (await terminal.describe()).last_exit_code == 130
-    done = await terminal.run("sleep 4324", timeout=0.1)
+    done = await terminal.run(f"sleep 4324.{RUN}", timeout=0.1)
     assert (done.exit_code, done.timed_out) == (124, True)
     # An exit with a code above 128 is an exit.
     await terminal.run("(exit 130)")
@@ -323,12 +347,12 @@ async def test_a_confined_terminal_whose_shell_is_killed(
 
 async def test_closing_a_confined_terminal_that_is_busy(box: Sandbox, work: Path, confinement: Confinement) -> None:
     terminal = await box.terminal(["bash"], cwd=str(work), confinement=confinement)
-    await terminal.send("sleep 4325 & sleep 4325\n")
+    await terminal.send(f"sleep 4325.{RUN} & sleep 4325.{RUN}\n")
     process = await box.process(terminal.id)
-    await process.wait_for_output("sleep 4325", timeout=30)
+    await process.wait_for_output(f"sleep 4325.{RUN}", timeout=30)
     status = await terminal.close(grace=30)
     assert status.state == "CLOSED"
-    assert _running("sleep\x004325\x00") == []
+    assert _running(f"sleep\x004325.{RUN}\x00") == []
 
 
 async def test_keys_of_a_program_without_a_shell_are_for_the_program(
@@ -352,19 +376,19 @@ async def test_keys_of_a_program_without_a_shell_are_for_the_program(
 
 async def test_background_jobs_that_are_kept(box: Sandbox, work: Path, confinement: Confinement) -> None:
     shell = await box.shell(cwd=str(work), confinement=confinement)
-    await shell.run("sleep 4329 &")
+    await shell.run(f"sleep 4329.{RUN} &")
     await shell.close(keep=True)
-    await until_running("sleep\x004329\x00", 1)
+    await until_running(f"sleep\x004329.{RUN}\x00", 1)
     await shell.close()
-    assert _running("sleep\x004329\x00") == []
+    assert _running(f"sleep\x004329.{RUN}\x00") == []
 
 
 async def test_a_kill_by_signal(box: Sandbox, work: Path, confinement: Confinement) -> None:
-    process = await box.start(["sh", "-c", "echo ready; sleep 4330"], cwd=str(work), confinement=confinement)
+    process = await box.start(["sh", "-c", f"echo ready; sleep 4330.{RUN}"], cwd=str(work), confinement=confinement)
     await process.wait_for_output("ready", timeout=30)
     await process.signal("KILL")
     assert (await process.wait(30)).exit_code == 137
-    await until_running("sleep\x004330\x00", 0)
+    await until_running(f"sleep\x004330.{RUN}\x00", 0)
 
 
 # --- across servers --------------------------------------------------------------------------------------------
@@ -379,11 +403,11 @@ async def test_confined_shells_and_terminals_go_on_when_the_server_is_killed(
             terminal = await box.terminal(
                 ["bash"], env={"PS1": "$ ", "HISTFILE": ""}, cwd=str(work), confinement=confinement
             )
-            await shell.run("name=value; sleep 4326 & job=$!")
+            await shell.run(f"name=value; sleep 4326.{RUN} & job=$!")
             await terminal.run("name=shown")
             os.kill(server.pid, signal.SIGKILL)
             assert (await shell.run("echo $name")).stdout == "value\n"
-            done = await shell.run("sleep 4327", timeout=0.1)
+            done = await shell.run(f"sleep 4327.{RUN}", timeout=0.1)
             assert (done.exit_code, done.shell_restarted) == (124, False)
             assert (await shell.run("kill -0 $job && echo runs")).stdout == "runs\n"
             assert (await terminal.describe()).cwd == str(work)
@@ -391,7 +415,7 @@ async def test_confined_shells_and_terminals_go_on_when_the_server_is_killed(
             await terminal.send("kill -KILL $$\n")
             assert (await terminal.wait(30)).exit_code == 137
             await shell.close()
-            assert _running("sleep\x004326\x00") == []
+            assert _running(f"sleep\x004326.{RUN}\x00") == []
             server.pid = (await box.status()).pid
 
 

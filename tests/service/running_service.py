@@ -21,12 +21,15 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from typing import Any, Final
 from unittest import mock
 
+import pytest
+
 from holdfast.__main__ import main
 from holdfast.testing.servers import server_environment
 
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
 API: Final = "/holdfast.session.v1.SessionService/"
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl: nobody asks over HTTP as people do")
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -67,10 +70,14 @@ class Place:
             check=False,
         )
 
-    def verb(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def verb(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """The same in this process, where everything is loaded already: for verbs that only print."""
         out, err = io.StringIO(), io.StringIO()
-        with mock.patch.dict(os.environ, self.environ, clear=True), redirect_stdout(out), redirect_stderr(err):
+        with (
+            mock.patch.dict(os.environ, {**self.environ, **environ}, clear=True),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
             code = main(arguments)
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 

@@ -306,6 +306,7 @@ async def test_a_stop_does_not_wait_for_a_client_that_does_not_read() -> None:
         async with asyncio.timeout(20):
             await fronts.grpc.stop(0.2)
         await fronts.sessions.until_open(0)
+        assert fronts.rates.running("anna", stream=True) == 0
         stream.cancel()
 
 
@@ -386,7 +387,8 @@ async def test_plain_text_beyond_this_machine_when_told() -> None:
         port = fronts.grpc.address.rpartition(":")[2]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
-            await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=bearer(ANNA))
+            found = await stub.GetSession(pb.GetSessionRequest(session_id="s1"), metadata=bearer(ANNA))
+            assert found.metadata.session_id == "s1"
 
 
 async def test_a_port_that_is_in_use_is_said_in_one_line() -> None:

@@ -423,6 +423,7 @@ async def test_a_client_that_does_not_read_stops_the_reading_of_output() -> None
     async with OverHttp() as fronts:
         fronts.sessions.chunks = flood
         reader, writer = await raw_stream(fronts, receive_buffer=65_536)
+        await moved.wait()
         stalled_at = await at_rest()
         assert 0 < stalled_at < 256, "16 MiB on their way to a client that reads nothing"
         # It goes on as soon as the client does, and with every chunk.
@@ -498,6 +499,7 @@ async def test_a_stop_does_not_wait_for_a_client_that_does_not_read() -> None:
         async with asyncio.timeout(20):
             await fronts.http.stop(0.2)
         await fronts.sessions.until_open(0)
+        assert fronts.admission.under_way == 0
         writer.transport.abort()
 
 

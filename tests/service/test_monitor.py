@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from holdfast import Sandbox
 from holdfast.errors import SandboxError
 from holdfast.model import ProcessUsage, UsageSample
 from holdfast.service.metrics import Metrics
-from holdfast.service.model import Guard, Kind, Policy, Resources, SessionRecord
+from holdfast.service.model import Guard, Kind, Policy, Resources, SessionRecord, Usage
 from holdfast.service.monitor import MonitorEvent, MonitorSettings, ResourceMonitor, is_long_running
 from holdfast.service.thresholds import Step
 from holdfast.testing import FakeClock
@@ -407,22 +407,21 @@ async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> 
         await box.shell(id="s")
         monitor.watch(record("t", Resources(processes=2)))
         monitor.watch(record("s", kind="shell"))
-        await monitor.look()
-        idle = monitor.latest("t")
-        assert idle is not None
-        assert (idle.process_count, idle.long_running) == (1, False)
+
+        async def seen(holds: Callable[[Usage], bool]) -> Usage:
+            """The look that shows it: a shell that starts, and one that starts others, take a moment."""
+            async with asyncio.timeout(SAFETY_NET):
+                while True:
+                    await monitor.look()
+                    found = monitor.latest("t")
+                    if found is not None and holds(found):
+                        return found
+
+        idle = await seen(lambda usage: (usage.process_count, usage.long_running) == (1, False))
         assert idle.memory_bytes > 0
         await terminal.send("setsid sleep 1000 & sleep 999 & sleep 998\n")
-
-        async def until(holds: Callable[[], bool], again: Callable[[], Awaitable[None]]) -> None:
-            async with asyncio.timeout(SAFETY_NET):
-                while not holds():
-                    await again()
-
-        await until(lambda: monitor.history("t")[-1].process_count == 4, monitor.look)
-        busy = monitor.latest("t")
-        assert busy is not None
-        assert (busy.long_running, busy.session_idle) == (True, False)
+        busy = await seen(lambda usage: usage.process_count == 4 and usage.long_running)
+        assert not busy.session_idle
         assert ("t", "warn") in outside.steps
         assert metrics.registry.get_sample_value("holdfast_session_processes") == 5
         await terminal.close("force")

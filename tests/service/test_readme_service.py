@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.cli.service import announce
 from holdfast.service.assembly import Started
-from service.running_service import PATIENCE_SECONDS, RunningService, new_place, running_service
+from service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_place, running_service
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```shell-session\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -53,6 +53,7 @@ def test_a_start_prints_what_the_page_shows(service: RunningService, capsys: pyt
     assert matches(shown, printed), printed
 
 
+@needs_curl
 def test_every_line_of_the_session_prints_what_the_page_shows(service: RunningService) -> None:
     """All lines run in one shell, with the ports that this service has."""
     place = service.place

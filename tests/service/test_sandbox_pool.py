@@ -111,8 +111,10 @@ async def test_a_sandbox_that_cannot_be_opened_is_tried_again_by_the_next_caller
 
 async def test_a_caller_that_gives_up_does_not_take_the_connection_from_others(clock: FakeClock) -> None:
     opened = asyncio.Event()
+    made: list[str] = []
 
     async def connect(address: str) -> Any:
+        made.append(address)
         await opened.wait()
         return Uncloseable(FakeExec())
 
@@ -123,6 +125,7 @@ async def test_a_caller_that_gives_up_does_not_take_the_connection_from_others(c
     await asyncio.wait([one])
     opened.set()
     await two
+    assert (one.cancelled(), made) == (True, ["a"])
     await pool.aclose()
 
 

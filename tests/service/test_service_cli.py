@@ -18,7 +18,15 @@ import grpc
 import pytest
 
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from service.running_service import (
+    PATIENCE_SECONDS,
+    Place,
+    RunningService,
+    needs_curl,
+    new_place,
+    running_service,
+    until,
+)
 
 
 @pytest.fixture
@@ -93,6 +101,7 @@ def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Pla
         until(lambda: "command_ended" in place.verb("audit", "--session", session_id).stdout)
 
 
+@needs_curl
 def test_for_people_it_prints_where_it_listens_and_a_curl_line_that_works(place: Place) -> None:
     listen = ["--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0"]
     process = subprocess.Popen(
@@ -174,7 +183,7 @@ def test_a_service_that_nobody_could_reach_is_refused(place: Place) -> None:
 
 
 def test_settings_that_are_wrong_are_named(place: Place) -> None:
-    assert "HOLDFAST_SERVICE_MAX_SESSIONS" in place.holdfast("service", HOLDFAST_SERVICE_MAX_SESSIONS="many").stderr
+    assert "HOLDFAST_SERVICE_MAX_SESSIONS" in place.verb("service", HOLDFAST_SERVICE_MAX_SESSIONS="many").stderr
     assert "tls_key" in refused(place, "--tls-cert", "/nowhere")
 
 
@@ -298,7 +307,7 @@ def test_a_session_is_played_through_the_service(service: RunningService, token:
     ways = ["--service", service.grpc]
     played = service.place.holdfast("replay", session_id, *ways, "--idle-limit", "0", HOLDFAST_SERVICE_TOKEN=token)
     assert "seen-42" in played.stdout, played.stderr
-    told = service.place.holdfast("replay", session_id, *ways, "--json", HOLDFAST_SERVICE_TOKEN=token)
+    told = service.place.verb("replay", session_id, *ways, "--json", HOLDFAST_SERVICE_TOKEN=token)
     assert json.loads(told.stdout)["title"] == session_id
     service.post("CloseSession", token, sessionId=session_id)
 
@@ -312,7 +321,7 @@ def test_a_session_is_found_in_the_database_and_played_from_its_sandbox(
     for ways in ([], ["--store", f"sqlite:///{service.place.database}"]):
         played = service.place.holdfast("replay", session_id, *ways, "--idle-limit", "0")
         assert "seen-42" in played.stdout, played.stderr
-    unknown = service.place.holdfast("replay", "no-such-session")
+    unknown = service.place.verb("replay", "no-such-session")
     assert unknown.returncode == 1
     assert "no-such-session" in unknown.stderr
 
@@ -320,6 +329,6 @@ def test_a_session_is_found_in_the_database_and_played_from_its_sandbox(
 def test_somebody_elses_session_is_not_played(service: RunningService, token: str) -> None:
     session_id = service.post("CreateSession", token)[1]["sessionId"]
     other = service.place.new_agent("stranger")
-    done = service.place.holdfast("replay", session_id, "--service", service.grpc, HOLDFAST_SERVICE_TOKEN=other)
+    done = service.place.verb("replay", session_id, "--service", service.grpc, HOLDFAST_SERVICE_TOKEN=other)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     service.post("CloseSession", token, sessionId=session_id)

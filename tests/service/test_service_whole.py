@@ -16,7 +16,15 @@ import pytest
 from holdfast.service.problems import Denied
 from holdfast.service.rpc_status import problem_of
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from service.running_service import (
+    PATIENCE_SECONDS,
+    Place,
+    RunningService,
+    needs_curl,
+    new_place,
+    running_service,
+    until,
+)
 
 RULES = """
 [profiles.default.commands]
@@ -179,6 +187,7 @@ def test_an_agent_has_the_profile_that_it_was_given(service: RunningService) -> 
         agent.close(session_id)
 
 
+@needs_curl
 def test_an_allow_list_lets_through_what_is_on_it_and_nothing_else(service: RunningService, host: int) -> None:
     token = service.place.new_agent("fetcher", "--profile", "open")
     with client(service, token) as agent:
@@ -214,15 +223,22 @@ def test_a_session_over_a_limit_that_nobody_enforces_is_ended_by_the_monitor(ser
         agent.close(session_id)
 
 
+def samples(service: RunningService) -> dict[str, float]:
+    _, page = service.get("/metrics")
+    lines = (line.rsplit(" ", 1) for line in page.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
 def test_metrics_count_what_happened(service: RunningService, agent: Client) -> None:
     session_id = agent.create(kind=pb.SHELL)
+    ended = 'command_latency_seconds_count{kind="shell"}'
+    before = samples(service)[ended]
     agent.run(session_id, "echo counted")
-    _, page = service.get("/metrics")
-    samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if line and not line.startswith("#"))
     # Who follows the session may not have seen yet that the command has ended.
-    active = [float(value) for name, value in samples.items() if name.startswith('sessions_active{kind="shell"')]
-    assert sum(active) >= 1
-    assert float(samples["holdfast_audit_append_seconds_count"]) > 0
-    assert float(samples['holdfast_store_seconds_count{operation="find_agent"}']) > 0
-    assert float(samples['holdfast_rpc_calls_total{code="OK",front="grpc",method="RunCommand"}']) >= 1
+    until(lambda: samples(service)[ended] > before)
+    found = samples(service)
+    assert sum(value for name, value in found.items() if name.startswith('sessions_active{kind="shell"')) >= 1
+    assert found["holdfast_audit_append_seconds_count"] > 0
+    assert found['holdfast_store_seconds_count{operation="find_agent"}'] > 0
+    assert found['holdfast_rpc_calls_total{code="OK",front="grpc",method="RunCommand"}'] >= 1
     agent.close(session_id)

@@ -22,8 +22,9 @@ _PIDFD_INFO_EXIT: Final = 1 << 3
 _INFO: Final = struct.Struct("=QQ11Ii")
 
 
-#: Seconds between looks for a program that is about to be started.
-_LOOK_AGAIN: Final = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
+#: Seconds between looks for a program that is about to be started. The long ones are for a machine that has more to
+#: do than it can: one that was never found cannot be told from bwrap later, when it is killed.
+_LOOK_AGAIN: Final = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Jail:
