@@ -202,7 +202,7 @@ class LiveTerminal:
     def activity(self) -> Activity:
         """What is in its foreground, and for how long: a command that outlives a server is counted anew."""
         group = self.process.foreground_group()
-        if group == self.process.pid:
+        if group == self.process.own_group:
             group = 0
         busy = self._loop.time() - self._state_since if self.state == "BUSY" else None
         # Nobody asks who waits at a prompt: a look costs a few files of /proc.
