@@ -32,7 +32,7 @@ from holdfast.model import (
     TerminalStatus,
     TerminalWait,
 )
-from holdfast.runtime.awaiting import InputState, input_state, line_mode
+from holdfast.runtime.awaiting import InputState, every_process, input_state, line_mode
 from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.records import TerminalMemory
@@ -398,8 +398,10 @@ class LiveTerminal:
         return look
 
     def _ask(self) -> InputState:
-        terminal = self.process.terminal
-        return input_state(terminal) if terminal >= 0 and self.process.running else _NOBODY
+        process = self.process
+        if process.terminal < 0 or not process.running:
+            return _NOBODY
+        return input_state(process.terminal, every_process if process.jail is None else process.jail.inside)
 
     def is_idle(self) -> bool:
         """Whether the prompt is shown and nothing that was typed is on its way.
