@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from holdfast.model import USAGE_PIDS, ProcessUsage, UsageSample
 from holdfast.runtime.foreground import ticks_since_boot
-from holdfast.runtime.process_table import MARK_BASE, Entry, ProcessTable, read_mark
+from holdfast.runtime.process_table import MARK_BASE, ProcessTable, read_mark
 from holdfast.runtime.process_tree import Tree
 
 #: How long the event loop waits for us at a time: a turn of it costs microseconds, which a slice this long hides.
@@ -128,17 +128,14 @@ class UsageSampler:
             self._slice_began = time.perf_counter()
             # As it is before the table is read: see `Tree.members`.
             lives = {tree.leader: tree.leader_lives for each in asked for tree in each.trees}
-            stats = await self._read_all()
-            table = ProcessTable(
-                {pid: Entry(pid, s.parent, s.session, s.started, s.dead) for pid, s in stats.items()}
-            )
+            table = ProcessTable(await self._read_all())
             orphans = await self._orphans(table, leaders())
             now = ticks_since_boot()
             usages: list[ProcessUsage] = []
             for each in asked:
                 inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
                 members = self._members(each, table, orphans, lives, inside)
-                usages.append(self._usage(each, {pid: stats[pid] for pid in members}, inside, now))
+                usages.append(self._usage(each, members, inside, now))
                 if self._is_over_time():
                     await self._breathe()
             known = known_marks()
@@ -165,7 +162,7 @@ class UsageSampler:
 
     # --- who belongs to whom ---------------------------------------------------------------------------------
 
-    async def _orphans(self, table: ProcessTable, leaders: Container[int]) -> dict[int, list[int]]:
+    async def _orphans(self, table: ProcessTable[Stat], leaders: Container[int]) -> dict[int, list[int]]:
         """Those whose parent died, by the mark that they carry."""
         found: dict[int, list[int]] = {}
         marks: dict[tuple[int, bytes], int | None] = {}
@@ -184,11 +181,11 @@ class UsageSampler:
     def _members(
         self,
         asked: Asked,
-        table: ProcessTable,
+        table: ProcessTable[Stat],
         orphans: Mapping[int, list[int]],
         lives: Mapping[int, bool],
         inside: Iterable[int],
-    ) -> dict[int, Entry]:
+    ) -> dict[int, Stat]:
         """As `ProcessTable.members` has it, with the orphans looked at once for all."""
         roots = set(inside)
         for tree in asked.trees:
@@ -202,7 +199,7 @@ class UsageSampler:
         return table.descendants(roots)
 
     def _strays(
-        self, table: ProcessTable, orphans: Mapping[int, list[int]], known_marks: Container[int], now: int
+        self, table: ProcessTable[Stat], orphans: Mapping[int, list[int]], known_marks: Container[int], now: int
     ) -> tuple[int, ...]:
         ours = {child for parent in self._parents for child in table.children.get(parent, ())}
         roots = [
