@@ -135,7 +135,7 @@ class UsageSampler:
             for each in asked:
                 inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
                 members = self._members(each, table, orphans, lives, inside)
-                usages.append(self._usage(each, members, inside, now))
+                usages.append(await self._usage(each, members, inside, now))
                 if self._is_over_time():
                     await self._breathe()
             known = known_marks()
@@ -213,7 +213,9 @@ class UsageSampler:
 
     # --- what they use ---------------------------------------------------------------------------------------
 
-    def _usage(self, asked: Asked, members: Mapping[int, Stat], inside: Container[int], now: int) -> ProcessUsage:
+    async def _usage(
+        self, asked: Asked, members: Mapping[int, Stat], inside: Container[int], now: int
+    ) -> ProcessUsage:
         ticks = threads = pages = 0
         for stat in members.values():
             ticks += stat.cpu
@@ -227,7 +229,7 @@ class UsageSampler:
             cpu = max(cpu, in_cgroups)
             memory = sum(cgroup_memory(path) for path in cgroups) or memory
         whole = bool(in_cgroups) and len(asked.trees) == 1 and all(pid in inside for pid in members)
-        read, written = self._storage(members, asked.trees[0].mark if whole else None, in_cgroups)
+        read, written = await self._storage(members, asked.trees[0].mark if whole else None, in_cgroups)
         name, seconds, background = _activity(asked, members, now, self._tick)
         return ProcessUsage(
             process_id=asked.process_id,
@@ -246,7 +248,7 @@ class UsageSampler:
             background_seconds=round(background, 3),
         )
 
-    def _storage(self, members: Mapping[int, Stat], mark: int | None, cpu_seconds: float) -> tuple[int, int]:
+    async def _storage(self, members: Mapping[int, Stat], mark: int | None, cpu_seconds: float) -> tuple[int, int]:
         """What they have read and written. With the mark of a tree whose cgroup has all of them, and had used so
         much CPU time before: where nobody ran since the last look, nobody has read or written.
 
@@ -257,11 +259,15 @@ class UsageSampler:
         if before is not None and before.cpu_seconds == cpu_seconds and before.processes == processes:
             return before.read, before.written
         read = written = 0
+        all_told = True
         for pid in members:
-            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone
+            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone, or we lack a descriptor
+            all_told &= bool(counters)
             read += counter(counters, b"read_bytes:")
             written += counter(counters, b"write_bytes:")
-        if mark is not None:
+            if self._is_over_time():
+                await self._breathe()
+        if mark is not None and all_told:
             self._transferred[mark] = Transferred(cpu_seconds, processes, read, written)
         return read, written
 

@@ -33,7 +33,7 @@ ORPHANED: Final = "ORPHANED_PROCESSES"
 class MonitorSettings(Struct, frozen=True):
     """Settings of the monitor. `ServiceSettings` has those that an operator may want to change."""
 
-    #: Seconds between two looks. A thousand sessions cost 0.1 s of CPU a look: 2 % of a core.
+    #: Seconds between two looks. 500 confined sessions cost 0.1 s of CPU a look: 2 % of a core.
     interval: float = 5.0
     #: Looks that are remembered of each session: two minutes of them, some 6 KB.
     history: int = 24
