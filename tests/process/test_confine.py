@@ -374,6 +374,27 @@ async def test_keys_of_a_program_without_a_shell_are_for_the_program(
     assert await terminal.wait(30) == holdfast.ExitStatus(6)
 
 
+#: Who reads the terminal.
+READERS = {
+    "orphan": "(cat <&3 &);",
+    "of a thread": "python3 -c 'import subprocess, threading; "
+    'threading.Thread(target=lambda: subprocess.run("cat")).start()\' <&3 &',
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+async def test_who_waits_for_input_is_found_wherever_it_is(
+    box: Sandbox, work: Path, confinement: Confinement, reader: str
+) -> None:
+    """In the foreground group, whose leader sleeps."""
+    script = f"exec 3<&0; {READERS[reader]} echo; exec sleep 1000"
+    terminal = await box.terminal(["sh", "-c", script], cwd=str(work), confinement=confinement)
+    assert (await terminal.wait_until_awaiting_input(30)).foreground == "cat"
+    await terminal.send("line\n")
+    assert (await terminal.wait_until_awaiting_input(30)).foreground == "cat"
+    await terminal.close("force")
+
+
 async def test_background_jobs_that_are_kept(box: Sandbox, work: Path, confinement: Confinement) -> None:
     shell = await box.shell(cwd=str(work), confinement=confinement)
     await shell.run(f"sleep 4329.{RUN} &")

@@ -12,7 +12,9 @@ import pytest
 
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.model import CommandSpec, OutputChunk, ProcessSpec, ProcessUsage, ShellSpec
+from holdfast.model import CommandSpec, Confinement, OutputChunk, ProcessSpec, ProcessUsage, ShellSpec
+from holdfast.runtime import tree_usage
+from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.process_table import read_mark
 from holdfast.runtime.tree_usage import (
@@ -25,6 +27,8 @@ from holdfast.runtime.tree_usage import (
     parse_stat,
 )
 
+OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 30.0
 
@@ -128,6 +132,64 @@ async def test_bytes_written_to_storage_are_those_that_the_kernel_counts(box: Lo
     assert (await usage(box)).written_bytes == counted >= 1024 * 1024
 
 
+async def start_inside_a_cgroup(box: LocalExec, answer: str) -> None:
+    """One that answers each line; it has answered the first in its cgroup, and so has used CPU time there."""
+    if not any(means.startswith("cgroup.kill") for means in (await box.status()).containment):
+        pytest.skip("needs a cgroup of version 2 that can be written: only such a one counts CPU time")
+    script = f"while read line; do {answer}; echo answered; done"
+    await box.start(ProcessSpec("p", ("sh", "-c", script), pipe_stdin=True))
+    tree = box.process("p").tree
+    async with asyncio.timeout(SAFETY_NET):
+        while tree.cgroup is None or not tree.cgroup.pids():  # noqa: ASYNC110 - it is moved beside the loop
+            await asyncio.sleep(0.01)
+    await box.write("p", b"\n")
+    await words(box, 1)
+
+
+async def test_who_read_or_wrote_and_slept_since_stays_counted(box: LocalExec, tmp_path: Path) -> None:
+    """However little CPU time it took, and though the files of a process that sleeps are not read again."""
+    await start_inside_a_cgroup(box, f"echo more >>{tmp_path}/file")
+    before = await until(box, lambda usage: usage.process_count == 1)
+    if before.written_bytes == 0:
+        pytest.skip(f"{tmp_path} is no storage: a file system in memory writes nothing")
+    for turn in range(2, 5):
+        (tmp_path / "file").unlink()  # a page that is waiting to be written is not counted again
+        await box.write("p", b"\n")
+        await words(box, turn)
+        for _ in range(3):
+            found = await usage(box)
+            assert found.written_bytes == counter(read(f"/proc/{found.pids[0]}/io"), b"write_bytes:")
+        assert found.written_bytes > before.written_bytes
+        before = found
+
+
+async def test_the_files_of_who_did_not_run_are_read_once(box: LocalExec, monkeypatch: pytest.MonkeyPatch) -> None:
+    await start_inside_a_cgroup(box, ":")
+    (pid,) = (await usage(box)).pids
+    seen: list[str] = []
+    starts = b""
+    kernel = tree_usage._read
+
+    def reading(path: str) -> bytes:
+        seen.append(path)
+        text = kernel(path)
+        if starts and path == f"/proc/{pid}/stat":
+            text = text.replace(parse_stat(text).started, starts)
+        return text
+
+    monkeypatch.setattr(tree_usage, "_read", reading)
+    async with asyncio.timeout(SAFETY_NET):
+        while True:  # it may have only just gone to sleep
+            seen.clear()
+            await usage(box)
+            if f"/proc/{pid}/io" not in seen:
+                break
+    assert f"/proc/{pid}/stat" in seen
+    starts = b"99"  # another process has the number now
+    await usage(box)
+    assert f"/proc/{pid}/io" in seen
+
+
 async def test_a_shell_and_its_commands(box: LocalExec) -> None:
     await box.open_shell(ShellSpec("s"))
     idle = await usage(box, "s")
@@ -184,6 +246,29 @@ async def test_a_loop_of_builtins_in_a_terminal_is_timed(box: LocalExec, termina
     assert (busy.foreground, busy.process_count) == ("bash", 1)
     assert busy.foreground_seconds > 0
     await terminal.close("force")
+
+
+@needs_bubblewrap
+async def test_a_jail_around_a_shell_is_no_command_of_its(box: LocalExec, tmp_path: Path) -> None:
+    confinement = Confinement(mode="bubblewrap", writable=(str(tmp_path),), network="none")
+    terminal = await Sandbox(box).terminal("bash", id="t", cwd=str(tmp_path), confinement=confinement)
+    await terminal.wait_until_idle(SAFETY_NET)
+    idle = await usage(box, "t")
+    assert (idle.foreground, idle.foreground_seconds, idle.background_seconds) == (None, 0.0, 0.0)
+    assert idle.process_count == 3
+    await terminal.send("while :; do :; done\n")
+    busy = await until(box, lambda usage: usage.foreground is not None, "t")
+    assert (busy.foreground, busy.background_seconds) == ("bash", 0.0)
+    await terminal.send_keys("C-c")
+    await terminal.wait_until_idle(SAFETY_NET)
+    await terminal.send("sleep 1000 & cat\n")
+    asks = await until(box, lambda usage: usage.foreground == "cat" and usage.background_seconds > 0, "t")
+    assert asks.process_count == 5
+    await terminal.close("force")
+    await box.open_shell(ShellSpec("s", cwd=str(tmp_path), confinement=confinement))
+    shell = await usage(box, "s")
+    assert (shell.foreground, shell.background_seconds) == (None, 0.0)
+    await box.close_shell("s")
 
 
 async def test_what_a_forgotten_process_left_is_a_stray(make_exec: MakeExec, tmp_path: Path) -> None:

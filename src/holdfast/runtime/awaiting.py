@@ -15,7 +15,7 @@ import select
 import stat
 import struct
 import termios
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
@@ -77,6 +77,13 @@ _MOST_FDINFO: Final = 1024 * 1024
 #: The kernel gives files of /proc a few pages at a time.
 _PAGES: Final = 16 * 1024
 
+#: Says who may be in the foreground: at least all that are.
+Candidates = Callable[[], Iterable[int]]
+
+
+def every_process() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name[0].isdecimal())
+
 
 class InputState(NamedTuple):
     """What is known of the input of a terminal."""
@@ -90,8 +97,11 @@ class InputState(NamedTuple):
     canonical: bool
 
 
-def input_state(master: int) -> InputState:
+def input_state(master: int, candidates: Candidates = every_process) -> InputState:
     """Ask for the terminal of which `master` is our side. Neither reads from it nor waits.
+
+    `candidates` are who may be in the foreground, at least all that are; they are asked for only if the leader of
+    the foreground group does not wait.
 
     Right for all that was written to `master` before. Somebody must have the other side open, or have had it: to
     open it first and close it again, as this does, would read as its end.
@@ -100,7 +110,7 @@ def input_state(master: int) -> InputState:
     try:
         peer = open_other_side(master, os.O_RDONLY)
         try:
-            awaiting, pid = _ask(master, peer)
+            awaiting, pid = _ask(master, peer, candidates)
         finally:
             os.close(peer)
     except OSError as error:
@@ -136,7 +146,7 @@ def blocked_in_read(pid: int) -> int | None:
 # --- who is in the foreground --------------------------------------------------------------------------------
 
 
-def _ask(master: int, peer: int) -> tuple[bool | None, int | None]:
+def _ask(master: int, peer: int, candidates: Candidates) -> tuple[bool | None, int | None]:
     calls = CALLS.get(os.uname().machine)
     poll = select.poll()
     poll.register(peer, select.POLLIN)
@@ -148,7 +158,7 @@ def _ask(master: int, peer: int) -> tuple[bool | None, int | None]:
             return False, _living(group)
         if calls is None:
             return None, _living(group)
-        look = _Look(calls, os.fstat(peer))
+        look = _Look(calls, os.fstat(peer), candidates)
         waiter = look.first_waiting(group)
         if os.tcgetpgrp(master) != group or (waiter is not None and poll.poll(0)):
             continue
@@ -170,20 +180,12 @@ def _group_of(pid: int) -> int:
         return -1
 
 
-def _others(group: int) -> Iterator[int]:
-    """The members beside the leader. getpgid(2) takes 0.3 us for each process; to read its stat would take 9."""
-    for name in os.listdir("/proc"):
-        if name[0].isdecimal():
-            pid = int(name)
-            if pid != group and _group_of(pid) == group:
-                yield pid
-
-
 class _Look:
     """One look at the members of a group."""
 
-    def __init__(self, calls: dict[int, Kind], terminal: os.stat_result) -> None:
+    def __init__(self, calls: dict[int, Kind], terminal: os.stat_result, candidates: Candidates) -> None:
         self._calls = calls
+        self._candidates = candidates
         #: Not the device number: each devpts that is mounted has a terminal of that number.
         self._terminal = (terminal.st_dev, terminal.st_ino)
         self._number = tty_number(terminal.st_rdev)
@@ -195,7 +197,9 @@ class _Look:
         """The leader if it waits: mostly it does, and the rest need not be looked for."""
         if self._process_waits(group, group):
             return group
-        return next((pid for pid in _others(group) if self._process_waits(pid, group)), None)
+        # getpgid(2) takes 0.3 us for each process; to read its stat would take 9.
+        others = (pid for pid in self._candidates() if pid != group and _group_of(pid) == group)
+        return next((pid for pid in others if self._process_waits(pid, group)), None)
 
     def _process_waits(self, pid: int, group: int) -> bool:
         try:

@@ -19,7 +19,7 @@ def ticks_since_boot() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def foreground(table: ProcessTable, shell: int, since: int, jobs: Container[int]) -> dict[int, Entry]:
+def foreground(table: ProcessTable[Entry], shell: int, since: int, jobs: Container[int]) -> dict[int, Entry]:
     """What the shell started since then and waits for, and all below: not its background jobs.
 
     The clock of process starts ticks a hundred times a second, so the `jobs` that are known count too.

@@ -380,7 +380,7 @@ class LocalExec:
         terminal = self.terminals.get(process_id)
         printed = sum(log.end for log in process.logs.values())
         activity = Activity() if terminal is None or not process.running else terminal.activity()
-        return Asked(process_id, (process.tree,), process.running, printed, activity)
+        return Asked(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
 
     async def forget(self, process_id: str) -> None:
         process = self.process(process_id)

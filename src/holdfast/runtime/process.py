@@ -205,6 +205,11 @@ class ManagedProcess(Recorded):
         return self.pid if self.jail is None else self.jail.program
 
     @property
+    def own_pids(self) -> tuple[int, ...]:
+        """That program first, then what is there for its sake."""
+        return (self.pid,) if self.jail is None else (self.jail.program, *self.jail.wrappers)
+
+    @property
     def own_group(self) -> int:
         """The process group of that program."""
         try:

@@ -16,7 +16,7 @@ import resource
 import secrets
 from collections.abc import Container, Iterable
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from holdfast.errors import ResourceExhausted
 
@@ -38,6 +38,22 @@ class Entry(NamedTuple):
     #: Clock ticks since boot: with the pid, it names this process and no later one with the same pid.
     started: bytes
     dead: bool
+
+
+class Row(Protocol):
+    """What a table must know of a process."""
+
+    @property
+    def parent(self) -> int: ...
+    @property
+    def session(self) -> int: ...
+    @property
+    def started(self) -> bytes: ...
+    @property
+    def dead(self) -> bool: ...
+
+
+RowT = TypeVar("RowT", bound=Row)
 
 
 def new_mark() -> int:
@@ -119,34 +135,34 @@ def newest_pids() -> list[int]:
     return sorted(pids, key=lambda pid: (last - pid) % _MORE_THAN_ANY_PID)
 
 
-class ProcessTable:
+class ProcessTable(Generic[RowT]):
     """All processes at one moment. What is derived of them is worked out once, for all who ask."""
 
-    def __init__(self, entries: dict[int, Entry], *, complete: bool = True) -> None:
+    def __init__(self, entries: dict[int, RowT], *, complete: bool = True) -> None:
         self.entries = entries
         #: False if a process that nobody had seen before was gone when we came to it: it may have forked another.
         self.complete = complete
         self._marks: dict[int, int | None] = {}
 
-    @classmethod
-    def read(cls, seen: Container[int] = ()) -> ProcessTable:
+    @staticmethod
+    def read(seen: Container[int] = ()) -> ProcessTable[Entry]:
         """One open, read and close for each process: about 10 us. `seen` are pids of an earlier table."""
         pids = newest_pids()
         entries = {pid: entry for pid in pids if (entry := read_entry(pid)) is not None}
-        return cls(entries, complete=all(pid in entries or pid in seen for pid in pids))
+        return ProcessTable(entries, complete=all(pid in entries or pid in seen for pid in pids))
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
         children: dict[int, list[int]] = {}
-        for entry in self.entries.values():
-            children.setdefault(entry.parent, []).append(entry.pid)
+        for pid, entry in self.entries.items():
+            children.setdefault(entry.parent, []).append(pid)
         return children
 
     @cached_property
     def sessions(self) -> dict[int, list[int]]:
         sessions: dict[int, list[int]] = {}
-        for entry in self.entries.values():
-            sessions.setdefault(entry.session, []).append(entry.pid)
+        for pid, entry in self.entries.items():
+            sessions.setdefault(entry.session, []).append(pid)
         return sessions
 
     @cached_property
@@ -173,7 +189,7 @@ class ProcessTable:
         mark: int,
         others: Container[int] = (),
         inside: Iterable[int] = (),
-    ) -> dict[int, Entry]:
+    ) -> dict[int, RowT]:
         """The living processes that belong to `leader`, itself included.
 
         They descend from the leader, from its session, from an orphan with the mark, or are `inside` its cgroup.
@@ -190,9 +206,9 @@ class ProcessTable:
         roots.update(inside)
         return self.descendants(roots)
 
-    def descendants(self, roots: Iterable[int]) -> dict[int, Entry]:
+    def descendants(self, roots: Iterable[int]) -> dict[int, RowT]:
         """These and all below them, the living ones."""
-        found: dict[int, Entry] = {}
+        found: dict[int, RowT] = {}
         pending = list(roots)
         while pending:
             pid = pending.pop()
@@ -206,12 +222,12 @@ class TableReader:
     """Reads the table for whoever asks in the same turn of the loop: a thousand kills read it once."""
 
     def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[ProcessTable]] = []
+        self._waiting: list[asyncio.Future[ProcessTable[Entry]]] = []
         self._seen: Container[int] = ()
 
-    async def read(self) -> ProcessTable:
+    async def read(self) -> ProcessTable[Entry]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[ProcessTable] = loop.create_future()
+        future: asyncio.Future[ProcessTable[Entry]] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._read)
         self._waiting.append(future)

@@ -215,7 +215,8 @@ class LiveShell:
             printed += sum(log.end for log in current.logs.values())
             activity = Activity(seconds=self._loop.time() - current.began, since_ticks=current.began_ticks)
         trees = tuple(program.tree for program in programs)
-        return Asked(self.id, trees, self.state != "closed", printed, activity)
+        own = tuple(pid for program in programs for pid in program.own_pids)
+        return Asked(self.id, trees, self.state != "closed", printed, activity, own)
 
     def process_spec(
         self, process_id: str, cwd: str | None, *, login: bool = False, start_id: str | None = None

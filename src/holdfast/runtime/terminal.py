@@ -32,7 +32,7 @@ from holdfast.model import (
     TerminalStatus,
     TerminalWait,
 )
-from holdfast.runtime.awaiting import InputState, input_state, line_mode
+from holdfast.runtime.awaiting import InputState, every_process, input_state, line_mode
 from holdfast.runtime.keys import encode_keys
 from holdfast.runtime.marks import Mark, MarkFilter, Modes
 from holdfast.runtime.records import TerminalMemory
@@ -202,7 +202,7 @@ class LiveTerminal:
     def activity(self) -> Activity:
         """What is in its foreground, and for how long: a command that outlives a server is counted anew."""
         group = self.process.foreground_group()
-        if group == self.process.pid:
+        if group == self.process.own_group:
             group = 0
         busy = self._loop.time() - self._state_since if self.state == "BUSY" else None
         # Nobody asks who waits at a prompt: a look costs a few files of /proc.
@@ -404,8 +404,10 @@ class LiveTerminal:
         return _NOBODY if mode is None else InputState(None, None, *mode)
 
     def _ask(self) -> InputState:
-        terminal = self.process.terminal
-        return input_state(terminal) if terminal >= 0 and self.process.running else _NOBODY
+        process = self.process
+        if process.terminal < 0 or not process.running:
+            return _NOBODY
+        return input_state(process.terminal, every_process if process.jail is None else process.jail.inside)
 
     def is_idle(self) -> bool:
         """Whether the prompt is shown and nothing that was typed is on its way.

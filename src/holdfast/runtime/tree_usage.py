@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from holdfast.model import USAGE_PIDS, ProcessUsage, UsageSample
 from holdfast.runtime.foreground import ticks_since_boot
-from holdfast.runtime.process_table import MARK_BASE, Entry, ProcessTable, read_mark
+from holdfast.runtime.process_table import MARK_BASE, ProcessTable, read_mark
 from holdfast.runtime.process_tree import Tree
 
 #: How long the event loop waits for us at a time: a turn of it costs microseconds, which a slice this long hides.
@@ -45,6 +45,8 @@ class Asked(NamedTuple):
     running: bool
     printed: int
     activity: Activity = Activity()
+    #: Pids that are no command of its: the program itself first, then what a jail has around it.
+    own: tuple[int, ...] = ()
 
 
 class Stat(NamedTuple):
@@ -90,6 +92,15 @@ def counter(text: bytes, name: bytes) -> int:
     return int(text[start + len(name) : end])
 
 
+class Transferred(NamedTuple):
+    """What processes had read and written when their cgroup had used so much CPU time."""
+
+    cpu_seconds: float
+    processes: tuple[tuple[int, bytes], ...]
+    read: int
+    written: int
+
+
 class UsageSampler:
     """Looks for all who ask, one look at a time."""
 
@@ -98,6 +109,8 @@ class UsageSampler:
         self._parents = (os.getpid(),) if keeper is None else (os.getpid(), keeper)
         #: Orphans' marks, by pid and start: they do not change. Only those of the last look are kept.
         self._marks: dict[tuple[int, bytes], int | None] = {}
+        #: By the mark of the tree; only of those that are not forgotten.
+        self._transferred: dict[int, Transferred] = {}
         self._tick = 1.0 / os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._slice_began = 0.0
@@ -115,23 +128,26 @@ class UsageSampler:
             self._slice_began = time.perf_counter()
             # As it is before the table is read: see `Tree.members`.
             lives = {tree.leader: tree.leader_lives for each in asked for tree in each.trees}
-            stats = await self._read_all()
-            table = ProcessTable(
-                {pid: Entry(pid, s.parent, s.session, s.started, s.dead) for pid, s in stats.items()}
-            )
+            table = ProcessTable(await self._read_all())
             orphans = await self._orphans(table, leaders())
             now = ticks_since_boot()
             usages: list[ProcessUsage] = []
             for each in asked:
-                members = self._members(each, table, orphans, lives)
-                usages.append(await self._usage(each, {pid: stats[pid] for pid in members}, now))
-                await self._breathe()
-            return UsageSample(tuple(usages), self._strays(table, orphans, known_marks(), now))
+                inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
+                members = self._members(each, table, orphans, lives, inside)
+                usages.append(await self._usage(each, members, inside, now))
+                if self._is_over_time():
+                    await self._breathe()
+            known = known_marks()
+            self._transferred = {mark: each for mark, each in self._transferred.items() if mark in known}
+            return UsageSample(tuple(usages), self._strays(table, orphans, known, now))
+
+    def _is_over_time(self) -> bool:
+        return time.perf_counter() - self._slice_began > SLICE_SECONDS
 
     async def _breathe(self) -> None:
-        if time.perf_counter() - self._slice_began > SLICE_SECONDS:
-            await asyncio.sleep(0)
-            self._slice_began = time.perf_counter()
+        await asyncio.sleep(0)
+        self._slice_began = time.perf_counter()
 
     async def _read_all(self) -> dict[int, Stat]:
         stats: dict[int, Stat] = {}
@@ -140,12 +156,13 @@ class UsageSampler:
                 text = _read(f"/proc/{name}/stat")
                 if text:
                     stats[int(name)] = parse_stat(text)
-                await self._breathe()
+                if self._is_over_time():
+                    await self._breathe()
         return stats
 
     # --- who belongs to whom ---------------------------------------------------------------------------------
 
-    async def _orphans(self, table: ProcessTable, leaders: Container[int]) -> dict[int, list[int]]:
+    async def _orphans(self, table: ProcessTable[Stat], leaders: Container[int]) -> dict[int, list[int]]:
         """Those whose parent died, by the mark that they carry."""
         found: dict[int, list[int]] = {}
         marks: dict[tuple[int, bytes], int | None] = {}
@@ -156,15 +173,21 @@ class UsageSampler:
             mark = marks[key] = self._marks[key] if key in self._marks else read_mark(pid)
             if mark is not None:
                 found.setdefault(mark, []).append(pid)
-            await self._breathe()
+            if self._is_over_time():
+                await self._breathe()
         self._marks = marks
         return found
 
     def _members(
-        self, asked: Asked, table: ProcessTable, orphans: Mapping[int, list[int]], lives: Mapping[int, bool]
-    ) -> dict[int, Entry]:
+        self,
+        asked: Asked,
+        table: ProcessTable[Stat],
+        orphans: Mapping[int, list[int]],
+        lives: Mapping[int, bool],
+        inside: Iterable[int],
+    ) -> dict[int, Stat]:
         """As `ProcessTable.members` has it, with the orphans looked at once for all."""
-        roots: set[int] = set()
+        roots = set(inside)
         for tree in asked.trees:
             of_session = table.sessions.get(tree.leader, ())
             if lives[tree.leader]:
@@ -173,12 +196,10 @@ class UsageSampler:
             else:
                 roots.update(pid for pid in of_session if table.carries(pid, tree.mark))
             roots.update(orphans.get(tree.mark, ()))
-            if tree.cgroup is not None:
-                roots.update(tree.cgroup.pids())
         return table.descendants(roots)
 
     def _strays(
-        self, table: ProcessTable, orphans: Mapping[int, list[int]], known_marks: Container[int], now: int
+        self, table: ProcessTable[Stat], orphans: Mapping[int, list[int]], known_marks: Container[int], now: int
     ) -> tuple[int, ...]:
         ours = {child for parent in self._parents for child in table.children.get(parent, ())}
         roots = [
@@ -192,26 +213,29 @@ class UsageSampler:
 
     # --- what they use ---------------------------------------------------------------------------------------
 
-    async def _usage(self, asked: Asked, members: Mapping[int, Stat], now: int) -> ProcessUsage:
-        read = written = 0
-        for pid in members:
-            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone
-            read += counter(counters, b"read_bytes:")
-            written += counter(counters, b"write_bytes:")
-            await self._breathe()
-        cpu = sum(stat.cpu for stat in members.values()) * self._tick
-        memory = sum(stat.resident for stat in members.values()) * self._page
+    async def _usage(
+        self, asked: Asked, members: Mapping[int, Stat], inside: Container[int], now: int
+    ) -> ProcessUsage:
+        ticks = threads = pages = 0
+        for stat in members.values():
+            ticks += stat.cpu
+            threads += stat.threads
+            pages += stat.resident
+        cpu, memory, in_cgroups = ticks * self._tick, pages * self._page, 0.0
         cgroups = [tree.cgroup.path for tree in asked.trees if tree.cgroup is not None]
         if cgroups:
+            in_cgroups = sum(cgroup_cpu_seconds(path) for path in cgroups)
             # A cgroup counts what ended and was never waited for; the tree what ran before the cgroup was there.
-            cpu = max(cpu, sum(cgroup_cpu_seconds(path) for path in cgroups))
+            cpu = max(cpu, in_cgroups)
             memory = sum(cgroup_memory(path) for path in cgroups) or memory
+        whole = bool(in_cgroups) and len(asked.trees) == 1 and all(pid in inside for pid in members)
+        read, written = await self._storage(members, asked.trees[0].mark if whole else None, in_cgroups)
         name, seconds, background = _activity(asked, members, now, self._tick)
         return ProcessUsage(
             process_id=asked.process_id,
             running=asked.running,
             process_count=len(members),
-            thread_count=sum(stat.threads for stat in members.values()),
+            thread_count=threads,
             pids=tuple(sorted(members)[:USAGE_PIDS]),
             cpu_seconds=round(cpu, 3),
             memory_bytes=memory,
@@ -223,6 +247,29 @@ class UsageSampler:
             awaiting_input=asked.activity.awaiting if name is not None else False,
             background_seconds=round(background, 3),
         )
+
+    async def _storage(self, members: Mapping[int, Stat], mark: int | None, cpu_seconds: float) -> tuple[int, int]:
+        """What they have read and written. With the mark of a tree whose cgroup has all of them, and had used so
+        much CPU time before: where nobody ran since the last look, nobody has read or written.
+
+        A process's own CPU time would not tell: it is counted in hundredths of a second, a cgroup's in millionths.
+        """
+        processes = tuple((pid, stat.started) for pid, stat in members.items()) if mark is not None else ()
+        before = self._transferred.get(mark) if mark is not None else None
+        if before is not None and before.cpu_seconds == cpu_seconds and before.processes == processes:
+            return before.read, before.written
+        read = written = 0
+        all_told = True
+        for pid in members:
+            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone, or we lack a descriptor
+            all_told &= bool(counters)
+            read += counter(counters, b"read_bytes:")
+            written += counter(counters, b"write_bytes:")
+            if self._is_over_time():
+                await self._breathe()
+        if mark is not None and all_told:
+            self._transferred[mark] = Transferred(cpu_seconds, processes, read, written)
+        return read, written
 
 
 def cgroup_cpu_seconds(path: str) -> float:
@@ -245,8 +292,7 @@ def cgroup_memory(path: str) -> int:
 def _activity(asked: Asked, members: Mapping[int, Stat], now: int, tick: float) -> tuple[str | None, float, float]:
     """The name of what is in the foreground, for how long, and how old the oldest of the others is."""
     activity = asked.activity
-    leaders = {tree.leader for tree in asked.trees}
-    others = {pid: stat for pid, stat in members.items() if pid not in leaders}
+    others = {pid: stat for pid, stat in members.items() if pid not in asked.own}
     if activity.group:
         front = {pid: stat for pid, stat in others.items() if stat.group == activity.group}
     elif activity.since_ticks is not None:
@@ -259,7 +305,7 @@ def _activity(asked: Asked, members: Mapping[int, Stat], now: int, tick: float) 
         return first.name, max(_oldest(front.values(), now) * tick, activity.seconds or 0.0), background
     if activity.seconds is not None:
         # A builtin, or a loop between two programs: the shell itself works.
-        own = next((members[pid].name for pid in leaders if pid in members), "")
+        own = next((members[pid].name for pid in asked.own if pid in members), "")
         return own, activity.seconds, background
     return None, 0.0, background
 

@@ -12,8 +12,10 @@ import fcntl
 import os
 import signal
 import struct
+from collections.abc import Iterable
 from typing import Final
 
+from holdfast.runtime.awaiting import every_process
 from holdfast.runtime.process_table import newest_pids, read_entry
 
 #: pidfd_get_info, Linux 6.13; it tells how a process ended since 6.15, also after somebody else has reaped it.
@@ -25,6 +27,10 @@ _INFO: Final = struct.Struct("=QQ11Ii")
 #: Seconds between looks for a program that is about to be started. The long ones are for a machine that has more to
 #: do than it can: one that was never found cannot be told from bwrap later, when it is killed.
 _LOOK_AGAIN: Final = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+#: How often to look who is inside, if somebody ends while we look.
+_LOOKS_INSIDE: Final = 2
+#: Files of 8 us each: with more of them a look at every process of the machine takes no longer.
+_MOST_THREADS: Final = 64
 
 
 class Jail:
@@ -92,6 +98,18 @@ class Jail:
                     found.append(pid)
         return found
 
+    def inside(self) -> Iterable[int]:
+        """At least everybody in the namespace. Who is there has its first process above it, whatever it did.
+
+        On a machine with 500 jails, a look at every process takes over a millisecond, this one a tenth of it.
+        """
+        self.find()
+        for _ in range(_LOOKS_INSIDE if self._first else 0):
+            found = descendants(self._first, _MOST_THREADS)
+            if found is not None:
+                return found
+        return every_process()
+
     def killed_by(self) -> int:
         """The signal that ended the program; 0 if it exited by itself, or this kernel does not tell.
 
@@ -124,6 +142,30 @@ def children(pid: int) -> list[int]:
     # A kernel without this file.
     entries = [entry for each in newest_pids() if (entry := read_entry(each)) is not None]
     return sorted(entry.pid for entry in entries if entry.parent == pid)
+
+
+def descendants(pid: int, most_threads: int) -> list[int] | None:
+    """A process and all below it; None if one of them ended meanwhile, if they have too many threads, or if the
+    kernel has no such files.
+
+    The kernel may leave out a child if the one that it has told of before is gone by then.
+    """
+    found = [pid]
+    try:
+        for parent in found:
+            threads = os.listdir(f"/proc/{parent}/task")
+            most_threads -= len(threads)
+            if most_threads < 0:
+                return None
+            for thread in threads:
+                with open(f"/proc/{parent}/task/{thread}/children", "rb", buffering=0) as file:
+                    below = [int(child) for child in file.readall().split()]
+                for each in (int(thread), *below):
+                    os.getpgid(each)  # it is still there
+                found += below
+    except OSError:
+        return None
+    return found
 
 
 def inside_pid(pid: int) -> int:
