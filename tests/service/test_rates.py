@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from holdfast.service.problems import Exhausted
@@ -9,12 +12,19 @@ from holdfast.service.rates import Buckets, Rates, RateSettings
 from holdfast.testing import FakeClock
 
 
+@contextmanager
+def a_call(rates: Rates, agent_id: str, *, stream: bool = False) -> Iterator[None]:
+    rates.begin(agent_id, stream=stream)
+    yield
+    rates.end(agent_id, stream=stream)
+
+
 async def test_a_burst_goes_through_and_then_the_rate_holds() -> None:
     clock = FakeClock()
     rates = Rates(RateSettings(calls_per_second=2, calls_burst=3), clock)
 
     def call() -> None:
-        with rates.call("anna"):
+        with a_call(rates, "anna"):
             pass
 
     for _ in range(3):
@@ -24,7 +34,7 @@ async def test_a_burst_goes_through_and_then_the_rate_holds() -> None:
     assert refused.value.reason == "RATE_LIMIT"
     assert refused.value.retry_after == pytest.approx(0.5)
     assert refused.value.details["limit"] == "calls_per_second"
-    with rates.call("ben"):
+    with a_call(rates, "ben"):
         pass
     await clock.advance(0.5)
     call()
@@ -39,7 +49,7 @@ async def test_sessions_have_a_rate_of_their_own() -> None:
     rates.create("anna")
     with pytest.raises(Exhausted, match="creates_per_second"):
         rates.create("anna")
-    with rates.call("anna"):
+    with a_call(rates, "anna"):
         pass
     await clock.advance(1)
     rates.create("anna")
@@ -47,22 +57,22 @@ async def test_sessions_have_a_rate_of_their_own() -> None:
 
 def test_calls_and_streams_at_a_time_are_counted_apart_and_given_back() -> None:
     rates = Rates(RateSettings(concurrent_calls=1, concurrent_streams=1), FakeClock())
-    with rates.call("anna"), rates.call("anna", stream=True):
+    with a_call(rates, "anna"), a_call(rates, "anna", stream=True):
         assert (rates.running("anna"), rates.running("anna", stream=True)) == (1, 1)
         for stream in (False, True):
-            with pytest.raises(Exhausted) as refused, rates.call("anna", stream=stream):
+            with pytest.raises(Exhausted) as refused, a_call(rates, "anna", stream=stream):
                 pass
             assert refused.value.reason == "CONCURRENCY_LIMIT"
-        with rates.call("ben"):
+        with a_call(rates, "ben"):
             pass
     assert (rates.running("anna"), rates.running("anna", stream=True)) == (0, 0)
 
 
 def test_a_refused_call_takes_no_place() -> None:
     rates = Rates(RateSettings(calls_per_second=1, calls_burst=1), FakeClock())
-    with rates.call("anna"):
+    with a_call(rates, "anna"):
         pass
-    with pytest.raises(Exhausted), rates.call("anna"):
+    with pytest.raises(Exhausted), a_call(rates, "anna"):
         pass
     assert rates.running("anna") == 0
 
@@ -72,7 +82,7 @@ def test_zero_switches_a_limit_off() -> None:
     rates = Rates(off, FakeClock())
     for _ in range(5_000):
         rates.create("anna")
-        with rates.call("anna"):
+        with a_call(rates, "anna"):
             pass
     assert rates.running("anna") == 0
 

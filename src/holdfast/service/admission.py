@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol
 
 from holdfast.service.access import Access
@@ -47,14 +47,14 @@ class Call:
     """One call that was let in. `end` must be called once."""
 
     def __init__(
-        self, caller: Caller, method: Method, rates: Rates, observed: ObservedCall | None, held: ExitStack
+        self, caller: Caller, method: Method, rates: Rates, observed: ObservedCall | None, calls: set[Call]
     ) -> None:
         self.caller = caller
         self.method = method
         self.status = "OK"
         self._rates = rates
         self._observed = observed
-        self._held = held
+        self._calls = calls
         self._task = asyncio.current_task()
         self._interrupted = False
 
@@ -90,7 +90,8 @@ class Call:
             raise bug(error, self.method.name) from error
 
     def end(self) -> None:
-        self._held.close()
+        self._calls.discard(self)
+        self._rates.end(self.caller.agent_id, stream=self.method.stream)
         if self._observed is not None:
             self._observed.end(self.status)
 
@@ -108,15 +109,14 @@ class Admission:
     async def begin(self, front: FrontName, method: Method, headers: Mapping[str, str], peer: str) -> Call:
         """Let a call in, or say why not. `headers` have lower-case names."""
         observed = self._observer.begin(front, method.name, headers) if self._observer is not None else None
-        held = ExitStack()
         try:
             if self._stopping:
                 raise stopping()
             caller = await self.access.authenticate(headers.get("authorization"), peer)
             if observed is not None:
                 observed.identified(caller)
-            held.enter_context(self._rates.call(caller.agent_id, stream=method.stream))
-            call = Call(caller, method, self._rates, observed, held)
+            self._rates.begin(caller.agent_id, stream=method.stream)
+            call = Call(caller, method, self._rates, observed, self._calls)
         except Problem as problem:
             if observed is not None:
                 observed.end(problem.status)
@@ -130,7 +130,6 @@ class Admission:
                 observed.end("INTERNAL")
             raise bug(error, method.name) from error
         self._calls.add(call)
-        held.callback(self._calls.discard, call)
         return call
 
     def stop(self) -> None:

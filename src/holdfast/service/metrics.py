@@ -7,7 +7,6 @@ every metric, and a test compares.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 from holdfast.service.model import Kind, State
-from holdfast.service.problems import Problem
 
 #: Values that one label may have in one metric: methods, codes and reasons are some dozens, each a time series.
 MAX_VALUES: Final = 100
@@ -33,10 +31,14 @@ _KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
 class CallTimer:
-    """One call of the API while it is under way; `code` is what it ended with."""
+    """One call of the API while it is under way."""
 
-    def __init__(self) -> None:
-        self.code = "OK"
+    __slots__ = ("began", "front", "method")
+
+    def __init__(self, front: str, method: str) -> None:
+        self.front = front
+        self.method = method
+        self.began = time.perf_counter()
 
 
 class Metrics:
@@ -205,27 +207,19 @@ class Metrics:
     def refused(self, reason: str) -> None:
         self.requests_refused.labels(self._bounded("refusal", reason)).inc()
 
-    @contextlib.contextmanager
-    def call(self, front: str, method: str) -> Iterator[CallTimer]:
-        """Time one call. Its code is OK, or that of the `Problem` that leaves the block."""
-        method, timer, began = self._bounded("method", method), CallTimer(), time.perf_counter()
-        front = self._bounded("front", front)
+    def begin_call(self, front: str, method: str) -> CallTimer:
+        """A call is under way; `end_call` must follow, once."""
+        front, method = self._bounded("front", front), self._bounded("method", method)
         self.rpc_in_flight.labels(front).inc()
-        try:
-            yield timer
-        except Problem as problem:
-            timer.code = problem.status
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            timer.code = "CANCELLED"
-            raise
-        except BaseException:
-            timer.code = "INTERNAL"
-            raise
-        finally:
-            self.rpc_in_flight.labels(front).dec()
-            self.rpc_seconds.labels(front, method).observe(time.perf_counter() - began)
-            self.rpc_calls.labels(front, method, self._bounded("code", timer.code)).inc()
+        return CallTimer(front, method)
+
+    def end_call(self, timer: CallTimer, code: str) -> float:
+        """With the name of a status; returns how many seconds it took."""
+        seconds = time.perf_counter() - timer.began
+        self.rpc_in_flight.labels(timer.front).dec()
+        self.rpc_seconds.labels(timer.front, timer.method).observe(seconds)
+        self.rpc_calls.labels(timer.front, timer.method, self._bounded("code", code)).inc()
+        return seconds
 
     @contextlib.contextmanager
     def store(self, operation: str) -> Iterator[None]:

@@ -7,11 +7,10 @@ Stands between the parts that tell (`admission.CallObserver`, `sessions.ports.Te
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from typing import Final
+from contextvars import Token
+from typing import Any, Final
 
 import structlog
 
@@ -52,20 +51,21 @@ class ObservedCall:
         self._metrics = metrics
         self._method = method
         self._front = front
-        self._began = time.perf_counter()
-        self._stack = ExitStack()
-        self._timer = self._stack.enter_context(metrics.call(front, method))
+        self._timer = metrics.begin_call(front, method)
+        #: What log lines of this call have, taken back in the end.
+        self._bound: list[Mapping[str, Token[Any]]] = []
         request_id = headers.get(_REQUEST_ID, "")[:_LONGEST_ID]
         if request_id:
             self._bind(request_id=request_id)
-        self._span = self._stack.enter_context(tracer.call(method, front, headers))
+        self._work = tracer.call(method, front, headers)
+        self._span = self._work.__enter__()
 
     def identified(self, caller: Caller) -> None:
         self._bind(agent_id=caller.agent_id)
         self._span.set("holdfast.agent_id", caller.agent_id)
 
     def end(self, status: str) -> None:
-        seconds = time.perf_counter() - self._began
+        seconds = self._metrics.end_call(self._timer, status)
         level = logging.DEBUG if status in _FINE else logging.INFO
         if _log_level.isEnabledFor(level):
             words = {"method": self._method, "front": self._front, "status": status, "seconds": round(seconds, 4)}
@@ -73,14 +73,14 @@ class ObservedCall:
         if status in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED"):
             self._metrics.refused(status)
         self._span.set("rpc.code", status)
-        self._timer.code = status
         failed = _failure(status)
         # The span learns of a failure as it would if it had left the block.
-        self._stack.__exit__(type(failed) if failed else None, failed, None)
+        self._work.__exit__(type(failed) if failed else None, failed, None)
+        for tokens in reversed(self._bound):
+            structlog.contextvars.reset_contextvars(**tokens)
 
     def _bind(self, **values: str) -> None:
-        tokens = structlog.contextvars.bind_contextvars(**values)
-        self._stack.callback(lambda: structlog.contextvars.reset_contextvars(**tokens))
+        self._bound.append(structlog.contextvars.bind_contextvars(**values))
 
 
 def _failure(status: str) -> problems.Problem | None:

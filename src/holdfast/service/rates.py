@@ -7,8 +7,6 @@ needs no row that every call writes. Limits on sessions are the store's and exac
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from holdfast.service.clock import Clock
@@ -115,9 +113,8 @@ class Rates:
         self._creates = Buckets(settings.creates_per_second, settings.creates_burst, clock)
         self._running: dict[tuple[str, bool], int] = {}
 
-    @contextmanager
-    def call(self, agent_id: str, *, stream: bool = False) -> Iterator[None]:
-        """Around one call. One that asks too much is refused with the time after which it may ask again."""
+    def begin(self, agent_id: str, *, stream: bool = False) -> None:
+        """One call more. One that asks too much is refused with the time after which it may ask again."""
         settings = self._settings
         key = (agent_id, stream)
         most, name = (
@@ -136,12 +133,13 @@ class Rates:
         if wait := self._calls.take(agent_id):
             raise _too_often(agent_id, "calls", settings.calls_per_second, wait)
         self._running[key] = self._running.get(key, 0) + 1
-        try:
-            yield
-        finally:
-            self._running[key] -= 1
-            if not self._running[key]:
-                del self._running[key]
+
+    def end(self, agent_id: str, *, stream: bool = False) -> None:
+        """Once for each that began."""
+        key = (agent_id, stream)
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
 
     def create(self, agent_id: str) -> None:
         """Before a session is made."""

@@ -7,8 +7,9 @@ for good. This is the one place where what sandboxes say becomes what the servic
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 
 from holdfast import errors
 from holdfast.exec_api import ExecApi
@@ -60,38 +61,34 @@ class SandboxPool:
         """Where connections lead now."""
         return tuple(self._lines)
 
-    @asynccontextmanager
-    async def use(self, address: str) -> AsyncIterator[ExecApi]:
+    def use(self, address: str) -> AbstractAsyncContextManager[ExecApi]:
         """The sandbox, for one call: what it raises comes out as a `Problem`."""
-        try:
-            async with self.hold(address) as api:
-                yield api
-        except Problem:
-            raise
-        except errors.HoldfastError as error:
-            raise problem_of(error, address) from error
+        return _Use(self, address)
 
-    @asynccontextmanager
-    async def hold(self, address: str) -> AsyncIterator[ExecApi]:
+    def hold(self, address: str) -> AbstractAsyncContextManager[ExecApi]:
         """The same with the sandbox's own errors, for whoever has to tell them apart."""
+        return _Hold(self, address)
+
+    async def enter(self, address: str) -> tuple[_Line, ExecApi]:
+        """One user more of a line. `leave` must be called once."""
         line = self._line(address)
         line.users += 1
         try:
-            try:
-                # One caller that gives up does not take the connection from the others.
-                api = await asyncio.shield(line.opening)
-            except errors.HoldfastError:
+            # One caller that gives up does not take the connection from the others.
+            return line, await asyncio.shield(line.opening)
+        except BaseException as error:
+            if isinstance(error, errors.HoldfastError):
                 self._retire(line)
-                raise
-            yield api
-        except errors.TransportError:
-            self._retire(line)  # it has tried to come back: the next user gets a new one
+            self.leave(line, error)
             raise
-        finally:
-            line.users -= 1
-            line.last_used = self._clock.time()
-            if line.users == 0:
-                self._unused(line)
+
+    def leave(self, line: _Line, error: BaseException | None) -> None:
+        if isinstance(error, errors.TransportError):
+            self._retire(line)  # it has tried to come back: the next user gets a new one
+        line.users -= 1
+        line.last_used = self._clock.time()
+        if line.users == 0:
+            self._unused(line)
 
     async def info(self, address: str) -> EnvironmentInfo:
         """What the sandbox is and offers; asked once a connection."""
@@ -171,6 +168,40 @@ class SandboxPool:
         task = asyncio.ensure_future(_close(line))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+class _Hold:
+    """The time for which somebody uses a line; no generator, since every call has some of these."""
+
+    def __init__(self, pool: SandboxPool, address: str) -> None:
+        self._pool = pool
+        self._address = address
+
+    async def __aenter__(self) -> ExecApi:
+        self._line, api = await self._pool.enter(self._address)
+        return api
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.leave(self._line, error)
+
+
+class _Use(_Hold):
+    async def __aenter__(self) -> ExecApi:
+        try:
+            return await super().__aenter__()
+        except Problem:
+            raise
+        except errors.HoldfastError as error:
+            raise problem_of(error, self._address) from error
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        if isinstance(error, errors.HoldfastError) and not isinstance(error, Problem):
+            raise problem_of(error, self._address) from error
 
 
 async def _info(api: ExecApi) -> EnvironmentInfo:
