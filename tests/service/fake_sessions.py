@@ -336,6 +336,7 @@ class Seen:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, str, str]] = []
         self.headers: Mapping[str, str] = {}
+        self.concerned: set[str] = set()
 
     def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> SeenCall:
         self.headers = headers
@@ -345,6 +346,9 @@ class Seen:
 class SeenCall:
     def __init__(self, seen: Seen, front: str, method: str) -> None:
         self._seen, self._front, self._method, self._agent = seen, front, method, ""
+
+    def concerns(self, session_id: str, command_id: str) -> None:
+        self._seen.concerned |= {each for each in (session_id, command_id) if each}
 
     def identified(self, caller: Caller) -> None:
         self._agent = caller.agent_id

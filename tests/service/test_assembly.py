@@ -236,11 +236,15 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent() -> None:
+def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_and_command() -> None:
     metrics = Metrics(own_process=False)
     call = Calls(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
     call.identified(Caller("anna"))
     assert structlog.contextvars.get_contextvars() == {"request_id": "r1", "agent_id": "anna"}
+    call.concerns("s1", "")
+    call.concerns("s1", "c1")
+    ids = {"request_id": "r1", "agent_id": "anna", "session_id": "s1", "command_id": "c1"}
+    assert structlog.contextvars.get_contextvars() == ids
     call.end("RESOURCE_EXHAUSTED")
     assert structlog.contextvars.get_contextvars() == {}
     labels = {"front": "grpc", "method": "GetSession", "code": "RESOURCE_EXHAUSTED"}

@@ -458,12 +458,16 @@ async def test_every_call_is_observed_once_with_its_status_and_headers() -> None
                 await stub.GetSession(pb.GetSessionRequest(session_id=session_id), metadata=metadata)
         async for _ in stub.StreamOutput(pb.StreamOutputRequest(session_id="s1"), metadata=bearer(ANNA)):
             pass
+        assert seen.concerned == {"s1", "s2"}
+        await stub.SendInput(pb.SendInputRequest(session_id="s1", data=b"x"), metadata=bearer(ANNA))
+        assert seen.concerned == {"s1", "s2", "c1"}
     assert seen.calls == [
         ("grpc", "GetSession", "anna", "OK"),
         ("grpc", "GetSession", "", "UNAUTHENTICATED"),
         ("grpc", "GetSession", "anna", "NOT_FOUND"),
         ("grpc", "GetSession", "anna", "INVALID_ARGUMENT"),
         ("grpc", "StreamOutput", "anna", "OK"),
+        ("grpc", "SendInput", "anna", "OK"),
     ]
 
 

@@ -350,6 +350,8 @@ async def test_every_call_is_observed_once_with_its_status() -> None:
         await post(fronts, "GetSession", '{"sessionId": "s1"}', *auth("hf_no"))
         await post(fronts, "GetSession", '{"sessionId": "s2"}')
         await post(fronts, "GetSession", "{")
+        await post(fronts, "SendInput", '{"sessionId": "s1", "data": "eA=="}')
+        assert seen.concerned == {"s1", "s2", "c1"}
         late = ("-H", "Connect-Timeout-Ms: 50")
         await post(fronts, "RunCommand", '{"sessionId": "s1", "command": "make"}', *auth(), *late)
         _, writer = await connect(fronts)
@@ -362,6 +364,7 @@ async def test_every_call_is_observed_once_with_its_status() -> None:
         ("http", "GetSession", "", "UNAUTHENTICATED"),
         ("http", "GetSession", "anna", "NOT_FOUND"),
         ("http", "GetSession", "anna", "INVALID_ARGUMENT"),
+        ("http", "SendInput", "anna", "OK"),
         ("http", "RunCommand", "anna", "DEADLINE_EXCEEDED"),
         ("http", "RunCommand", "anna", "CANCELLED"),
     ]

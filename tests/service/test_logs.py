@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import structlog
+from structlog.contextvars import bound_contextvars
 
-from holdfast.service.logs import REDACTED, Discretion, LogSettings, bound, configure_logs
+from holdfast.service.logs import REDACTED, Discretion, LogSettings, configure_logs
 
 
 class Terminal(io.StringIO):
@@ -49,7 +50,7 @@ async def test_ids_that_are_bound_are_in_every_line_of_that_task_alone(logged: L
     first_is_bound, second_has_logged = asyncio.Event(), asyncio.Event()
 
     async def first() -> None:
-        with bound(session_id="s1", command_id="c1", agent_id="a1", request_id="r1"):
+        with bound_contextvars(session_id="s1", command_id="c1", agent_id="a1", request_id="r1"):
             first_is_bound.set()
             await second_has_logged.wait()
             log.info("first")
@@ -58,7 +59,7 @@ async def test_ids_that_are_bound_are_in_every_line_of_that_task_alone(logged: L
 
     async def second() -> None:
         await first_is_bound.wait()
-        with bound(session_id="s2"):
+        with bound_contextvars(session_id="s2"):
             log.info("second")
         second_has_logged.set()
 
@@ -131,7 +132,7 @@ def test_levels_are_kept(logged: Logged) -> None:
 
 def test_on_a_terminal_it_is_for_people() -> None:
     undo = configure_logs(stream=(stream := Terminal()))
-    with bound(session_id="s1"):
+    with bound_contextvars(session_id="s1"):
         structlog.stdlib.get_logger("x").warning("hello", data="d")
     undo()
     text = stream.getvalue()

@@ -26,10 +26,14 @@ _log = logging.getLogger("holdfast.service.calls")
 
 
 class ObservedCall(Protocol):
-    """Metrics, traces and log lines of one call. All three are called in the call's own task."""
+    """Metrics, traces and log lines of one call. All of it is called in the call's own task."""
 
     def identified(self, caller: Caller) -> None:
         """It is this caller's."""
+        ...
+
+    def concerns(self, session_id: str, command_id: str) -> None:
+        """It is about these, as far as it is known by now; what is empty is not."""
         ...
 
     def end(self, status: str) -> None:
@@ -62,6 +66,16 @@ class Call:
         """Once the request is read: what it asks for may have a limit of its own."""
         if self.method.makes_session(request):
             self._rates.create(self.caller.agent_id)
+        self._concerns(request)
+
+    def answered(self, reply: Any) -> Any:
+        """The reply, which may name what the request did not."""
+        self._concerns(reply)
+        return reply
+
+    def _concerns(self, message: Any) -> None:
+        if self._observed is not None:
+            self._observed.concerns(getattr(message, "session_id", ""), getattr(message, "command_id", ""))
 
     def interrupt(self) -> None:
         """End it now: the service stops."""

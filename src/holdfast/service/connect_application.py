@@ -75,7 +75,7 @@ def _unary(handler: Handler, method: Method) -> Callable[[Any, RequestContext[An
         try:
             with call.explained():
                 call.check(request)
-                return await function(call.caller, request)
+                return call.answered(await function(call.caller, request))
         except Problem as problem:
             raise connect_error(problem) from problem
 

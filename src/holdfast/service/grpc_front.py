@@ -151,7 +151,7 @@ class GrpcFront:
                 with call.explained():
                     request = parse(method.request, data)
                     call.check(request)
-                    return await function(call.caller, request)
+                    return call.answered(await function(call.caller, request))
             except Problem as problem:
                 return await _abort(context, problem)
             finally:

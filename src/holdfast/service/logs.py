@@ -1,17 +1,16 @@
 """What the service logs: one line a happening, JSON for machines or readable on a terminal, to stderr.
 
-Whoever works on a call binds `session_id`, `command_id`, `agent_id` and `request_id` (`bound`), and every line
+Whoever observes a call binds `session_id`, `command_id`, `agent_id` and `request_id` (`observer`), and every line
 below has them, also those of libraries that use the standard library's logging. Payloads are cut and secrets taken
 out before anything is written. Changes the logging of this process; `configure_logs` returns what undoes it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TextIO
 
 import structlog
@@ -42,20 +41,6 @@ class LogSettings(Struct, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     #: Characters of one value: enough to recognise a command, too few to hold a file's content.
     value_chars: int = 256
-
-
-@contextlib.contextmanager
-def bound(
-    *,
-    session_id: str | None = None,
-    command_id: str | None = None,
-    agent_id: str | None = None,
-    request_id: str | None = None,
-) -> Iterator[None]:
-    """Every line that is logged inside has these."""
-    given = {"session_id": session_id, "command_id": command_id, "agent_id": agent_id, "request_id": request_id}
-    with structlog.contextvars.bound_contextvars(**{name: value for name, value in given.items() if value}):
-        yield
 
 
 def no_secrets(text: str) -> str:
