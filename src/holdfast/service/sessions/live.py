@@ -52,7 +52,6 @@ class Now(Struct, frozen=True):
     #: What is typed is not shown: a password.
     hidden: bool = False
     queue_busy: bool = False
-    pid: int = 0
     last_exit_code: int | None = None
     exit_code: int | None = None
     reason: str = ""
@@ -309,7 +308,6 @@ def _terminal_now(status: TerminalStatus) -> Now:
         awaiting_input=bool(status.awaiting_input),
         hidden=status.canonical and not status.echo,
         queue_busy=status.input_queued > 0,
-        pid=status.pid,
         last_exit_code=status.last_exit_code,
         exit_code=status.exit_code,
         reason=status.reason,

@@ -230,7 +230,6 @@ def shell_now(status: ShellStatus) -> Now:
         cwd=status.cwd,
         position=status.commands_run,
         queue_busy=status.queued > 0,
-        pid=status.pid,
         exit_code=status.exit_code,
         reason=status.reason,
     )
