@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from holdfast.service.policy.profiles import DENIED_VARIABLES, Agent, CommandRule, Profile
-from holdfast.service.policy.rules import default_rules, load_rules
+from holdfast.service.policy.rules import load_rules
+from holdfast.service.rules_file import read_rules
 
 PAGE = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.M | re.S)
@@ -74,5 +75,10 @@ def test_the_page_has_no_key_that_is_not_there() -> None:
     assert {key for key in ROWS if key.partition(".")[0] in sections and "." in key} <= KEYS.keys()
 
 
-def test_the_default_workspaces_are_on_the_page() -> None:
-    assert f'`"{default_rules().workspaces}"`' in ROWS["workspaces"][0]
+def test_the_default_workspaces_are_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ROWS["workspaces"][0] == "`holdfast/workspaces` in `$XDG_STATE_HOME`, else in `~/.local/state`"
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert read_rules("").workspaces == "/state/holdfast/workspaces"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/anna")
+    assert read_rules("").workspaces == "/home/anna/.local/state/holdfast/workspaces"
