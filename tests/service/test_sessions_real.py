@@ -130,7 +130,7 @@ async def test_long_running_process_is_stopped_by_a_control_action(manager: Sess
     session_id = created.view.record.session_id
     await manager.send_input(ANN, session_id, b"echo begun; sleep 10\n")
     _, token, _ = await read_until(
-        manager, session_id, lambda printed, _: b"begun\r\n" in printed.split(b"\n", 1)[1], created.token
+        manager, session_id, lambda printed, _: b"begun\r\n" in printed.partition(b"\n")[2], created.token
     )
     assert (await manager.read_output(ANN, session_id, since=token)).state == "BUSY"
     await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
