@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,7 +35,10 @@ _PAGE: Final = "index.html"
 
 def console_application() -> ASGIApp:
     """The page at `/`, its files beside it by their names, 404 for the rest."""
-    return _WithHeaders(Starlette(routes=list(_routes())))
+    app = Starlette(routes=list(_routes()))
+    # To a path that was almost right: it would be made of the request's `Host`, which may be anything.
+    app.router.redirect_slashes = False
+    return _WithHeaders(app)
 
 
 def _routes() -> Iterator[Route]:
@@ -55,9 +58,6 @@ class _File:
         self._media_type = media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in ("GET", "HEAD"):
-            refused = PlainTextResponse("Method Not Allowed", 405, {"allow": "GET, HEAD"})
-            return await refused(scope, receive, send)
         wanted = Request(scope).headers.get("if-none-match", "")
         # A proxy that compresses makes the tag a weak one.
         if self._headers["etag"] in (each.strip().removeprefix("W/") for each in wanted.split(",")):

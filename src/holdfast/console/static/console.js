@@ -20,6 +20,14 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// A form is never sent by the browser itself: its address would have what was typed.
+function on(target, type, handle) {
+  target.addEventListener(type, (event) => {
+    event.preventDefault();
+    return handle();
+  });
+}
+
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -45,33 +53,24 @@ class Page {
     this.nextPage = "";
     this.timer = 0;
     this.refreshing = null; // the refresh under way; a newer one ends it
-    this.session = null; // the one that is open: { id, stop, screen, over, older }
-    $("enter").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.enter($("token").value.trim());
-    });
-    $("leave").addEventListener("click", () => this.leave(""));
-    $("filters").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.turnTo("");
-    });
-    $("states").addEventListener("change", () => this.turnTo(""));
-    $("sessions-first").addEventListener("click", () => this.turnTo(""));
-    $("sessions-next").addEventListener("click", () => this.turnTo(this.nextPage));
-    $("following").addEventListener("change", () => this.draw());
-    $("type").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.type();
-    });
-    for (const action of ACTIONS) $(action).addEventListener("click", () => this.act(action));
-    for (const mode of CLOSES) $(mode).addEventListener("click", () => this.close(mode));
-    $("audit-newest").addEventListener("click", () => this.audit(""));
-    $("audit-older").addEventListener("click", () => this.audit(this.session.older));
-    window.addEventListener("hashchange", () => {
+    this.session = null; // the one that is open: { id, stop, screen, older, typing }
+    on($("enter"), "submit", () => this.enter($("token").value.trim()));
+    on($("leave"), "click", () => this.leave(""));
+    on($("filters"), "submit", () => this.turnTo(""));
+    on($("states"), "change", () => this.turnTo(""));
+    on($("sessions-first"), "click", () => this.turnTo(""));
+    on($("sessions-next"), "click", () => this.turnTo(this.nextPage));
+    on($("following"), "change", () => this.draw());
+    on($("type"), "submit", () => this.type());
+    for (const action of ACTIONS) on($(action), "click", () => this.act(action));
+    for (const mode of CLOSES) on($(mode), "click", () => this.close(mode));
+    on($("audit-newest"), "click", () => this.audit(""));
+    on($("audit-older"), "click", () => this.audit(this.session.older));
+    on(window, "hashchange", () => {
       this.choose();
-      this.refresh();
+      return this.refresh();
     });
-    document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
+    on(document, "visibilitychange", () => document.hidden || this.refresh());
     const token = sessionStorage.getItem(TOKEN);
     if (token) this.enter(token);
     else $("token").focus();
@@ -202,7 +201,7 @@ class Page {
     this.shut();
     if (!id) return;
     const stop = new AbortController();
-    const session = (this.session = { id, stop, screen: new Screen(), over: false, older: "" });
+    const session = (this.session = { id, stop, screen: new Screen(), older: "", typing: Promise.resolve() });
     setText($("session-title"), id);
     setText($("reading"), "reading…");
     $("following").checked = true;
@@ -255,8 +254,7 @@ class Page {
     const session = this.session;
     const found = await this.service.call("GetSession", { sessionId: session.id }, signal);
     if (this.session !== session) return;
-    session.over = OVER.includes(found.state);
-    this.enable(!session.over);
+    this.enable(!OVER.includes(found.state));
     const parts = facts(found, Date.now()).flatMap(([name, text]) => [
       { id: `name of ${name}`, tag: "dt", className: "", text: name },
       { id: name, tag: "dd", className: name === "NOT enforced" ? "unenforced" : name === "state" ? text : "", text },
@@ -272,25 +270,31 @@ class Page {
   }
 
   // Does something to the session, and says what came of it.
-  async do(work) {
-    const session = this.session;
+  async do(work, session = this.session) {
     setText($("said"), "…");
     await this.attempt(async () => {
       const words = await work(session.id);
       if (this.session === session) setText($("said"), words);
     }, "said");
-    if (this.session === session && session) await this.audit("");
+    if (this.session === session) await this.audit("");
     return this.refresh();
   }
 
+  // Lines go one after the other, in the order in which they were typed; one that was not taken comes back.
   type() {
-    const line = $("line");
+    const [line, session] = [$("line"), this.session];
     const text = line.value;
-    return this.do(async (id) => {
-      const taken = await this.service.send(id, { text: `${text}\n` });
-      if (line.value === text) line.value = "";
-      return inputWords(taken);
-    });
+    line.value = "";
+    const send = async (id) => {
+      try {
+        return inputWords(await this.service.send(id, { text: `${text}\n` }));
+      } catch (error) {
+        if (this.session === session) line.value ||= text;
+        throw error;
+      }
+    };
+    session.typing = session.typing.then(() => this.session === session && this.do(send, session));
+    return session.typing;
   }
 
   act(action) {

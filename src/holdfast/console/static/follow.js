@@ -1,11 +1,11 @@
 // Follows the output of one session into a screen by long polls, from token to token, until the session is over.
 
 import { fromBase64 } from "./service.js";
+import { OVER } from "./view.js";
 
 const WAIT_MS = 25_000; // proxies cut what is silent for 30 s or more
 const SOON_MS = 500; // between two reads that had nothing: none of them may turn into a loop
 const LONGEST_PAUSE_MS = 15_000;
-const OVER = ["CLOSED", "ERROR"];
 
 // `told` is called after each read: { state, prompt }, where `prompt` is null if something else was printed last and
 // undefined if nothing was; or { trouble }, an error that may pass. Ends when the session is over or `signal` aborts;

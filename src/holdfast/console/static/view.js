@@ -16,7 +16,6 @@ export function sessionRow({ metadata, state }, now) {
   return {
     id: sessionId,
     state,
-    flags: flags(usage, state),
     cells: [
       state,
       visible(agentId),
@@ -90,7 +89,7 @@ export function auditRow({ seq, at, kind, commandId, body }) {
   } catch {
     // Somebody changed it: shown as it is; `holdfast audit verify` tells.
   }
-  return { seq: String(seq), cells: [String(seq), clock(at), kind, commandId ?? "", visible(text)] };
+  return { cells: [String(seq), clock(at), kind, commandId ?? "", visible(text)] };
 }
 
 export function approvalRow({ approvalId, sessionId, agentId, command, reason, askedAt, expiresAt }, now) {
