@@ -1,4 +1,4 @@
-"""The console: what the HTTP port serves of it, its modules under node, and the page itself against a real service."""
+"""The console: what the HTTP port serves, its modules under node, and the page itself against a real service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.client import HTTPConnection, HTTPResponse
 from importlib.resources import files
 from pathlib import Path
@@ -232,11 +232,11 @@ PRINTED: dict[str, tuple[list[bytes | str], list[str]]] = {
 }  # fmt: skip
 
 
-def pieces(chunks: list[bytes | str]) -> list[dict[str, str]]:
+def pieces(chunks: Sequence[bytes | str]) -> list[dict[str, str]]:
     return [{"hex": (each if isinstance(each, bytes) else each.encode()).hex()} for each in chunks]
 
 
-def byte_by_byte(chunks: list[bytes | str]) -> list[dict[str, str]]:
+def byte_by_byte(chunks: Sequence[bytes | str]) -> list[dict[str, str]]:
     whole = b"".join(each if isinstance(each, bytes) else each.encode() for each in chunks)
     return [{"hex": bytes([byte]).hex()} for byte in whole]
 
@@ -262,9 +262,13 @@ def test_what_is_printed_is_shown_as_lines_without_sequences_however_it_is_cut()
 @needs_node
 def test_the_screen_keeps_the_latest_and_no_more() -> None:
     counted = pieces(["".join(f"{number}\n" for number in range(10))] * 3 + ["rest"])
-    by_lines, by_size = on_screen(
-        {"limit": {"lines": 3}, "chunks": counted}, {"limit": {"characters": 6}, "chunks": counted}
+    few = pieces(["1\n2\n", "3\n4\n", "5"])
+    by_lines, by_size, step_by_step = on_screen(
+        {"limit": {"lines": 3}, "chunks": counted},
+        {"limit": {"characters": 6}, "chunks": counted},
+        {"limit": {"lines": 3}, "chunks": few},
     )
+    assert step_by_step == [["", "2"], ["", "3"], ["", "4"], ["", "5"]]
     assert by_lines == by_size == [["", "7"], ["", "8"], ["", "9"], ["", "rest"]]
 
 
@@ -338,7 +342,8 @@ def test_replies_are_shown_in_words() -> None:
         )
     )
     assert row["cells"] == [
-        "BUSY", "an\\u{202e}na", "shell", "docker:web", "59 min 59 s", "long-running", "100 %", "1.5 MiB", "task=17",
+        "BUSY", "an\\u{202e}na", "shell", "docker:web", "59 min 59 s", "long-running", "100 %", "1.5 MiB",
+        "task=17",
     ]  # fmt: skip
     shown = dict(facts)
     assert shown["NOT enforced"] == "network, output"
@@ -368,6 +373,11 @@ def test_replies_are_shown_in_words() -> None:
 @needs_node
 def test_output_is_followed_from_token_to_token_through_trouble_gaps_and_to_the_end() -> None:
     assert node("follow.mjs") == "it follows\n"
+
+
+@needs_node
+def test_what_goes_wrong_with_a_call_is_told_in_words_and_lost_input_is_sent_again_by_its_id() -> None:
+    assert node("answers.mjs") == "all of it is told in words\n"
 
 
 @needs_node

@@ -61,8 +61,10 @@ class _File:
         wanted = Request(scope).headers.get("if-none-match", "")
         # A proxy that compresses makes the tag a weak one.
         if self._headers["etag"] in (each.strip().removeprefix("W/") for each in wanted.split(",")):
-            return await Response(status_code=304, headers=self._headers)(scope, receive, send)
-        await Response(self._content, media_type=self._media_type, headers=self._headers)(scope, receive, send)
+            reply = Response(status_code=304, headers=self._headers)
+        else:
+            reply = Response(self._content, media_type=self._media_type, headers=self._headers)
+        await reply(scope, receive, send)
 
 
 class _WithHeaders:

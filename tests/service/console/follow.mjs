@@ -52,9 +52,11 @@ assert.deepEqual(prompted.paused, [500]);
 
 // It ends with the session, when everything is read.
 const closed = { state: "CLOSED", token: { value: "2" } };
-const over = await run(at("1", chunk("a")), { ...closed, chunks: [chunk("b")], more: true }, closed, at("9", chunk("never")));
+const last = { ...closed, chunks: [chunk("c")], token: { value: "3" } };
+const over = await run(at("1", chunk("a")), { ...closed, chunks: [chunk("b")] }, last, { ...closed, token: last.token }, at("9"));
 assert.equal(over.aborted, false);
-assert.deepEqual(over.lines, [["", "ab"]]);
+assert.deepEqual(over.asked, ["", "1", "2", "3"]);
+assert.deepEqual(over.lines, [["", "abc"]]);
 
 // An error that does not pass is for whoever asked.
 const gone = new ServiceError("no session", { code: "not_found" });

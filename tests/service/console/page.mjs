@@ -60,11 +60,20 @@ assert.equal($("output").find("script").length, 0);
 await until(() => $("audit").textContent.includes("$((6*7))"));
 
 // Lines that are typed faster than they are answered stay in their order.
+let [underWay, most] = [0, 0];
+const { fetch } = globalThis;
+globalThis.fetch = async (address, options) => {
+  const counts = address.pathname.endsWith("SendInput");
+  most = Math.max(most, (underWay += counts));
+  return fetch(address, options).finally(() => (underWay -= counts));
+};
 const typed = [1, 2, 3, 4].map((number) => {
   $("line").value = `echo line $((${number}*1))`;
   return $("type").fire("submit");
 });
 await Promise.all(typed);
+assert.equal(most, 1);
+globalThis.fetch = fetch;
 await until(() => /\nline 1\n[^]*\nline 2\n[^]*\nline 3\n[^]*\nline 4\n/.test(output()));
 
 // Held still, and then all of it.

@@ -32,7 +32,7 @@ export async function follow(service, sessionId, screen, signal, told, pause = s
     for (const chunk of chunks) show(screen, chunk);
     token = reply.token?.value || token;
     told({ state: reply.state, prompt: chunks.length ? (chunks.at(-1).prompt ?? null) : undefined });
-    if (OVER.includes(reply.state) && !reply.more && !moved) return;
+    if (OVER.includes(reply.state) && !moved) return;
     if (!chunks.length && Date.now() - began < SOON_MS) await pause(SOON_MS, signal);
   }
 }
