@@ -22,8 +22,9 @@ export class Screen {
   // The latest `characters` and `lines` are kept.
   constructor({ characters = 256 * 1024, lines = 5000 } = {}) {
     this.limit = { characters, lines };
-    this.first = 0; // the number of the first line that is kept
     this.lines = []; // { kind, text }; those that are complete
+    this.base = 0; // the number of the first of them
+    this.dropped = 0; // so many of them are no longer kept, and null
     this.characters = 0;
     this.changed = 0; // lines from this number on are new since the last `take`
     this.decoders = new Map();
@@ -66,26 +67,27 @@ export class Screen {
 
   // What changed since the last call: { first, from, lines }. Those before `first` are gone; `lines` begin at `from`.
   take() {
-    const from = Math.max(this.changed, this.first);
-    const lines = this.lines.slice(from - this.first);
+    const first = this.base + this.dropped;
+    const from = Math.max(this.changed, first);
+    const lines = this.lines.slice(from - this.base);
     if (this.line.length) lines.push({ kind: this.kind, text: this.line.join("") });
-    this.changed = this.first + this.lines.length;
-    return { first: this.first, from, lines };
+    this.changed = this.base + this.lines.length;
+    return { first, from, lines };
   }
 
   end() {
     const text = this.line.join("");
     this.lines.push({ kind: this.kind, text });
     this.characters += text.length + 1;
-    let over = 0;
-    while (this.lines.length - over > this.limit.lines || this.characters > this.limit.characters) {
-      this.characters -= this.lines[over].text.length + 1;
-      over += 1;
+    while (this.lines.length - this.dropped > this.limit.lines || this.characters > this.limit.characters) {
+      this.characters -= this.lines[this.dropped].text.length + 1;
+      this.lines[this.dropped++] = null;
     }
-    // Many at a time: taking one off the front moves all the others.
-    if (over) {
-      this.lines.splice(0, over);
-      this.first += over;
+    // As many at a time as are kept: taking them off the front moves the others, and a flood of lines is one of moves.
+    if (this.dropped > this.limit.lines) {
+      this.lines.splice(0, this.dropped);
+      this.base += this.dropped;
+      this.dropped = 0;
     }
     this.begin(this.kind);
   }
