@@ -262,13 +262,13 @@ def test_what_is_printed_is_shown_as_lines_without_sequences_however_it_is_cut()
 @needs_node
 def test_the_screen_keeps_the_latest_and_no_more() -> None:
     counted = pieces(["".join(f"{number}\n" for number in range(10))] * 3 + ["rest"])
-    few = pieces(["1\n2\n", "3\n4\n", "5"])
+    few = pieces([*(f"{number}\n{number + 1}\n" for number in range(1, 21, 2)), "21"])
     by_lines, by_size, step_by_step = on_screen(
         {"limit": {"lines": 3}, "chunks": counted},
         {"limit": {"characters": 6}, "chunks": counted},
         {"limit": {"lines": 3}, "chunks": few},
     )
-    assert step_by_step == [["", "2"], ["", "3"], ["", "4"], ["", "5"]]
+    assert step_by_step == [["", "18"], ["", "19"], ["", "20"], ["", "21"]]
     assert by_lines == by_size == [["", "7"], ["", "8"], ["", "9"], ["", "rest"]]
 
 
