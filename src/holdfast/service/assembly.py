@@ -17,6 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from holdfast.client.sandbox import check_address, open_exec
+from holdfast.console.application import console_application
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
 from holdfast.service import agents
@@ -190,6 +191,7 @@ class Service:
                 self.readiness,
                 HttpSettings(listen=settings.listen_http, tls=tls, allow_plaintext=settings.allow_plaintext),
                 metrics=self._render_metrics,
+                console=console_application() if settings.console else None,
             )
             await self._http.start()
             self._parts.push_async_callback(self._http.stop, STOP_SECONDS)

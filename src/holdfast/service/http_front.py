@@ -1,4 +1,4 @@
-"""The session service over HTTP/1.1: the Connect protocol in JSON and binary, metrics, probes, room for a console.
+"""The session service over HTTP/1.1: the Connect protocol in JSON and binary, metrics, probes, the console.
 
 Endpoints are built from the protocol's descriptor. Touches the network through uvicorn, on the loop that it is
 started on; signals are none of its business.

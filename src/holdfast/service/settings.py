@@ -33,6 +33,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_client_ca: str = ""
     #: Listen on other addresses than loopback without TLS, behind a proxy that has it.
     allow_plaintext: bool = False
+    #: Whether `/` of the HTTP port is the console. The page holds nothing that is secret: what it shows needs a
+    #: token, as every call does.
+    console: bool = True
     #: Whether gRPC reflection and the health service answer without a token: tools expect that.
     open_reflection: bool = True
 
