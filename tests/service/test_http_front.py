@@ -237,6 +237,7 @@ async def test_probes_and_metrics() -> None:
     async with OverHttp(metrics=lambda: (b"sessions_active 3\n", "text/plain; version=0.0.4")) as fronts:
         url = fronts.http.url
         assert await curl(f"{url}/healthz") == (200, b"ok\n")
+        assert (await curl(f"{url}/healthz/"))[0] == 404  # and no redirection to what `Host` says
         assert await curl(f"{url}/readyz") == (200, b'{"ready":true,"waiting_for":{}}')
         fronts.readiness.set("store", why_not="the database does not answer")
         status, reply = await curl(f"{url}/readyz")

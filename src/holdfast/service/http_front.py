@@ -78,6 +78,8 @@ class HttpFront:
         self._metrics = metrics
         self._address = parse_address(settings.listen)
         self._app = Starlette(routes=self._routes(handler, console))
+        # To a path that was almost right: it would be made of the request's `Host`, which may be anything.
+        self._app.router.redirect_slashes = False
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
