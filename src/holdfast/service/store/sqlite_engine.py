@@ -21,6 +21,7 @@ from sqlalchemy.pool import QueuePool
 
 from holdfast.service.problems import Bug, Invalid, Unavailable
 from holdfast.service.store.connection import Connection, Rows, Work
+from holdfast.service.store.file_watch import tell_change
 from holdfast.service.store.sqlite_statements import OFTEN, OftenRun, as_sqlalchemy
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class SqliteEngine:
             raise Invalid(f"store: synchronous is one of {', '.join(SYNCHRONOUS)}", reason="STORE_URL")
         _prepare_file(str(url.database), create)
         self._url = url
+        self._path = str(url.database)
         self._writing = _engine(url, "BEGIN IMMEDIATE", 1)
         #: The one connection that writes, once it is needed; of the writer's thread.
         self._connection: sqlalchemy.Connection | None = None
@@ -60,7 +62,9 @@ class SqliteEngine:
         """In the writer's thread, on a connection that stays: to take it from a pool costs a statement."""
         connection = self._writing_connection()
         with connection.begin():
-            return _finished(work(_Near(connection, self._often)))
+            value = _finished(work(_Near(connection, self._often)))
+        tell_change(self._path)
+        return value
 
     def _writing_connection(self) -> sqlalchemy.Connection:
         if self._connection is None or self._connection.invalidated:
