@@ -36,7 +36,10 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	echo "\$$ holdfast stop"; holdfast stop
 
 test: lint parts ## run every check and all tests
-	$(BIN)/python -m pytest -n auto --dist loadfile --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
+	@# 1: some tests failed.
+	$(BIN)/python -m pytest -n auto --dist loadfile || { test $$? = 1 && \
+		echo "once more, one at a time: the tests that failed" && \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -vv; }
 
 # What tests of sandboxes and of the service run: a program, and the Debian package that has it. Not promtool (the package
 # prometheus): 100 MB for one test, which is skipped.
