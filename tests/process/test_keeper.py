@@ -192,7 +192,7 @@ def test_it_gives_up_on_a_server_that_does_not_come_up(
     process = play(
         f"""
 if turn == 0:
-    say(str(os.posix_spawn("/bin/sh", ["sh", "-c", "exec >&- 2>&-; sleep 1000"], os.environ)))
+    say(str(os.posix_spawn("/bin/sh", ["sh", "-c", "exec sleep 1000 >&- 2>&-"], os.environ)))
     link.keep("spool", [0], {str(spool)!r})
     link.up()
 os.kill(os.getpid(), 9)
