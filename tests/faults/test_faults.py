@@ -23,7 +23,8 @@ async def test_nothing_is_lost(seed: int, kinds: tuple[str, ...]) -> None:
     result = await Round(seed, kinds, JOBS).run()
     assert result.failures == (), "\n".join(f"{each.job}: {each.what}\n{each.log}" for each in result.failures)
     assert sum(result.jobs.values()) == JOBS
-    assert result.bytes_checked > 100_000
+    # Jobs for which there is no room are refused, and print nothing: how many, the moment decides.
+    assert result.bytes_checked > (1_000 if "enospc" in kinds else 100_000)
     assert result.restarts >= ("kill" in kinds or "crash" in kinds)
 
 
