@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
 from holdfast.errors import InvalidParams
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 MIB = 1024 * 1024
 
@@ -118,63 +120,82 @@ def load_config(
     path: str | None = None, environ: Mapping[str, str] | None = None, **flags: Any
 ) -> ExecServerConfig:
     """Settings from file, environment and flags; a wrong one is an error that names it and its source."""
-    values: dict[str, Any] = {}
-    if path:
-        values.update(_from_file(path))
-    values.update(_from_environment(os.environ if environ is None else environ))
-    values.update({name: value for name, value in flags.items() if value is not None})
-    return _checked(values)
+    return checked(ExecServerConfig, gathered(ExecServerConfig, "HOLDFAST_", path, environ, flags))
 
 
 def parse_settings(data: bytes, path: str) -> ExecServerConfig:
     """What a file alone says; `path` names it in errors."""
-    return _checked(_parse(data, path))
+    return checked(ExecServerConfig, _parse(ExecServerConfig, data, path))
 
 
-def _checked(values: dict[str, Any]) -> ExecServerConfig:
+# --- for any struct of settings --------------------------------------------------------------------------------
+
+
+def gathered(
+    kind: type[msgspec.Struct],
+    prefix: str,
+    path: str | None,
+    environ: Mapping[str, str] | None,
+    flags: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What file, environment and flags say, the last wins; flags that are None say nothing."""
+    values: dict[str, Any] = {}
+    if path:
+        values.update(_from_file(kind, path))
+    values.update(_from_environment(kind, prefix, os.environ if environ is None else environ))
+    values.update({name: value for name, value in flags.items() if value is not None})
+    return values
+
+
+def checked(kind: type[S], values: dict[str, Any], source: str = "settings") -> S:
+    """The settings. `source` names in errors what has values that nobody looked at yet."""
     try:
-        config = msgspec.convert(values, ExecServerConfig)
+        settings = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise InvalidParams(f"settings: {error}") from None
-    for name in config.__struct_fields__:
-        value = getattr(config, name)
+        raise InvalidParams(f"{source}: {error}") from None
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
         # Not `value < 0`: that does not hold of a NaN either.
         if isinstance(value, int | float) and not value >= 0:
             raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
-    return config
+    return settings
 
 
-def _from_file(path: str) -> dict[str, Any]:
+def _from_file(kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
         raise InvalidParams(f"settings file {path}: {error.strerror}") from None
-    return _parse(data, path)
+    return _parse(kind, data, path)
 
 
-def _parse(data: bytes, path: str) -> dict[str, Any]:
+def _parse(kind: type[msgspec.Struct], data: bytes, path: str) -> dict[str, Any]:
     import tomllib
 
     try:
         values = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
         raise InvalidParams(f"settings file {path}: {error}") from None
-    unknown = sorted(set(values) - set(ExecServerConfig.__struct_fields__))
+    unknown = sorted(set(values) - set(kind.__struct_fields__))
     if unknown:
         raise InvalidParams(f"settings file {path}: unknown setting {unknown[0]!r}")
     return values
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(kind: type[msgspec.Struct], prefix: str, environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, kind in get_type_hints(ExecServerConfig).items():
-        variable = f"HOLDFAST_{name.upper()}"
+    for name, type_ in get_type_hints(kind).items():
+        variable = f"{prefix}{name.upper()}"
         if name.startswith("_") or variable not in environ:
             continue
+        text = environ[variable]
+        if type_ == tuple[str, ...]:
+            values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
+            continue
         try:
-            values[name] = msgspec.convert(environ[variable], kind, strict=False)
+            values[name] = msgspec.convert(text, type_, strict=False)
         except msgspec.ValidationError:
-            what = getattr(kind, "__name__", kind)
-            raise InvalidParams(f"{variable}={environ[variable]!r}: not a valid {what}") from None
+            what = getattr(type_, "__name__", type_)
+            raise InvalidParams(f"{variable}={text!r}: not a valid {what}") from None
     return values

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import tomllib
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final, Literal
 
 import msgspec
 
+from holdfast.config import checked, gathered
 from holdfast.errors import InvalidParams
 
 PREFIX: Final = "HOLDFAST_SERVICE_"
@@ -155,22 +155,11 @@ def load_settings(
 
     Without a path the file is the one that HOLDFAST_SERVICE_CONFIG names, if it does.
     """
-    values: dict[str, Any] = {}
     environ = os.environ if environ is None else environ
-    if file := path or environ.get(f"{PREFIX}CONFIG"):
-        values.update(_from_file(file))
-    values.update(_from_environment(environ))
-    values.update({name: value for name, value in flags.items() if value is not None})
-    try:
-        settings = msgspec.convert(values, ServiceSettings)
-    except msgspec.ValidationError as error:
-        # Only the file has values that were not looked at yet.
-        raise InvalidParams(f"settings file {file}: {error}") from None
-    for name in settings.__struct_fields__:
-        value = getattr(settings, name)
-        # Not `value < 0`: that does not hold of a NaN either.
-        if isinstance(value, int | float) and not value >= 0:
-            raise InvalidParams(f"settings: {name} is {value}: it cannot be negative")
+    file = path or environ.get(f"{PREFIX}CONFIG")
+    values = gathered(ServiceSettings, PREFIX, file, environ, flags)
+    # Only the file has values that were not looked at yet.
+    settings = checked(ServiceSettings, values, f"settings file {file}")
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise InvalidParams("settings: tls_cert and tls_key: give both, or none")
     if not settings.listen_grpc and not settings.listen_http:
@@ -178,35 +167,3 @@ def load_settings(
     if settings.lease_seconds < 1:
         raise InvalidParams(f"settings: lease_seconds is {settings.lease_seconds:g}: at least 1")
     return settings
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.loads(file.read().decode())
-    except OSError as error:
-        raise InvalidParams(f"settings file {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
-        raise InvalidParams(f"settings file {path}: {error}") from None
-    unknown = sorted(set(values) - set(ServiceSettings.__struct_fields__))
-    if unknown:
-        raise InvalidParams(f"settings file {path}: unknown setting {unknown[0]!r}")
-    return values
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, kind in get_type_hints(ServiceSettings).items():
-        variable = f"{PREFIX}{name.upper()}"
-        if name.startswith("_") or variable not in environ:
-            continue
-        text = environ[variable]
-        if kind == tuple[str, ...]:
-            values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
-            continue
-        try:
-            values[name] = msgspec.convert(text, kind, strict=False)
-        except msgspec.ValidationError:
-            what = getattr(kind, "__name__", kind)
-            raise InvalidParams(f"{variable}={text!r}: not a valid {what}") from None
-    return values
