@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.model import OutputChunk, OutputGap, ReadResult, TerminalEvent, TerminalRead
 from holdfast.service.api import Chunk, CreateRequest
 from holdfast.service.problems import BadToken
+from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.output import command_chunks, terminal_chunks, unfinished_line
 from holdfast.service.tokens import FINISHED, Position, read_token, write_token
 from holdfast.testing import FakeClock, FakeExec, by_hand
@@ -109,33 +112,43 @@ def test_truncation_of_a_command_is_told_where_it_is_and_how_long() -> None:
 
 
 @pytest.fixture
+async def fake() -> FakeExec:
+    return FakeExec(terminal_program=by_hand)
+
+
+@pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
 
 
-async def test_replay_from_token_gives_the_same_again_and_every_token_is_a_place(clock: FakeClock) -> None:
-    fake = FakeExec(terminal_program=by_hand)
-    async with running(
-        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
-    ) as manager:
-        session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
-        stub = fake.terminal(session_id)
-        stub.shows_prompt("$ ")
-        stub.starts_command("make")
-        stub.prints("one\r\n")
-        stub.prints("two\r\n")
-        stub.shows_prompt("$ ", exit_code=2)
-        whole = await manager.read_output(ANN, session_id)
-        assert whole.state == "IDLE"
-        tokens = [chunk.token for chunk in whole.chunks]
-        assert tokens == sorted(tokens)
-        prompts = [chunk.prompt.text for chunk in whole.chunks if chunk.prompt is not None]
-        assert prompts == ["$ ", "$ "]
-        assert [chunk.exit_code for chunk in whole.chunks if chunk.exit_code is not None] == [2]
-        for number, token in enumerate(tokens):
-            rest = await manager.read_output(ANN, session_id, since=token)
-            assert rest.chunks == whole.chunks[number + 1 :]
-            assert rest.token == whole.token
+@pytest.fixture
+async def manager(fake: FakeExec, clock: FakeClock) -> AsyncIterator[SessionManager]:
+    made = make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
+    async with running(made) as manager:
+        yield manager
+
+
+async def test_replay_from_token_gives_the_same_again_and_every_token_is_a_place(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    stub = fake.terminal(session_id)
+    stub.shows_prompt("$ ")
+    stub.starts_command("make")
+    stub.prints("one\r\n")
+    stub.prints("two\r\n")
+    stub.shows_prompt("$ ", exit_code=2)
+    whole = await manager.read_output(ANN, session_id)
+    assert whole.state == "IDLE"
+    tokens = [chunk.token for chunk in whole.chunks]
+    assert tokens == sorted(tokens)
+    prompts = [chunk.prompt.text for chunk in whole.chunks if chunk.prompt is not None]
+    assert prompts == ["$ ", "$ "]
+    assert [chunk.exit_code for chunk in whole.chunks if chunk.exit_code is not None] == [2]
+    for number, token in enumerate(tokens):
+        rest = await manager.read_output(ANN, session_id, since=token)
+        assert rest.chunks == whole.chunks[number + 1 :]
+        assert rest.token == whole.token
 
 
 async def test_truncation_what_a_terminal_no_longer_keeps_is_skipped_by_its_exact_size(clock: FakeClock) -> None:
@@ -152,67 +165,55 @@ async def test_truncation_what_a_terminal_no_longer_keeps_is_skipped_by_its_exac
         assert sum(chunk.skipped + len(chunk.payload) for chunk in found.chunks) == 500
 
 
-async def test_a_position_that_was_not_reached_is_a_bad_token(clock: FakeClock) -> None:
-    fake = FakeExec(terminal_program=by_hand)
-    async with running(
-        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
-    ) as manager:
-        for kind in ("terminal", "shell"):
-            session_id = (await manager.create(ANN, CreateRequest(kind=kind))).view.record.session_id
-            far = write_token(session_id, Position(command=3 if kind == "shell" else 0, seq=10_000))
-            with pytest.raises(BadToken):
-                await manager.read_output(ANN, session_id, since=far)
+async def test_a_position_that_was_not_reached_is_a_bad_token(manager: SessionManager, fake: FakeExec) -> None:
+    for kind in ("terminal", "shell"):
+        session_id = (await manager.create(ANN, CreateRequest(kind=kind))).view.record.session_id
+        far = write_token(session_id, Position(command=3 if kind == "shell" else 0, seq=10_000))
+        with pytest.raises(BadToken):
+            await manager.read_output(ANN, session_id, since=far)
 
 
-async def test_who_was_told_that_a_program_waits_is_not_told_again_until_more_happens(clock: FakeClock) -> None:
-    fake = FakeExec(terminal_program=by_hand)
-    async with running(
-        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
-    ) as manager:
-        session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
-        stub = fake.terminal(session_id)
-        stub.shows_prompt("$ ")
-        stub.starts_command("cat")
-        quiet = await manager.read_output(ANN, session_id)
-        stub.reads()
-        asked = await manager.read_output(ANN, session_id, since=quiet.token, wait=5)
-        (chunk,) = asked.chunks
-        assert chunk.prompt is not None
-        assert (chunk.prompt.awaiting_input, asked.token > quiet.token) == (True, True)
-        again = await manager.read_output(ANN, session_id, since=asked.token, wait=0.05)
-        assert (again.chunks, again.token) == ((), asked.token)
+async def test_who_was_told_that_a_program_waits_is_not_told_again_until_more_happens(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    stub = fake.terminal(session_id)
+    stub.shows_prompt("$ ")
+    stub.starts_command("cat")
+    quiet = await manager.read_output(ANN, session_id)
+    stub.reads()
+    asked = await manager.read_output(ANN, session_id, since=quiet.token, wait=5)
+    (chunk,) = asked.chunks
+    assert chunk.prompt is not None
+    assert (chunk.prompt.awaiting_input, asked.token > quiet.token) == (True, True)
+    again = await manager.read_output(ANN, session_id, since=asked.token, wait=0.05)
+    assert (again.chunks, again.token) == ((), asked.token)
 
 
-async def test_a_prompt_that_comes_in_pieces_is_told_whole(clock: FakeClock) -> None:
-    fake = FakeExec(terminal_program=by_hand)
-    async with running(
-        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
-    ) as manager:
-        session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
-        stub = fake.terminal(session_id)
-        stub.shows_prompt("$ ")
-        stub.starts_command("python3 -i")
-        stub.prints(">")
-        early = await manager.read_output(ANN, session_id)
-        assert early.chunks[-1].prompt is None
-        stub.prints(">> ")
-        stub.reads()
-        found = await manager.read_output(ANN, session_id, since=early.token, wait=5)
-        prompt = found.chunks[-1].prompt
-        assert prompt is not None
-        assert (found.chunks[-1].payload, prompt.text) == (b">> ", ">>> ")
+async def test_a_prompt_that_comes_in_pieces_is_told_whole(manager: SessionManager, fake: FakeExec) -> None:
+    session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+    stub = fake.terminal(session_id)
+    stub.shows_prompt("$ ")
+    stub.starts_command("python3 -i")
+    stub.prints(">")
+    early = await manager.read_output(ANN, session_id)
+    assert early.chunks[-1].prompt is None
+    stub.prints(">> ")
+    stub.reads()
+    found = await manager.read_output(ANN, session_id, since=early.token, wait=5)
+    prompt = found.chunks[-1].prompt
+    assert prompt is not None
+    assert (found.chunks[-1].payload, prompt.text) == (b">> ", ">>> ")
 
 
-async def test_a_stream_ends_after_everything_when_the_session_does(clock: FakeClock) -> None:
-    fake = FakeExec(terminal_program=by_hand)
-    async with running(
-        make_manager(MemoryStore(clock), connecting(fake), clock=clock, prompt_seconds=0)
-    ) as manager:
-        created = await manager.create(ANN, CreateRequest())
-        session_id = created.view.record.session_id
-        stub = fake.terminal(session_id)
-        stub.prints("last words")
-        stub.exits(3)
-        chunks = [chunk async for chunk in manager.stream_output(ANN, session_id)]
-        assert b"".join(chunk.payload for chunk in chunks) == b"last words"
-        assert (chunks[-1].state, chunks[-1].exit_code) == ("CLOSED", 3)
+async def test_a_stream_ends_after_everything_when_the_session_does(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    created = await manager.create(ANN, CreateRequest())
+    session_id = created.view.record.session_id
+    stub = fake.terminal(session_id)
+    stub.prints("last words")
+    stub.exits(3)
+    chunks = [chunk async for chunk in manager.stream_output(ANN, session_id)]
+    assert b"".join(chunk.payload for chunk in chunks) == b"last words"
+    assert (chunks[-1].state, chunks[-1].exit_code) == ("CLOSED", 3)

@@ -221,25 +221,19 @@ async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, ke
     (row,) = chained([entry], own.last_seq, own.last_hash, key)
     own.last_seq, own.last_hash = row.seq, row.hash
     own.size += ROW_OVERHEAD + len(row.body)
-    await connection.execute(insert(ROWS).values(msgspec.structs.asdict(row)))
+    await connection.execute(_ADD_ROWS, msgspec.structs.asdict(row))
     return row
 
 
 #: Made once: to put one of these together costs as much as to run it.
 _ADD_ROWS: Final = insert(ROWS).execution_options(**OFTEN)
-_LOCK_SESSIONS: Final = (
-    select(SESSIONS)
-    .where(SESSIONS.c.session_id.in_(bindparam("names", expanding=True)))
-    .order_by(SESSIONS.c.session_id)
+_LOCK_SESSIONS, _LOCK_STREAMS = (
+    select(table)
+    .where(table.c.session_id.in_(bindparam("names", expanding=True)))
+    .order_by(table.c.session_id)
     .with_for_update()
     .execution_options(**OFTEN)
-)
-_LOCK_STREAMS: Final = (
-    select(STREAMS)
-    .where(STREAMS.c.session_id.in_(bindparam("names", expanding=True)))
-    .order_by(STREAMS.c.session_id)
-    .with_for_update()
-    .execution_options(**OFTEN)
+    for table in (SESSIONS, STREAMS)
 )
 _MOVE_HEAD: Final = (
     update(STREAMS)
