@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parts lint proto format bench faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint proto format bench faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -36,31 +36,30 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	echo "\$$ holdfast stop"; holdfast stop
 
 test: lint parts ## run every check and all tests
-	@# 1: some tests failed.
-	$(BIN)/python -m pytest -n auto --dist loadfile || { test $$? = 1 && \
-		echo "once more, one at a time: the tests that failed" && \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -vv; }
+	$(BIN)/python tests/support/run.py
 
-# What tests of sandboxes and of the service run: a program, and the Debian package that has it. Not promtool (the package
-# prometheus): 100 MB for one test, which is skipped.
-PARTS := dockerd:docker.io docker:docker.io podman:podman bwrap:bubblewrap sshd:openssh-server ssh:openssh-client \
-	busybox:busybox-static runc:runc conmon:conmon nsenter:util-linux initdb:postgresql curl:curl openssl:openssl
-# Debian's PostgreSQL comes with a database server that runs; while this file is there, only with the programs.
+# The programs that tests start, each with the Debian package that has it: "program:package".
+PARTS := $(shell sed 's/#.*//' tests/support/parts.txt | awk 'NF == 2 {print $$1 ":" $$2}')
+# Debian's PostgreSQL package makes a database cluster; while this file exists, it installs only the programs.
 NO_CLUSTER := /etc/postgresql-common/createcluster.d/holdfast.conf
+# Packages of servers start them when they are installed; while this program exists and exits with 101, they do not.
+NO_START := /usr/sbin/policy-rc.d
 
 # Real agents, for the tests of the bridge. Their install scripts are not run. Out of the tree, so that `clean` leaves them.
 AGENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast-agents
 AGENT_LIST := tests/sandbox/agents/package.json
 
-parts: ## install the engines, agents and databases that tests use, where we can; says what is missing
+parts: $(VENV)/installed-dev ## install the engines, agents and databases that tests use, where we can; says what is missing
 	@PATH="$$PATH:/usr/sbin:/sbin"; \
 	absent() { PATH="$$PATH:$$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | paste -sd:)"; for part in $(PARTS); do \
 		command -v $${part%%:*} >/dev/null || echo $$part; done; }; \
 	if [ -n "$$(absent)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		packages=$$(absent | sed 's/.*://' | sort -u); \
 		echo "installing for the tests:" $$packages; \
-		trap 'rm -f $(NO_CLUSTER); rmdir -p $(dir $(NO_CLUSTER)) 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+		ours=; [ -e $(NO_START) ] || ours=$(NO_START); \
+		trap 'rm -f $(NO_CLUSTER) $$ours; rmdir -p $(dir $(NO_CLUSTER)) 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 		mkdir -p $(dir $(NO_CLUSTER)); echo 'create_main_cluster = false' >$(NO_CLUSTER); \
+		[ -z "$$ours" ] || { printf '#!/bin/sh\nexit 101\n' >$$ours; chmod 755 $$ours; }; \
 		{ DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages || \
 			{ apt-get update -q && \
 			DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$packages; }; } \
@@ -68,13 +67,16 @@ parts: ## install the engines, agents and databases that tests use, where we can
 	fi; \
 	for part in $$(absent); do echo "no $${part%%:*}: the tests that need it are skipped"; done
 	@if cmp -s $(AGENT_LIST) '$(AGENTS)/package.json'; then exit 0; fi; \
-	if ! command -v npm >/dev/null; then echo "no npm: the tests that run real agents are skipped"; exit 0; fi; \
+	PATH="$$PATH:$(CURDIR)/$(BIN)"; \
 	new='$(AGENTS)'.$$$$; trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
 	echo "installing agents for the tests of the bridge (240 MB to fetch, once): $(AGENTS)"; \
 	{ mkdir -p "$$new" && cp $(AGENT_LIST) "$$new" && \
 		timeout 120 npm install --prefix "$$new" --ignore-scripts --no-package-lock --no-audit --no-fund \
 		--fetch-retries 0 && rm -rf '$(AGENTS)' && mv "$$new" '$(AGENTS)'; } >/dev/null 2>&1 || \
 		echo "npm could not install them: the tests that run real agents are skipped"
+
+fresh: ## run the demo and all tests in a new minimal Debian root (as root; takes about half an hour)
+	sh tests/support/fresh.sh
 
 lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check

@@ -1,8 +1,10 @@
-"""What all tests share: property tests without a deadline that repeat exactly, and processes without a server."""
+"""Shared by all tests: Hypothesis settings, the table of skipped tests, and exec interfaces without a server."""
 
 from __future__ import annotations
 
 import gc
+import json
+import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from support.parts import add_node_to_path, skip_table
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
@@ -27,6 +31,7 @@ settings.load_profile("holdfast")
 
 
 def pytest_configure() -> None:
+    add_node_to_path()
     # Started in the background of a script we would ignore these, and so would programs that tests send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -36,6 +41,18 @@ def pytest_collection_finish() -> None:
     # Thousands of tests stay until the end: a look for garbage takes half a second if it goes through them all.
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of skipped tests, or leave it in a file for `support/run.py`, which prints it last."""
+    reports = terminalreporter.stats.get
+    lines = skip_table(report.longrepr[2].removeprefix("Skipped: ") for report in reports("skipped", []))
+    if path := os.environ.get("HOLDFAST_TEST_OUTCOMES"):
+        failed = sorted({report.nodeid for kind in ("failed", "error") for report in reports(kind, [])})
+        Path(path).write_text(json.dumps({"failed": failed, "skipped": lines}))
+    else:
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from holdfast.testing.servers import (
     running_server,
     server_environment,
 )
+from support.parts import needs
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 NOTE = b"holdfast: "
@@ -269,7 +269,7 @@ def test_a_reader_that_leaves_ends_the_command(command: Holdfast) -> None:
     assert command.told("run", "s", "echo $x") == (0, b"kept\n", b"")
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="sh closes here")
+@needs("bash")
 def test_a_shell_that_was_restarted_is_noted(command: Holdfast) -> None:
     command.open("--shell", "bash")
     code, out, err = command.told("run", "s", "x=kept; set -e; false")

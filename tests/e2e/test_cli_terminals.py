@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -32,6 +31,7 @@ from holdfast.testing.servers import (
     running_server,
     server_environment,
 )
+from support.parts import needs
 
 DETACH = b"\x1cd"
 #: Tells the size of its terminal now and whenever it changes.
@@ -44,7 +44,7 @@ while True:
     signal.pause()
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="only bash and zsh mark their prompts")
+pytestmark = needs("bash")
 
 
 class Person:
@@ -311,7 +311,7 @@ def test_what_was_left_is_restored(command: Holdfast, person: Person, other: Per
     assert "got:kept" in person.see_all().text
 
 
-@pytest.mark.skipif(shutil.which("vim") is None, reason="no vim")
+@needs("vim")
 def test_a_full_screen_program_is_left_and_found_again(
     command: Holdfast, person: Person, other: Person, home: Path
 ) -> None:
@@ -510,7 +510,7 @@ def test_a_saved_recording_prints_the_same_bytes(
     assert person.is_as_before()
 
 
-@pytest.mark.skipif(shutil.which("asciinema") is None, reason="no asciinema")
+@needs("asciinema")
 def test_asciinema_reads_what_was_saved(
     command: Holdfast, box: holdfast.sync.Sandbox, tmp_path: Path, person: Person
 ) -> None:

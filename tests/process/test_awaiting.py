@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.awaiting import InputState, input_state
+from support.parts import require
 
 #: Between fork and exec nothing happens here that a thread of another test could have locked.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -101,8 +101,7 @@ def start() -> Iterator[Start]:
     started: list[Program] = []
 
     def start(*argv: str, stdin: int | None = None) -> Program:
-        if shutil.which(argv[0]) is None:
-            pytest.skip(f"{argv[0]} is not installed")
+        require(argv[0])
         started.append(Program(*argv, stdin=stdin))
         return started[-1]
 
@@ -233,8 +232,7 @@ def test_readers_of_keys(start: Start, name: str) -> None:
 
 
 def test_a_pager_behind_a_pipe(start: Start) -> None:
-    if shutil.which("less") is None:
-        pytest.skip("less is not installed")
+    require("less")
     program = start("bash", "-c", "seq 1000 | less; true")
     state = program.wait_awaiting()
     assert state.pid not in (None, program.process.pid)
@@ -548,6 +546,6 @@ def test_who_waits_in_io_uring_is_not_told(start: Start) -> None:
     program = start(*PYTHON, RING)
     program.eventually(lambda: program.printed.endswith(b"\n"))
     if program.printed.startswith(b"refused"):
-        pytest.skip("io_uring is switched off")
+        pytest.skip("io_uring is switched off: sysctl kernel.io_uring_disabled=0")
     program.eventually(lambda: program.state.awaiting is None, "not told")
     assert program.state.pid == program.process.pid

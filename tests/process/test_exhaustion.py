@@ -33,6 +33,7 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
+from support.parts import require
 
 #: Answers each line of input; the rest of the machine is none of its business.
 BYSTANDER = "echo ready; while read line; do echo got $line; done; exit 5"
@@ -408,8 +409,7 @@ def test_without_terminals_one_is_refused_and_the_others_stay() -> None:
         "mount -t devpts -o newinstance,ptmxmode=0666,max=2 devpts /dev/pts"
         ' && mount --bind /dev/pts/ptmx /dev/ptmx && exec "$0" -c "$1"'
     )
-    if shutil.which("unshare") is None:
-        pytest.skip("there is no unshare(1) here")
+    require("unshare")
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", mounts, sys.executable, TERMINALS],
         env=server_environment(),

@@ -12,6 +12,7 @@ import pytest
 from marked_shell import MARK, NONCE, Ran, Session, parse
 
 from holdfast.runtime.prompt_marks import integrate
+from support.parts import require
 
 SHELLS = ("bash", "zsh")
 
@@ -38,9 +39,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         edit: Callable[[str], str] = str,
         interrupt: bytes = b"",
     ) -> Session:
-        path = shutil.which(kind)
-        if path is None:
-            pytest.skip(f"{kind} is not installed")
+        require(kind)
+        path = shutil.which(kind) or kind
         for name, content in {f".{kind}rc": f"PS1='pp> '\n{rc}", **(files or {})}.items():
             (home / name).write_text(content)
         environment = {"HOME": str(home), "PATH": os.environ["PATH"], "TERM": "xterm-256color", **(env or {})}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -24,6 +23,7 @@ import pytest
 from holdfast.client.screen import Emulator, Screen, emulator
 from holdfast.runtime.awaiting import input_state
 from holdfast.runtime.keys import encode_keys
+from support.parts import require
 
 pytest.importorskip("pyghostty")
 pytest.importorskip("pyte")
@@ -43,8 +43,7 @@ class Watched:
     """A program on a PTY, watched by both emulators."""
 
     def __init__(self, argv: list[str], home: Path, rows: int, cols: int) -> None:
-        if shutil.which(argv[0]) is None:
-            pytest.skip(f"{argv[0]} is not installed")
+        require(argv[0])
         self.ghostty: Emulator = emulator(rows, cols, backend="ghostty")
         self.pyte: Emulator = emulator(rows, cols, backend="pyte")
         self.master, terminal = os.openpty()

@@ -18,6 +18,7 @@ from gauntlet.case import Case, Closed, Expected, Late, Step
 import holdfast
 from holdfast.client.shell import Shell
 from holdfast.model import OutputChunk, OutputGap
+from support.parts import require
 
 #: Nothing here waits for time to pass; whatever takes this long hangs.
 SAFETY_NET = 20
@@ -131,9 +132,7 @@ def is_standalone() -> bool:
     [pytest.param(each, shell, id=f"{each.name[:60]}-{shell}") for each in CASES for shell in each.shells],
 )
 async def test_gauntlet(each: Case, shell: str, tmp_path: Path) -> None:
-    for program in (PROGRAMS[shell], *each.needs):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed")
+    require(PROGRAMS[shell], *each.needs)
     if shell == "ash" and each.name in EXECUTES_PROGRAMS and is_standalone():
         pytest.skip("this busybox runs programs of its own without executing them")
     place = tmp_path / "place"
@@ -161,8 +160,7 @@ async def test_gauntlet(each: Case, shell: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "zsh"])
 async def test_many_commands_leave_no_descriptors(shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+    require(shell)
     async with asyncio.timeout(SAFETY_NET), holdfast.connect("inprocess") as box:
         sh = await box.shell(shell=shell)
         # By the shell itself: while it starts a program it may hold a descriptor more.

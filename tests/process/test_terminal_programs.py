@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,12 +16,9 @@ from holdfast import ExecServerConfig, Sandbox
 from holdfast.client.screen import Screen
 from holdfast.client.terminal import Terminal
 from holdfast.model import TerminalStatus
+from support.parts import needs
 
 PATIENCE = 30.0
-
-
-def needs(program: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(shutil.which(program) is None, reason=f"there is no {program} here")
 
 
 @pytest.fixture

@@ -74,10 +74,10 @@ async def test_an_agent_without_network_has_a_model(tmp_path: Path) -> None:
 def agents() -> Path:
     """Where they are installed."""
     if not os.path.exists(NODE):
-        pytest.skip("node: not installed; the agents are run by it")
+        pytest.skip("no node")
     installed = AGENTS / "package.json"
     if not installed.exists() or installed.read_bytes() != LISTED.read_bytes():
-        pytest.skip(f"no agents of these versions in {AGENTS}; `make parts` installs them where there is npm")
+        pytest.skip(f"no agents of these versions in {AGENTS}: make parts")
     return AGENTS / "node_modules"
 
 

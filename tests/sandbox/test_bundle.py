@@ -20,19 +20,17 @@ from typing import Any
 import pytest
 
 from holdfast.sandboxes.bundle import Bundle
+from support.parts import require
 
 #: In a sandbox that has no environment to speak of.
 ENVIRONMENT = {"PATH": "/bin"}
 
 
 def busybox() -> str:
-    """A busybox that needs nothing else; fetched where that is possible."""
+    """The path of a static busybox."""
     path = shutil.which("busybox")
-    if path is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-q", "-y", "busybox-static"], capture_output=True, check=False)
-        path = shutil.which("busybox")
     if path is None or subprocess.run(["ldd", path], capture_output=True, check=False).returncode == 0:
-        pytest.skip("needs a static busybox (Debian: busybox-static)")
+        pytest.skip("no busybox that is static")
     return path
 
 
@@ -116,9 +114,9 @@ class Place:
 @pytest.fixture
 def make_place(bundle: Bundle, tmp_path: Path) -> Iterator[Callable[..., Place]]:
     if os.geteuid() != 0:
-        pytest.skip("needs root, for chroot")
+        pytest.skip("not root, for chroot: run as root")
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs mount namespaces")
+        pytest.skip("no mount namespaces: another kernel or container")
     made: list[Place] = []
 
     def make(**options: Any) -> Place:
@@ -322,8 +320,7 @@ def test_with_devpts_a_terminal_works(place: Place) -> None:
 
 def test_nothing_is_loaded_from_outside_the_tree(bundle: Bundle, tmp_path: Path) -> None:
     """On this machine, where all would be there to be found: Python's own library, the loader's cache, locales."""
-    if shutil.which("strace") is None:
-        pytest.skip("needs strace")
+    require("strace")
     tree = tmp_path / "tree"
     tree.mkdir()
     subprocess.run(["tar", "-xzf", str(bundle.path), "-C", str(tree)], check=True)

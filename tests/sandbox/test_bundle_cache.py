@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,6 +21,7 @@ from holdfast.sandboxes import bundle as bundle_module, bundle_tree, elf
 from holdfast.sandboxes.bundle import Bundle, make_package, pack, package, read_bundle
 from holdfast.sandboxes.bundle_tree import File, loaded_modules, our_modules, package_files
 from holdfast.sandboxes.unpacking import unpacked
+from support.parts import require
 
 SOURCE = Path(bundle_module.__file__).parents[2]
 
@@ -244,8 +244,7 @@ def test_outside_a_bundle_we_start_ourselves_as_ever() -> None:
 
 
 def test_a_program_forgets_where_this_machine_has_its_libraries(tmp_path: Path) -> None:
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
+    require("cc")
     for name, source in (
         ("part.c", "int part(void) { return 7; }"),
         ("main.c", "int part(void); int main(void) { return part(); }"),

@@ -32,7 +32,7 @@ from holdfast.testing.engines import ContainerEngine, SshServer
 
 #: `make faults` sets it, for tests that take a second or two for a container of their own each.
 FULL = bool(os.environ.get("HOLDFAST_TEST_FULL"))
-in_full = pytest.mark.skipif(not FULL, reason="`make faults` runs it: each makes a container of its own")
+in_full = pytest.mark.skipif(not FULL, reason="each makes a container of its own: make faults")
 #: Turns a hang into a failure.
 PATIENCE = 60.0
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from support.parts import require
 
 
 class Certificates(NamedTuple):
@@ -19,8 +18,7 @@ class Certificates(NamedTuple):
 
 
 def make_certificates(directory: Path) -> Certificates:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl: certificates cannot be made")
+    require("openssl")
     directory.mkdir()
     made = Certificates(*(directory / name for name in ("ca.pem", "server.pem", "server.key", "me.pem", "me.key")))
     authority_key = directory / "ca.key"

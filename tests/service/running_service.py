@@ -21,15 +21,14 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from typing import Any, Final
 from unittest import mock
 
-import pytest
-
 from holdfast.__main__ import main
 from holdfast.testing.servers import server_environment
+from support.parts import needs
 
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
 API: Final = "/holdfast.session.v1.SessionService/"
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl: nobody asks over HTTP as people do")
+needs_curl = needs("curl")
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from http.client import HTTPConnection, HTTPResponse
@@ -17,6 +16,7 @@ import pytest
 
 from holdfast.console.application import CONTENT_SECURITY_POLICY
 from service.running_service import PATIENCE_SECONDS, RunningService, new_place, running_service
+from support.parts import needs
 
 STATIC = Path(str(files("holdfast.console"))) / "static"
 SOURCES = {path.name: path.read_text() for path in sorted(STATIC.iterdir())}
@@ -26,7 +26,7 @@ RULES = """
 rules = [{ verdict = "ask", program = "rm" }, { verdict = "deny", program = "nc" }]
 """
 
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node: the page's modules are not run")
+needs_node = needs("node")
 
 
 def node(driver: str, *arguments: str, given: Any = None) -> str:

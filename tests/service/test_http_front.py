@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 import socket
 import stat
 import struct
@@ -31,6 +30,7 @@ from holdfast.service.listening import TlsFiles
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
 from holdfast.service.rates import RateSettings
 from holdfast.session.v1 import session_pb2 as pb
+from support.parts import needs
 
 from .certificates import make_certificates
 from .fake_sessions import ANNA, BEN, OLGA, Fronts, OverHttp, Seen, chunk, curl, for_ever, no_end
@@ -38,7 +38,7 @@ from .fake_sessions import ANNA, BEN, OLGA, Fronts, OverHttp, Seen, chunk, curl,
 SERVICE = "holdfast.session.v1.SessionService"
 JSON = ("-H", "Content-Type: application/json")
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl: JSON is not asked by it")
+needs_curl = needs("curl")
 
 
 def auth(token: str = ANNA) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.service.metrics import MAX_VALUES, Metrics
 from holdfast.service.problems import Unavailable
+from support.parts import require
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -203,14 +203,12 @@ def test_every_metric_of_the_dashboard_exists(metrics: Metrics) -> None:
 
 
 def test_promtool_accepts_the_alert_rules_and_their_tests(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: Debian has it in the package prometheus")
+    require("promtool")
     for arguments in (
         ["check", "rules", "prometheus-alerts.yml"],
         ["test", "rules", "prometheus-alerts-test.yml"],
     ):
-        done = subprocess.run([promtool, *arguments], cwd=DEPLOY, capture_output=True, text=True, check=False)
+        done = subprocess.run(["promtool", *arguments], cwd=DEPLOY, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from holdfast.client.asciicast import (
 )
 from holdfast.errors import InvalidParams
 from holdfast.model import TerminalSize
+from support.parts import needs
 
 HEADER = '{"version": 2, "width": 80, "height": 24}\n'
 
@@ -227,7 +227,7 @@ def test_sizes_of_resize_events() -> None:
     assert CastEvent(1, "o", b"80x24").size is None
 
 
-@pytest.mark.skipif(shutil.which("asciinema") is None, reason="asciinema is not installed")
+@needs("asciinema")
 def test_asciinema_prints_the_same_output(tmp_path: Path) -> None:
     chunks = [
         b"$ ls\r\n",

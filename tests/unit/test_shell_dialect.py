@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,9 +21,10 @@ from holdfast.runtime.shell_dialect import (
     parse_answer,
     quote,
 )
+from support.parts import needs
 
 SHELLS = [
-    pytest.param(argv, id=argv[0], marks=pytest.mark.skipif(shutil.which(argv[0]) is None, reason="not installed"))
+    pytest.param(argv, id=argv[0], marks=needs(argv[0]))
     for argv in (["bash"], ["dash"], ["busybox", "ash"], ["zsh", "-f"])
 ]
 STEP = Step("/private")

@@ -42,11 +42,11 @@ class Missing(Exception):
 def need(*programs: str, root: bool = True) -> None:
     """`Missing` unless this is Linux, we are root, and these programs are in PATH."""
     if sys.platform != "linux" or (root and os.geteuid() != 0):
-        raise Missing(f"{programs[0]}: needs {'root on ' if root else ''}Linux")
+        raise Missing(f"{programs[0]} needs {'root on ' if root else ''}Linux: run as root on Linux")
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     absent = [program for program in programs if shutil.which(program, path=path) is None]
     if absent:
-        raise Missing(f"{', '.join(absent)}: not installed; `make parts` installs it on Debian")
+        raise Missing(f"no {', no '.join(absent)}: `make parts` installs it on Debian")
 
 
 def run(argv: Sequence[str | Path], *, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> str:

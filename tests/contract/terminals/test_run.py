@@ -20,6 +20,7 @@ from contract.terminals.ways import (
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
 from holdfast.testing.servers import is_alive
+from support.parts import needs
 
 # --- what is typed ------------------------------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs("zsh"))])
 async def test_output_and_exit_code_are_exact(opened: Opener, shell: str) -> None:
     terminal = await opened(shell)
     for command, output, code in COMMANDS:

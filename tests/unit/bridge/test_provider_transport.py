@@ -66,7 +66,7 @@ async def head_of(reader: asyncio.StreamReader) -> bytes:
 def make_certificate(directory: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("no openssl here to make a certificate")
+        pytest.skip("no openssl")
     made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1"]
     names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
     subprocess.run([openssl, *made, *names], cwd=directory, check=True, capture_output=True)

@@ -200,7 +200,7 @@ def test_what_bash_runs_of_typed_keys_was_followed(machine: Machine, keys: bytes
 )
 def test_builtins_run_nothing_unseen(text: str, tmp_path: Path) -> None:
     if not (bash := shutil.which("bash")):
-        pytest.skip("no bash here")
+        pytest.skip("no bash")
     line = read_command_line(text, interactive=True)
     assert line.unknown
     # That is for a reason: each of them runs a program, or changes which one the next name is.

@@ -1,0 +1,49 @@
+"""The list of programs that tests start, and the table of what was skipped without them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from support.parts import PACKAGES, needs, skip_table
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_the_table_counts_tests_and_names_the_package() -> None:
+    table = skip_table(
+        ["no zsh", "no zsh, no vim", "not root: run as root", "no dockerd: `make parts` installs it"]
+    )
+    assert [line.split() for line in table] == [
+        ["skipped", "because", "tests", "would", "run", "with"],
+        ["no", "zsh", "2", "package", "zsh"],
+        ["not", "root", "1", "run", "as", "root"],
+        ["no", "dockerd", "1", "package", "docker.io"],
+    ]
+
+
+def test_there_is_no_table_without_skips() -> None:
+    assert skip_table([]) == []
+
+
+def test_a_missing_program_skips_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("support.parts._SYSTEM_DIRECTORIES", ())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (needs("zsh").args, needs("zsh").kwargs) == ((True,), {"reason": "no zsh"})
+    os.symlink("/bin/sh", tmp_path / "zsh")
+    assert needs("zsh").args == (False,)
+
+
+def test_every_program_that_a_test_is_skipped_for_has_a_package() -> None:
+    used = set()
+    for path in TESTS.rglob("test_*.py"):
+        text = path.read_text()
+        if "from support.parts import" not in text:
+            continue
+        for call in re.findall(r"\b(?:needs|require)\(((?:\"[\w.-]+\"(?:, )?)+)\)", text):
+            used |= set(re.findall(r'"([\w.-]+)"', call))
+    assert "zsh" in used
+    assert used - PACKAGES.keys() == set()
