@@ -160,7 +160,11 @@ class Keeper:
     # --- the server ------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._failed(f"the server cannot be started: {error.strerror}")
+            return
         ours.setblocking(False)
         theirs.set_inheritable(True)
         command = [*self._command, "--kept", str(theirs.fileno())]
@@ -169,8 +173,7 @@ class Keeper:
         # It raises its limit itself, and gives the one that we had to its processes.
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
         try:
-            self._server = os.posix_spawn(command[0], command, self._environment)
-            self._pidfd = os.pidfd_open(self._server)
+            server = os.posix_spawn(command[0], command, self._environment)
         except OSError as error:
             ours.close()
             self._failed(f"the server cannot be started: {error.strerror}")
@@ -178,6 +181,16 @@ class Keeper:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
             theirs.close()
+        try:
+            # Under our own limit: under the server's, what we hold may leave no number free.
+            self._pidfd = os.pidfd_open(server)
+        except OSError as error:
+            ours.close()
+            _signal(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+            self._failed(f"the server cannot be watched: {error.strerror}")
+            return
+        self._server = server
         self._link = ours
         self._answers.clear()
         self._is_up = False
@@ -252,6 +265,7 @@ class Keeper:
     def _bind_door(self, path: str) -> str | None:
         """Let others bring a command at this path; returns why not, if we cannot."""
         self._close_door()
+        door: socket.socket | None = None
         try:
             door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # By the directory's descriptor: its own path may be longer than a socket's address.
@@ -266,6 +280,8 @@ class Keeper:
                 os.close(directory)
             door.setblocking(False)
         except OSError as error:
+            if door is not None:
+                door.close()
             return f"{path}: {error.strerror}"
         self._door_path, self._door = path, door
         return None

@@ -105,13 +105,18 @@ class KeeperLink:
         self._send(("TAKE",))
         self.ring()
         held: dict[str, Held] = {}
-        while True:
-            key, *rest = self._receive(fds := array.array("i"))
-            if key is None:
-                self.started_at, self.restarts, self.protocol = rest[:3]
-                return held
-            held[key] = Held(rest[0], list(fds))
-            self._count(key, len(fds))
+        try:
+            while True:
+                key, *rest = self._receive(fds := array.array("i"))
+                if key is None:
+                    self.started_at, self.restarts, self.protocol = rest[:3]
+                    return held
+                held[key] = Held(rest[0], list(fds))
+                self._count(key, len(fds))
+        except BaseException:
+            for each in held.values():
+                _close(each.fds)
+            raise
 
     def lead(self, pids: Iterable[int]) -> None:
         """These are processes of ours, which the keeper inherited from an earlier server."""
@@ -188,7 +193,7 @@ class KeeperLink:
 
     def _receive(self, fds: array.array[int]) -> Any:
         try:
-            packet, extra, _, _ = self._socket.recvmsg(PACKET_BYTES, _SPACE, socket.MSG_CMSG_CLOEXEC)
+            packet, extra, flags, _ = self._socket.recvmsg(PACKET_BYTES, _SPACE, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             self.lost = True
             raise SandboxError(f"the keeper, pid {self.pid}, does not answer: {error}") from None
@@ -197,7 +202,20 @@ class KeeperLink:
             raise SandboxError(f"the keeper, pid {self.pid}, is gone")
         for _, _, data in extra:
             fds.frombytes(data)
+        if flags & socket.MSG_CTRUNC:
+            # The kernel delivered a part of them. The keeper still holds them all, for the next server.
+            _close(fds)
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise ResourceExhausted(
+                f"the keeper, pid {self.pid}, holds more descriptors than this server may open: its limit is"
+                f" {limit} (RLIMIT_NOFILE)"
+            )
         return marshal.loads(packet)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _descriptor_limit(pid: int) -> int | None:

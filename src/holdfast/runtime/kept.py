@@ -189,7 +189,7 @@ class Notes(RecordNotes):
         if file >= 0:
             self._keeping.link.drop(self.input_file)
             os.close(file)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it goes with the spool
                 os.unlink(f"{self._keeping.spool.path}/{self.input_file}")
 
     @property
@@ -339,8 +339,8 @@ class KeptLog(OutputLog):
 
     def _replace(self, fd: int, path: str) -> None:
         os.rename(path, self._path)
-        os.close(self.fd)
-        self.fd = fd
+        former, self.fd = self.fd, fd
+        os.close(former)
 
 
 def _peek(pid: int) -> tuple[int, int] | None:

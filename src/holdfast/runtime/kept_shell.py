@@ -192,6 +192,12 @@ class ShellNotes(RecordNotes):
         self._lingering.clear()
         self._pairs.clear()
 
+    def release(self, number: int, pipes: Iterable[str]) -> None:
+        """Have the keeper close what an earlier server handed over: a program's control socket, and pipes."""
+        self.drop_program(number)
+        for key in pipes:
+            self._keeping.link.drop(key)
+
     # --- what happens ----------------------------------------------------------------------------------------
 
     def program_begins(

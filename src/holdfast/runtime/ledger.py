@@ -6,6 +6,7 @@ file; knows nothing of processes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -61,6 +62,9 @@ class Ledger:
         self._reserve_bytes = reserve_bytes
         self._compaction = compaction
         self._encoder = msgspec.msgpack.Encoder()
+        self._new_path = f"{path}.new"
+        # Left by a server that was killed while it compacted: nothing reads it, and it holds the reserve's room.
+        _unlink(self._new_path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size
         self._compact_at = max(COMPACT_BYTES, self._size)
@@ -70,6 +74,8 @@ class Ledger:
         #: What found no room: it goes before what comes next.
         self._unwritten = bytearray()
         self._failed = False
+        #: The file ends with a part of a record.
+        self._torn = False
         #: The size at which more room is set aside, and why there was none.
         self._reserve_at = 0
         self._short = ""
@@ -100,14 +106,15 @@ class Ledger:
         if self._unwritten:
             data = bytes(self._unwritten) + data
         try:
+            if self._torn:
+                self._cut_torn_record()
             written = os.write(self._fd, data)
+            if written < len(data):
+                self._torn = True
+                self._cut_torn_record()
+                raise OSError(errno.ENOSPC, "no room")
         except OSError as error:
             self._put_off(data, error.strerror or str(error))
-            return
-        if written < len(data):
-            # A torn record would hide all that come after it.
-            os.ftruncate(self._fd, self._size)
-            self._put_off(data, "no room")
             return
         self._size += written
         if self._failed:
@@ -120,6 +127,11 @@ class Ledger:
             self._compact_at = 2 * self._size  # not again if it fails
             self._compact_aside()
 
+    def _cut_torn_record(self) -> None:
+        """Remove the first part of a record whose rest found no room: it would hide all records after it."""
+        os.ftruncate(self._fd, self._size)
+        self._torn = False
+
     def _compact_aside(self) -> None:
         self._thread = threading.Thread(target=self._compact, args=(self._size,), name="holdfast-ledger")
         try:
@@ -129,32 +141,34 @@ class Ledger:
             log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
 
     def close(self) -> None:
-        self.settle()
-        os.close(self._fd)
+        try:
+            self.settle()
+        finally:
+            os.close(self._fd)
 
     def settle(self) -> None:
         """Let a compaction that is under way come to its end."""
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread  # which sets it to None when it fails
+        if thread is not None:
+            thread.join()
         if self._compacted is not None:
             self._change_over(*self._compacted)
 
     def _compact(self, upto: int) -> None:
         """On a thread: what the first `upto` bytes tell, into a new file."""
         assert self._compaction is not None
-        aside = f"{self.path}.new"
         fd = -1
         try:
             records = self._compaction(decode_records(os.pread(self._fd, upto, 0)))
             data = encode_records((*self._head, *records))
-            fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _reserve(fd, 0, len(data) + self._reserve_bytes)
             if os.write(fd, data) < len(data):
                 raise OSError(errno.ENOSPC, "no room")
-        except (OSError, SandboxError) as error:
+        except (OSError, SandboxError, MemoryError) as error:
             if fd >= 0:
                 os.close(fd)
-                os.unlink(aside)
+                _unlink(self._new_path)
             log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
             self._thread = None
             return
@@ -163,13 +177,14 @@ class Ledger:
     def _change_over(self, fd: int, size: int, upto: int) -> None:
         """The new file, with what was written since, takes the place of the old one in one step."""
         self._compacted = self._thread = None
-        rest = os.pread(self._fd, self._size - upto, upto)
         try:
+            rest = os.pread(self._fd, self._size - upto, upto)
             if os.write(fd, rest) < len(rest):
                 raise OSError(errno.ENOSPC, "no room")
-            os.rename(f"{self.path}.new", self.path)
+            os.rename(self._new_path, self.path)
         except OSError as error:
             os.close(fd)
+            _unlink(self._new_path)
             log.warning("%s cannot be compacted: %s; it grows on", self.path, error.strerror)
             return
         os.close(self._fd)
@@ -224,6 +239,12 @@ def read_headed(path: str) -> tuple[Head | None, list[AnyRecord]]:
         if whole < len(data):
             file.truncate(whole)  # which gives up the room behind its end, too
     return head, records
+
+
+def _unlink(path: str) -> None:
+    """Remove a file, if it is there and can be removed: it only takes room."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _reserve(fd: int, offset: int, length: int) -> None:

@@ -92,10 +92,29 @@ class LocalExec:
         `keeping` lets what we have outlive us."""
         self.config = config or ExecServerConfig()
         self._keeping = keeping
-        if keeping is None:
-            self._spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
-        else:
-            self._spool = keeping.spool
+        with contextlib.ExitStack() as opened:
+            if keeping is None:
+                self._spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
+                opened.callback(self._spool.remove)
+            else:
+                self._spool = keeping.spool
+            try:
+                self._poller = Poller()
+                opened.callback(self._poller.close)
+                self._starter = Starter(
+                    os.environ if environ is None else environ,
+                    open_files,
+                    keeping,
+                    self._spare_ended_output,
+                    self.config.oom_score_adj,
+                )
+                opened.callback(self._starter.close)
+                self._orphans: OrphanReaper | None = None
+                if adopt_orphans:
+                    self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
+            except OSError as error:
+                raise ResourceExhausted(f"processes cannot be watched: {error.strerror}") from None
+            opened.pop_all()
         self._spool.make_room = self._spare_ended_output
         self._spool_limit = self._look_for_room()
         self._processes: dict[str, ManagedProcess] = {}
@@ -106,22 +125,11 @@ class LocalExec:
         #: Closed processes in the order of their end.
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
-        self._poller = Poller()
-        self._starter = Starter(
-            os.environ if environ is None else environ,
-            open_files,
-            keeping,
-            self._spare_ended_output,
-            self.config.oom_score_adj,
-        )
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._sampler = UsageSampler(self._keeper)
         self._starter.cgroups = self._cgroups
         self.keep_to_ourselves((self._spool.path,))
-        self._orphans: OrphanReaper | None = None
-        if adopt_orphans:
-            self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
         #: What can be enforced here; found out once, when somebody asks.
         self._offers: asyncio.Future[tuple[Offer, ...]] | None = None
         self._closing = False

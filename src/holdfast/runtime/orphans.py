@@ -29,7 +29,11 @@ class OrphanReaper:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._signals = child_signals()
-        poller.watch(self._signals, self._child_ended)
+        try:
+            poller.watch(self._signals, self._child_ended)
+        except OSError:
+            os.close(self._signals)
+            raise
 
     def close(self) -> None:
         if self._timer is not None:

@@ -53,10 +53,15 @@ class Spool:
         #: Gives up what can best be spared, once there is no room; False if nothing can.
         self.make_room: Callable[[], bool] = lambda: False
         self._files = 0
-        #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
-        self.file_system = file_system_of(self.path)
-        self.lends_pages = lends_pages(self.file_system)
-        found = os.statvfs(self.path)
+        try:
+            #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
+            self.file_system = file_system_of(self.path)
+            self.lends_pages = lends_pages(self.file_system)
+            found = os.statvfs(self.path)
+        except OSError as error:
+            if taken is None:
+                self.remove()
+            raise ResourceExhausted(f"the spool {self.path} cannot be used: {error.strerror}") from None
         #: All the bytes there are.
         self.size = found.f_blocks * found.f_frsize
 
@@ -78,6 +83,7 @@ class Spool:
 
 
 def _make_spool(parent: str) -> tuple[str, int]:
+    path, lock = "", -1
     try:
         # Others may pass through by name: the shell of another user has files of its own below.
         os.makedirs(parent, mode=0o711, exist_ok=True)
@@ -86,6 +92,11 @@ def _make_spool(parent: str) -> tuple[str, int]:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if lock >= 0:
+            os.close(lock)
+        if path:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
         raise ResourceExhausted(f"no spool can be made in {parent}: {error.strerror}") from None
     return path, lock
 
@@ -286,13 +297,17 @@ class OutputLog:
 
     def close(self) -> None:
         """Forget everything: all of it is lost from now on, to a reader that is still there too."""
-        if self.fd >= 0:
-            self._rescue_leases()
-            self._losing(0, self.end)
-            self._spool.used -= self.kept_bytes
-            _remove(self.fd, self._path)
+        kept, fd = self.kept_bytes, self.fd
+        try:
+            if fd >= 0:
+                self._rescue_leases()
+                self._losing(0, self.end)
+        finally:
             self.fd = -1
-        self.lost_start, self.lost_end = 0, self.end
+            self.lost_start, self.lost_end = 0, self.end
+            if fd >= 0:
+                self._spool.used -= kept
+                _remove(fd, self._path)
 
     def _losing(self, start: int, end: int) -> None:
         """This range will be all that is lost; nothing of it was given back yet."""
@@ -372,20 +387,21 @@ class OutputLog:
             for start, stop in ((0, self.lost_start), (self.lost_end, self.end)):
                 while start < stop:
                     start += os.pwrite(fd, os.pread(self.fd, min(MOVE_BYTES, stop - start), start), start)
+            self._replace(fd, path)
         except OSError:
-            if fd >= 0:
+            if fd >= 0 and fd != self.fd:
                 _remove(fd, path)
             self._lose(0)  # what is over the bound must go, and the tail with it if it can go nowhere
-            return
-        self._replace(fd, path)
 
     def _replace(self, fd: int, path: str) -> None:
         """The new file has all that is kept."""
-        _remove(self.fd, self._path)
+        former, former_path = self.fd, self._path
         self.fd, self._path = fd, path
+        _remove(former, former_path)
 
 
 def _remove(fd: int, path: str) -> None:
     os.close(fd)
-    with contextlib.suppress(FileNotFoundError):  # somebody cleaned up after us
+    # Removed by others, or on a file system that fails: the file goes with the spool, and no caller could do more.
+    with contextlib.suppress(OSError):
         os.unlink(path)

@@ -22,7 +22,11 @@ class Poller:
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._loop.add_reader(self._epoll.fileno(), self._ready)
+        try:
+            self._loop.add_reader(self._epoll.fileno(), self._ready)
+        except OSError:
+            self._epoll.close()
+            raise
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         self._epoll.register(fd, select.EPOLLIN)

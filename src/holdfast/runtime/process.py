@@ -127,12 +127,17 @@ class ManagedProcess(Recorded):
         self._pidfd = -1
 
     def follow(self, outputs: dict[int, int]) -> None:
-        """Read its streams from now on, and notice its end."""
-        if self.running:
-            self._pidfd = os.pidfd_open(self.pid)
-            self._poller.watch(self._pidfd, self._leader_ended)
-        for kind, fd in outputs.items():
-            self.watch(kind, fd)
+        """Read its streams from now on, and notice its end. If this raises, the streams are still the caller's."""
+        try:
+            if self.running:
+                self._pidfd = os.pidfd_open(self.pid)
+                self._poller.watch(self._pidfd, self._leader_ended)
+            for kind, fd in outputs.items():
+                self.watch(kind, fd)
+        except BaseException:
+            self.unwatch()
+            self._close_pidfd()
+            raise
 
     # --- what it is ------------------------------------------------------------------------------------------
 
@@ -240,28 +245,33 @@ class ManagedProcess(Recorded):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def discard(self) -> None:
-        super().discard()
-        self.input.abandon()
-        if self.notes is not None:
-            self.notes.forgotten()
-        if self.tree.cgroup is not None:
-            self.tree.cgroup.remove()
-        if self.jail is not None:
-            self.jail.close()
+        with contextlib.ExitStack() as stack:  # each step, whichever of them fails
+            stack.callback(self._close_pidfd)
+            if self.jail is not None:
+                stack.callback(self.jail.close)
+            if self.tree.cgroup is not None:
+                stack.callback(self.tree.cgroup.remove)
+            if self.notes is not None:
+                stack.callback(self.notes.forgotten)
+            stack.callback(self._release_terminal)
+            stack.callback(self.input.abandon)
+            stack.callback(super().discard)
+
+    def _close_pidfd(self) -> None:
         if self._pidfd >= 0:
-            self._poller.unwatch(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+            fd, self._pidfd = self._pidfd, -1
+            self._poller.unwatch(fd)
+            os.close(fd)
 
     # --- events of the kernel --------------------------------------------------------------------------------
 
     def _leader_ended(self) -> None:
-        self._poller.unwatch(self._pidfd)
         # The zombie is left until its output is in: the pid stays ours that long.
-        os.close(self._pidfd)
-        self._pidfd = -1
-        self._end(self._reap)
-        self._release_terminal()
+        self._close_pidfd()
+        try:
+            self._end(self._reap)
+        finally:
+            self._release_terminal()
 
     def _reap(self) -> ExitStatus:
         self.tree.leader_lives = False

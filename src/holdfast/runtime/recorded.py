@@ -11,6 +11,7 @@ A process is one, and so is a command in a live shell. Reads descriptors and kno
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import struct
@@ -296,11 +297,17 @@ class Recorded:
         return tuple(self._outputs)
 
     def watch(self, kind: int, fd: int) -> Output:
-        """Read this descriptor from now on: ours to close."""
+        """Read this descriptor from now on: ours to close. If this raises, it is still the caller's."""
         output = Output(kind, fd, self)
-        self._outputs.append(output)
         self._poller.watch(fd, output.ready)
+        self._outputs.append(output)
         return output
+
+    def unwatch(self) -> None:
+        """Stop reading every stream, and leave the descriptors to the caller."""
+        for output in self._outputs:
+            self._poller.unwatch(output.fd)
+        self._outputs.clear()
 
     def adopt(self, output: Output) -> None:
         """What this stream prints from now on is ours."""
@@ -466,23 +473,26 @@ class Recorded:
         """Forget its output and let go of every descriptor."""
         if self.closed_at is not None and all(log.fd < 0 for log in self.logs.values()):
             return  # most commands print nothing, and are closed by now
-        self.stop_blocking()
         was_closed = self.closed
-        for output in tuple(self._outputs):
-            self._let_go(output)
-        if not was_closed:
-            self._tell_close()
-        for log in self.logs.values():
-            log.close()
+        with contextlib.ExitStack() as stack:  # each step, whichever of them fails
+            for log in self.logs.values():
+                stack.callback(log.close)
+            if not was_closed:
+                stack.callback(self._tell_close)
+            for output in tuple(self._outputs):
+                stack.callback(self._let_go, output)
+            stack.callback(self.stop_blocking)
 
     # --- descriptors -----------------------------------------------------------------------------------------
 
     def _let_go(self, output: Output) -> None:
         self._outputs.remove(output)
-        if not output.paused:
-            self._poller.unwatch(output.fd)
-        os.close(output.fd)
-        output.fd = -1
+        fd, output.fd = output.fd, -1
+        try:
+            if not output.paused:
+                self._poller.unwatch(fd)
+        finally:
+            os.close(fd)
 
     def _grow_pipes(self) -> None:
         self._grown = True

@@ -77,9 +77,13 @@ class Recovery:
             if os.path.exists(path):
                 self.memory.replay(read_ledger(path))
             ledger = Ledger(path, self._compacted, head, min(RESERVE_BYTES, spool.size // 16))
-            self.keeping = Keeping(link, ledger, spool, config)
-            if self.is_first:
-                ledger.require_room()
+            try:
+                self.keeping = Keeping(link, ledger, spool, config)
+                if self.is_first:
+                    ledger.require_room()
+            except BaseException:
+                ledger.close()
+                raise
         except (OSError, ResourceExhausted) as error:
             if self.is_first:
                 spool.remove()
@@ -188,8 +192,10 @@ class Recovery:
             if key:
                 programs.setdefault(key, {})[int(number)] = functools.partial(self._adopt_program, exec_, each)
             else:
-                # Of one that is forgotten; its jobs may be wanted still.
-                self._adopt_program(exec_, each, _ignore)
+                # Of one that is forgotten; its jobs may be wanted still, and what they print is not.
+                _, streams = self._adopt_program(exec_, each, _ignore)
+                for fd in streams.values():
+                    os.close(fd)
         for shell in shells.shells.values():
             latest = 0 if shell.program is None else shell.program.number
             pipes = sorted(
@@ -325,7 +331,7 @@ class Recovery:
     def _remove_stale_files(self) -> None:
         """Files of what is not recovered: logs of what was being forgotten."""
         spool = self.keeping.spool.path
-        # A ledger that is being compacted has its next one beside it.
+        # A compaction may be under way, in the ledger that this server has just opened.
         known = {LEDGER_NAME, f"{LEDGER_NAME}.new", READS_NAME}
         for key, each in self.memory.processes.items():
             known |= {f"{key}.{name}" for name in (0, 1, 2, "input")}

@@ -274,6 +274,9 @@ class LiveShell:
         try:
             async with asyncio.timeout(START_SECONDS):
                 program.ready(await ready)
+            if not process.running:
+                # It ended right after its answer, while its end still counted as that of a start.
+                self._loop.call_soon(self._program_ended, process)
         except builtins.TimeoutError:
             await self._end_process(process, 0.0)
             raise NotExecutable(
@@ -533,9 +536,15 @@ class LiveShell:
     def _program_ended(self, process: ManagedProcess) -> None:
         """However it came about. What it had told us before is read first."""
         program = self._program
-        if self._restarting is not None or process is not program.process:
+        if process is not program.process or (self._restarting is not None and self._ready is None):
             return
-        program.hang_up()
+        try:
+            program.hang_up()
+        finally:
+            self._after_end(process)
+
+    def _after_end(self, process: ManagedProcess) -> None:
+        """Report the end to the start, the command or the close that waits for it."""
         assert process.status is not None
         status = process.status
         if self._ready is not None:
@@ -548,7 +557,7 @@ class LiveShell:
             if command.stop is not None:
                 self._replace(command, _stopped_as(command))
                 return
-            if status.signal is None and program.has_saved_state():
+            if status.signal is None and self._program.has_saved_state():
                 self._replace(command, status.exit_code)
                 return
         self._closed(self._why(status), status)
@@ -684,14 +693,15 @@ class LiveShell:
 
     def discard(self) -> None:
         """Forget everything."""
-        if self._notes is not None:
-            self._notes.gone()
-        self._program.hang_up()
-        for command in (*self._ended, *self._queue, self._current):
-            if command is not None:
-                command.forget()
-        self.record.discard()
-        self._files.remove()
+        with contextlib.ExitStack() as stack:  # each step, whichever of them fails
+            stack.callback(self._files.remove)
+            stack.callback(self.record.discard)
+            for command in (*self._ended, *self._queue, self._current):
+                if command is not None:
+                    stack.callback(command.forget)
+            stack.callback(self._program.hang_up)
+            if self._notes is not None:
+                stack.callback(self._notes.gone)
 
 
 def _stopped_as(command: ShellCommand) -> int:

@@ -38,6 +38,7 @@ class ShellFiles:
         #: The step of a command that needs nothing special: the file `keep`.
         self.plain = Step(self.quoted)
         self._constant: dict[str, bytes] = {}
+        #: Descriptors by name, closed by `remove` or by `close`.
         self._open: dict[str, int] = {}
         #: What is in the small ones; of a large one it is not kept.
         self._contents: dict[str, bytes] = {}
@@ -71,7 +72,7 @@ class ShellFiles:
         fd = self._open.get(name)
         if fd is not None and os.fstat(fd).st_nlink == 0:
             # Removed by a command, and so is all the rest, most likely.
-            self._close()
+            self.close()
             self._write_constant()
             fd = self._open.get(name)
         elif fd is not None and self._contents.get(name) == content:
@@ -165,21 +166,26 @@ class ShellFiles:
         except FileNotFoundError:
             self._make_directory()
             fd = os.open(path, flags, 0o600)
-        self._give(path)
+        try:
+            self._give(path)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def _give(self, path: str) -> None:
         if self._account is not None and self._account.uid != os.geteuid():
             os.chown(path, self._account.uid, self._account.gid, follow_symlinks=False)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close every descriptor, and leave the files."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
         self._contents.clear()
 
     def remove(self) -> None:
-        self._close()
+        self.close()
         # Directories may be nested deeper than Python goes: then they stay, until the spool is removed.
         with contextlib.suppress(RecursionError):
             shutil.rmtree(self.path, ignore_errors=True)

@@ -130,16 +130,29 @@ class ShellProgram:
         self.inode = os.fstat(self._theirs.fileno()).st_ino
         try:
             self._files.prepare(self.dialect)
-            opened = self._files.open_pipes(0, fresh=True)
             if self._notes is not None:
-                self._lines = SpokenLines()
-                self._notes.keep_pipes(0, list(opened.values()), self._record.open_outputs)
+                self._lines = self._new_lines()
+            self._opened = self._files.open_pipes(0, fresh=True)
+            if self._notes is not None and self._lines is not None:
+                self._notes.keep_pipes(0, list(self._opened.values()), self._record.open_outputs)
                 self._notes.keep_program(self.number, self._control.fileno(), self._lines.fd)
-            self._outputs = [self._record.watch(kind, fd) for kind, fd in opened.items()]
+            self._watch_opened(self._record)
         except BaseException:
-            self._control.close()
-            self._theirs.close()
+            self.hang_up()
             raise
+
+    def _new_lines(self) -> SpokenLines:
+        try:
+            return SpokenLines()
+        except OSError as error:
+            raise ResourceExhausted(f"no file for what a shell is sent: {error.strerror}") from None
+
+    def _watch_opened(self, owner: Recorded) -> None:
+        """Have our ends of new pipes read, for this owner."""
+        self._outputs = []
+        for kind in tuple(self._opened):
+            self._outputs.append(owner.watch(kind, self._opened[kind]))
+            del self._opened[kind]
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -179,7 +192,8 @@ class ShellProgram:
         if answer.status != 0:
             raise PermissionRefused(f"{self._files.path}: the shell's user is not let through to its files there")
         self._command_line = command_line(self.pid)
-        self._stat = open_stat(self.pid)
+        # A program of an earlier server has it open by now.
+        self._open_stat()
         self._faults = reaped_faults(self._stat)
         self._take(answer)
         self.settle()
@@ -190,18 +204,43 @@ class ShellProgram:
             self._control.shutdown(socket.SHUT_WR)
 
     def hang_up(self) -> None:
-        if self._control.fileno() >= 0:
-            # What it said before it ended counts.
-            self._readable()
-        self._close()
-        self._theirs.close()
-        if self._lines is not None and self._notes is not None:
-            self._lines.close()
-            self._lines = None
-            self._notes.drop_program(self.number)
+        """Take the answer that is there, then close every descriptor but those of pipes that the record reads."""
+        try:
+            if self._control.fileno() >= 0 and self._process is not None:
+                # What it said before it ended counts.
+                self._readable()
+        finally:
+            self._close()
+            self._theirs.close()
+            if self._lines is not None and self._notes is not None:
+                self._lines.close()
+                self._lines = None
+                self._notes.drop_program(self.number)
+            self._close_stat()
+            self._close_opened()
+            self._end_unopened()
+
+    def _end_unopened(self) -> None:
+        """Give an end of file to pipes that nothing has opened for writing: without a writer there is none."""
+        for output in (*self._outputs, *self._outputs_before):
+            if output.fd >= 0:
+                with contextlib.suppress(OSError):
+                    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                    os.close(os.open(f"/proc/self/fd/{output.fd}", flags))
+
+    def _close_opened(self) -> None:
+        """Pipes that nothing came to read."""
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+    def _open_stat(self) -> None:
+        self._close_stat()
+        self._stat = open_stat(self.pid)
+
+    def _close_stat(self) -> None:
         if self._stat >= 0:
-            os.close(self._stat)
-            self._stat = -1
+            fd, self._stat = self._stat, -1
+            os.close(fd)
 
     def _close(self) -> None:
         if self._control.fileno() >= 0:
@@ -250,6 +289,7 @@ class ShellProgram:
         if step != files.plain:
             files.write("status", dialect.status(step.status).encode())
         line = self._line(step)
+        self._close_opened()
         self._opened = {} if pipes is None else self._open_pipes(pipes)
         self._began = time.monotonic()
         self.say(line, None if noted is None else _Beginning(noted, spec, ticks, saves_state))
@@ -373,8 +413,7 @@ class ShellProgram:
     def give_streams(self, command: Recorded) -> None:
         """What is printed from now on is this command's."""
         if self._opened:
-            self._outputs = [command.watch(kind, fd) for kind, fd in self._opened.items()]
-            self._opened = {}
+            self._watch_opened(command)
             return
         for output in self._outputs:
             if output.fd >= 0:

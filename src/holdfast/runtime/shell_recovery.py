@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, ResourceExhausted
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus
 from holdfast.runtime import shell_records as s
-from holdfast.runtime.foreground import open_stat
 from holdfast.runtime.kept_shell import ShellNotes, SpokenLines
 from holdfast.runtime.recorded import Output, Past
 from holdfast.runtime.shell import IDLE_SECONDS, SILENCE_SECONDS, LiveShell, Restored
@@ -53,6 +52,12 @@ class ShellRemains(NamedTuple):
     def current(self) -> RememberedCommand | None:
         return self.commands.get(self.shell.current)
 
+    def close(self) -> None:
+        """Close the control socket, the file of our lines and the pipes: nothing has taken them."""
+        for held in (*(() if self.control is None else (self.control,)), *(held for _, held in self.pipes)):
+            while held.fds:
+                os.close(held.fds.pop())
+
 
 class ResumedProgram(ShellProgram):
     """A program that an earlier server has started, or was about to start."""
@@ -64,18 +69,20 @@ class ResumedProgram(ShellProgram):
 
     def _connect(self) -> None:
         past, control = self._remains.shell, self._remains.control
-        ours, self._theirs = socket.socketpair()
+        try:
+            ours, self._theirs = socket.socketpair()
+        except OSError as error:
+            raise ResourceExhausted(f"no socket for a shell: {error.strerror}") from None
         self._theirs.close()
-        if control is None:
-            self._control = ours
-            ours.close()
-        else:
-            ours.close()
-            self._control = socket.socket(fileno=control.fds[0])
-            self._control.setblocking(False)
-            self._lines = SpokenLines(control.fds[1])
+        ours.close()
+        self._control = ours
         self.inode = 0 if past.program is None else past.program.inode
         self._files.resume(self.dialect)
+        if control is not None:
+            # Last: a shell that cannot be resumed leaves them to `ShellRemains.close`.
+            self._lines = SpokenLines(control.fds.pop())
+            self._control = socket.socket(fileno=control.fds.pop())
+            self._control.setblocking(False)
 
     def resume(self, process: ManagedProcess | None, outputs: Mapping[int, list[Output]]) -> None:
         """Be as it was. `outputs` are our ends of the pipes that have the names of each pair."""
@@ -102,7 +109,7 @@ class ResumedProgram(ShellProgram):
         elif past.ready is None and past.program is not None and past.program.cwd is not None:
             self.cwd = os.fsdecode(past.program.cwd)
         self._suspended = Suspended.after(self._answer)
-        self._stat = open_stat(self.pid)
+        self._open_stat()
 
     @property
     def is_connected(self) -> bool:
@@ -149,8 +156,10 @@ class ResumedProgram(ShellProgram):
         return super().finish(answer, spec=spec, stopped_as=stopped_as)
 
     def hang_up(self) -> None:
-        super().hang_up()
-        self._let_pipes_go()
+        try:
+            super().hang_up()
+        finally:
+            self._let_pipes_go()
 
     def _let_pipes_go(self) -> None:
         while self._held_open:
@@ -175,6 +184,14 @@ class ResumedShell(LiveShell):
     def __init__(self, *arguments: Any, remains: ShellRemains, notes: ShellNotes, **named: Any) -> None:
         self._remains = remains
         super().__init__(*arguments, notes=notes, **named)
+        try:
+            self._restore(remains, notes)
+        except BaseException:
+            self._program.hang_up()
+            self.record.give_up_output()
+            raise
+
+    def _restore(self, remains: ShellRemains, notes: ShellNotes) -> None:
         past = remains.shell
         self.started_at = past.opening.started_at
         self.commands_run = past.commands_run
@@ -260,6 +277,7 @@ class ResumedShell(LiveShell):
         found: dict[int, list[Output]] = {}
         for key, held in self._remains.pipes:
             outputs = [self.record.watch(kind, fd) for kind, fd in enumerate(held.fds)]
+            held.fds.clear()
             found[self._notes.found_pipes(key, outputs)] = outputs
         return found
 
@@ -356,6 +374,8 @@ class ResumedShell(LiveShell):
         try:
             await self._come_up(program, self._files.existing(restored))
         except (HoldfastError, OSError) as error:
+            program.hang_up()
+            program.left_unread = False  # lines of a start: the command had ended with the program before
             self._restarting = None
             self._closed(f"it did not start again after a command had to be ended: {error}", status)
             return

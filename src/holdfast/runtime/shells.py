@@ -6,9 +6,11 @@ Starts processes through the exec interface that owns it; touches nothing else i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, TypedDict
 
@@ -160,13 +162,8 @@ class Shells:
             )
         except (HoldfastError, OSError) as error:
             # Its user is gone, or there is no room for its files: that is no reason not to serve the others.
-            log.error("shell %r cannot be gone on with: %s", opening.spec.shell_id, error)
-            notes.gone()
-            for adopt in remains.programs.values():
-                process, _ = adopt(lambda _: None)
-                ending = asyncio.create_task(self._end_process(process, 0.0))
-                self._endings.add(ending)
-                ending.add_done_callback(self._endings.discard)
+            log.error("cannot resume shell %r: %s", opening.spec.shell_id, error)
+            self._give_up(remains, notes)
             return
         # Before it goes on: a shell that closes at once is looked for.
         self._shells[shell.id] = shell
@@ -178,6 +175,25 @@ class Shells:
             return
         for command in shell.commands():
             self._commands[command.process_id] = (shell, command)
+
+    def _give_up(self, remains: ShellRemains, notes: ShellNotes) -> None:
+        """End the programs of a shell that cannot be resumed, and release its descriptors and its files."""
+        past = remains.shell
+        notes.gone()
+        notes.release(0 if past.program is None else past.program.number, (key for key, _ in remains.pipes))
+        remains.close()
+        shutil.rmtree(past.opening.directory, ignore_errors=True)
+        for key in (past.key, past.current, *past.finished, *past.queue):
+            for kind in (0, 1):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._spool.path}/{key}.{kind}")
+        for adopt in remains.programs.values():
+            process, streams = adopt(lambda _: None)
+            for fd in streams.values():
+                os.close(fd)
+            ending = asyncio.create_task(self._end_process(process, 0.0))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
 
     def _begin_opening(self, shell_id: str, start: Coroutine[None, None, LiveShell]) -> asyncio.Task[LiveShell]:
         attempt = self._opening[shell_id] = asyncio.create_task(start)

@@ -66,6 +66,8 @@ class Started(NamedTuple):
         os.killpg(self.pid, signal.SIGKILL)
         for fd in {self.stdin, *self.outputs.values()} - {-1}:
             os.close(fd)
+        if self.jail is not None:
+            self.jail.close()
         if self.notes is not None:
             self.notes.undo()
         os.waitpid(self.pid, 0)
@@ -159,6 +161,7 @@ class Starter:
         self._environ = dict(environ)
         self._keeping = keeping
         self._spare = spare
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._oom_score = OomScore(oom_score_adj)
         #: Most processes get just this: encoded once.
         self._variables = encode_variables(self._environ)
@@ -169,7 +172,6 @@ class Starter:
         self.cgroups: Cgroups | None = None
         #: Paths of ours that no confined process may reach.
         self.own: tuple[str, ...] = ()
-        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         os.close(self._null)
