@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import select
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ import holdfast
 from bench.measure import Row, Samples, Scale, Target, compare, figures, interleave, interleave_samples, latencies
 from bench.servers import BenchmarkError, memory_bytes
 from holdfast.testing.servers import running_server
+from holdfast.testing.signalling import kill_group
 
 if TYPE_CHECKING:
     from holdfast.client.shell import Shell
@@ -281,8 +281,7 @@ class Coprocess:
 
     def __exit__(self, *_: object) -> None:
         with self._process:
-            # Not reaped yet, so the group is still its own.
-            os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def send(self, text: str) -> None:
         os.write(self._in, text.encode())

@@ -38,6 +38,7 @@ from bench.servers import BenchmarkError, memory_bytes
 from holdfast.client.screen import Emulator, Screen, emulator
 from holdfast.model import OutputChunk
 from holdfast.testing.servers import RunningServer, running_server
+from holdfast.testing.signalling import send_signal
 
 if TYPE_CHECKING:
     from holdfast.client.sandbox import Sandbox
@@ -406,7 +407,7 @@ class BarePty:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        send_signal(self.pid, signal.SIGKILL)
         os.close(self._fd)
         os.waitpid(self.pid, 0)
 

@@ -35,7 +35,7 @@ import os, sys
 fd = int(sys.argv[1])
 if os.fork():
     os._exit(0)
-os.write(fd, b"%d\\n" % os.getpid())
+os.write(fd, b"%d %d\\n" % (os.getpid(), os.getsid(0)))
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
@@ -209,9 +209,8 @@ def _arguments(path: str) -> list[str]:
 
 
 def _await_ready(ready: int, log: int, began: int, timeout: float) -> None:
-    """Read the two lines that a start tells: its pid, and that it listens."""
+    """Read the two lines that a start writes: its pid and its session, and that it listens."""
     import select
-    import signal
     import time
 
     told = b""
@@ -220,14 +219,25 @@ def _await_ready(ready: int, log: int, began: int, timeout: float) -> None:
     poller.register(ready, select.POLLIN)
     while told.count(b"\n") < 2:
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            pid = told.partition(b"\n")[0]
-            if pid:
-                os.kill(int(pid), signal.SIGKILL)
+            _end_unready(told)
             raise _not_started(f"the server was not ready after {timeout:g} s{_log_tail(log, began)}")
         data = os.read(ready, 65_536)
         if not data:
             raise _not_started(f"the server ended before it was ready{_log_tail(log, began)}")
         told += data
+
+
+def _end_unready(told: bytes) -> None:
+    """Kill a server that did not get ready, by the line that it wrote first; nothing if it wrote none."""
+    import signal
+
+    from holdfast.signalling import signal_process
+
+    line, end, _ = told.partition(b"\n")
+    if end:
+        pid, session = (int(word) for word in line.split())
+        # It is nobody's child: it may have ended, and its number may be another's.
+        signal_process(pid, signal.SIGKILL, lambda pid: os.getsid(pid) == session)
 
 
 def _open_log() -> int:

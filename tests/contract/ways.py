@@ -16,6 +16,7 @@ from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownProcess
 from holdfast.model import StdinMode, Stream
 from holdfast.testing.servers import RunningServer, server_command, server_environment
+from holdfast.testing.signalling import send_signal
 from holdfast.wire.messages import Encoding
 
 #: Where the server is, and what is spoken to it. JSON over stdio is spoken by hand: see `BY_HAND`.
@@ -133,4 +134,4 @@ def fifo(directory: str, name: str) -> Any:
 
 def kill_quietly(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)

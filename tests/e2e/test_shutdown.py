@@ -24,6 +24,7 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
+from holdfast.testing.signalling import send_signal
 
 #: Leaves word of its TERM, and of the KILL that it does not survive by having written nothing more.
 POLITE = "trap 'echo polite >> {log}; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
@@ -167,7 +168,7 @@ async def test_a_server_without_a_keeper_that_is_killed_is_told_to_its_clients()
                 await waiting
         # Nobody could clean up after a KILL; what is left is ours to end here.
         for pid in marked_processes(server.mark):
-            os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         await asyncio.to_thread(server.process.wait)
         for left in server.leftovers():
             if left == server.socket:

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.client.sandbox import Sandbox
 from holdfast.testing.servers import RunningServer, marked_processes
+from holdfast.testing.signalling import send_signal
 
 from .checking import Broken
 from .faults import children, server_of
@@ -83,7 +84,7 @@ async def check(server: RunningServer, box: Sandbox, before: Footing, spool: str
     await _until("processes", lambda: set(marked_processes(server.mark)) - {keeper, server_of(keeper)})
     # Closed shells can be asked for a while, for their last commands, too.
     shells = FILES_A_SHELL * len(await box.shells())
-    os.kill(keeper, signal.SIGUSR1)  # what the server has let go of may wait in the socket until it is rung
+    send_signal(keeper, signal.SIGUSR1)  # what the server has let go of may wait in the socket until it is rung
     await _until(
         "descriptors of the server", lambda: _over(_more(descriptors(server_of(keeper)), before.server), shells)
     )

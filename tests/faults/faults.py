@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
+from holdfast.testing.signalling import send_signal
+
 from .crash_points import CRASHES
 from .relay import Relay
 
@@ -98,19 +100,19 @@ class Faults:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 if pid:
-                    os.kill(pid, signal.SIGCONT)
+                    send_signal(pid, signal.SIGCONT)
 
     async def _stall(self) -> None:
         """The keeper is stopped: a server that asks it something waits, one that dies is not started again yet."""
         seconds = self._random.uniform(0.02, 0.8)
-        os.kill(self._keeper, signal.SIGSTOP)
+        send_signal(self._keeper, signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds / 2)
             if self._random.random() < 0.3 and "kill" in self._kinds:
                 self._signal(signal.SIGKILL)
             await asyncio.sleep(seconds / 2)
         finally:
-            os.kill(self._keeper, signal.SIGCONT)
+            send_signal(self._keeper, signal.SIGCONT)
 
     async def _cut(self) -> None:
         self._relay.cut_all()
@@ -155,7 +157,7 @@ class Faults:
                 self._kills_left -= 1
                 self.kills += 1
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                send_signal(pid, number)
         return pid
 
 

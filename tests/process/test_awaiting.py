@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.awaiting import InputState, input_state
+from holdfast.signalling import signal_group
 from support.parts import require
 
 #: Between fork and exec nothing happens here that a thread of another test could have locked.
@@ -84,10 +85,9 @@ class Program:
             self.pump(0.001)
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            group = os.tcgetpgrp(self.master)
-            if group > 0:
-                os.killpg(group, signal.SIGKILL)
+        group = os.tcgetpgrp(self.master)
+        if group > 0:  # of the terminal's session, which this program leads
+            signal_group(group, self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         os.close(self.master)  # and the rest get SIGHUP

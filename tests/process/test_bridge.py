@@ -38,6 +38,7 @@ from holdfast.errors import ProcessError
 from holdfast.model import EnvironmentInfo
 from holdfast.testing.fake_provider import FakeProvider, fake_provider
 from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
+from holdfast.testing.signalling import send_signal
 
 pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
@@ -193,7 +194,7 @@ async def test_an_error_of_the_block_is_raised_as_it_is(box: Sandbox) -> None:
 async def test_a_proxy_that_ends_by_itself_fails_the_block(box: Sandbox) -> None:
     async def work() -> None:
         async with sandbox_agent_bridge(box, greet, port=0):
-            os.kill((await proxy_of(box)).pid, signal.SIGKILL)
+            send_signal((await proxy_of(box)).pid, signal.SIGKILL)
             await asyncio.Event().wait()
 
     with pytest.raises(ProcessError, match="model proxy ended by itself with exit code 137"):
@@ -207,7 +208,7 @@ async def test_a_proxy_that_ends_by_itself_fails_the_block(box: Sandbox) -> None
 async def test_what_the_block_raises_over_a_dead_proxy_is_only_the_cause(box: Sandbox) -> None:
     async def work() -> None:
         async with sandbox_agent_bridge(box, greet, port=0):
-            os.kill((await proxy_of(box)).pid, signal.SIGKILL)
+            send_signal((await proxy_of(box)).pid, signal.SIGKILL)
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -522,7 +523,7 @@ async def test_the_bridge_goes_on_when_the_sandboxs_server_was_killed() -> None:
             sandbox_agent_bridge(box, greet, port=0) as bridge,
         ):
             proxy = await proxy_of(box)
-            os.kill(server.pid, signal.SIGKILL)
+            send_signal(server.pid, signal.SIGKILL)
             # Until the host has offered its service again clients are told to try again.
             while (answer := await ask(box, bridge, chat("m")))["status"] == 503:
                 assert answer["headers"]["retry-after"] == "1"

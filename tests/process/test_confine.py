@@ -26,6 +26,7 @@ from holdfast.runtime.confine.composing import binds_descriptors, compose, find_
 from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.testing.servers import RunningServer, is_alive, running_server
+from holdfast.testing.signalling import send_signal
 
 #: Tells what these tests start from what another run of them on this machine does.
 RUN = os.getpid()
@@ -426,7 +427,7 @@ async def test_confined_shells_and_terminals_go_on_when_the_server_is_killed(
             )
             await shell.run(f"name=value; sleep 4326.{RUN} & job=$!")
             await terminal.run("name=shown")
-            os.kill(server.pid, signal.SIGKILL)
+            send_signal(server.pid, signal.SIGKILL)
             assert (await shell.run("echo $name")).stdout == "value\n"
             done = await shell.run(f"sleep 4327.{RUN}", timeout=0.1)
             assert (done.exit_code, done.shell_restarted) == (124, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.runtime.confine.jail import Jail, descendants
+from holdfast.testing.signalling import kill_group
 
 MANY = 1000
 #: Whole looks while processes come and go, and how many are tried for them.
@@ -44,7 +44,7 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         process.wait()
         assert process.stdout is not None
         process.stdout.close()

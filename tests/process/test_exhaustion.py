@@ -33,6 +33,7 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
+from holdfast.testing.signalling import send_signal
 from support.parts import require
 
 #: Answers each line of input; the rest of the machine is none of its business.
@@ -104,7 +105,7 @@ async def on_small_spool(options: str) -> AsyncIterator[tuple[str, RunningServer
 
 
 async def kill_server(server: RunningServer, box: Sandbox) -> None:
-    os.kill(server.pid, signal.SIGKILL)
+    send_signal(server.pid, signal.SIGKILL)
     server.pid = (await box.status()).pid
 
 

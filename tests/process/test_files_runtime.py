@@ -20,6 +20,7 @@ from holdfast.runtime.file_users import MAX_CHILDREN, UserChildren
 from holdfast.runtime.file_work import FileWork
 from holdfast.runtime.files import LocalFiles
 from holdfast.testing.servers import running_server
+from holdfast.testing.signalling import send_signal
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
 
@@ -190,7 +191,7 @@ async def test_a_write_goes_on_when_its_server_is_killed(user: str | None, tmp_p
             async def content() -> AsyncIterator[bytes]:
                 for number, part in enumerate(parts):
                     if number == 3:
-                        os.kill((await box.status()).pid, signal.SIGKILL)
+                        send_signal((await box.status()).pid, signal.SIGKILL)
                     yield part
 
             await box.write_file(tmp_path / "file", content(), user=user)

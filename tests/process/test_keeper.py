@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -26,10 +27,13 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
+from holdfast.testing.signalling import send_signal
 
 #: Plays a server: `link` is its line to the keeper, `turn` counts the servers before it.
 PLAY = """
-import os, sys
+import os, resource, sys
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # as a server does
 from holdfast.runtime.keeper_link import KeeperLink
 link = KeeperLink(int(sys.argv[sys.argv.index("--kept") + 1]))
 held = link.take()
@@ -206,7 +210,7 @@ os.kill(os.getpid(), 9)
     assert is_alive(int(said)) == (orphaned_jobs == "keep")
     assert spool.exists() == (orphaned_jobs == "keep"), "the next server finds there what runs on"
     if orphaned_jobs == "keep":
-        os.kill(int(said), signal.SIGKILL)
+        send_signal(int(said), signal.SIGKILL)
 
 
 def test_a_server_that_ends_before_it_ever_served_is_not_started_again(
@@ -252,7 +256,7 @@ async def test_status_tells_of_the_keeper_and_of_restarts() -> None:
         async with holdfast.connect(server.address("unix")) as box:
             before = await box.status()
             assert (before.keeper_pid, before.restarts) == (server.process.pid, 0)
-            os.kill(server.pid, signal.SIGKILL)
+            send_signal(server.pid, signal.SIGKILL)
             after = await box.status()
             assert (after.keeper_pid, after.restarts) == (server.process.pid, 1)
             assert after.pid != before.pid
@@ -272,7 +276,7 @@ async def test_both_end_in_order_after_a_restart() -> None:
         async with holdfast.connect(server.address("ws")) as box:
             before = await box.start(["sleep", "1000"])
             await box.start(["sh", "-c", "setsid sleep 1000 & echo"])
-            os.kill(server.pid, signal.SIGKILL)
+            send_signal(server.pid, signal.SIGKILL)
             after = await box.start(["sleep", "1000"])
             assert await asyncio.to_thread(server.stop) == 0
             assert not any(is_alive(pid) for pid in (before.pid, after.pid))
@@ -286,10 +290,10 @@ async def test_a_server_that_is_killed_while_it_starts() -> None:
             process = await box.start(["sh", "-c", "echo ready; read x; exit 9"], stdin="open")
             await process.wait_for_output("ready")
             for delay in (0.0, 0.02, 0.1):
-                os.kill(server.pid, signal.SIGKILL)
+                send_signal(server.pid, signal.SIGKILL)
                 server.pid = await _next_server(server.process.pid, server.pid)
                 await asyncio.sleep(delay)
-            os.kill(server.pid, signal.SIGKILL)
+            send_signal(server.pid, signal.SIGKILL)
             await process.close_stdin()
             assert (await process.wait()).exit_code == 9
 
@@ -365,5 +369,30 @@ def test_the_line_to_a_keeper_that_is_gone_is_told_and_not_waited_for() -> None:
 
 def test_a_server_that_is_stopped_ends_when_it_is_told() -> None:
     with running_server() as server:
-        os.kill(server.pid, signal.SIGSTOP)
+        send_signal(server.pid, signal.SIGSTOP)
         assert server.stop() == 0
+
+
+def test_a_keeper_that_holds_more_descriptors_than_its_server_may_have_starts_the_next_one(
+    play: Callable[..., subprocess.Popen[str]],
+) -> None:
+    """It watches the server by a descriptor of its own limit, not of the one that it gives to the server."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        process = play(
+            """
+if turn == 0:
+    for number in range(10):
+        link.keep(str(number), [0] * 8)
+    link.up()
+    os.kill(os.getpid(), 9)
+link.up()
+say(f"{turn} {len(held)} {sum(len(each.fds) for each in held.values())}")
+link.stop()
+""",
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    said, log = process.communicate(timeout=60)
+    assert (said, process.returncode) == ("1 10 80\n", 0), log

@@ -20,6 +20,7 @@ from holdfast.errors import StdinClosed
 from holdfast.model import Closed, Exited, TerminalSize
 from holdfast.runtime import cgroup, keeper
 from holdfast.testing.servers import conversation, is_alive
+from holdfast.testing.signalling import send_signal
 
 #: Prints and goes on, with a child that got away from its session; neither prints again.
 QUIET = "echo printed; setsid sleep 1000 & exec sleep 1000"
@@ -34,8 +35,8 @@ def here(tmp_path: Path) -> Iterator[Place]:
 
 def kill_both(process: subprocess.Popen[bytes], server: int) -> None:
     """At once: neither sees the other die."""
-    os.kill(process.pid, signal.SIGSTOP)
-    os.kill(server, signal.SIGKILL)
+    send_signal(process.pid, signal.SIGSTOP)
+    send_signal(server, signal.SIGKILL)
     process.kill()
     process.wait()
     while is_alive(server):  # its sockets and its locks are open until then
@@ -104,7 +105,7 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
             assert (await running.snapshot()).stdout == b"printed\n"
             if n == 0:
                 # A server that comes after knows it, too.
-                os.kill(told["pid"], signal.SIGKILL)
+                send_signal(told["pid"], signal.SIGKILL)
         with pytest.raises(StdinClosed):
             await running.write(b"x")
         assert await running.terminate(grace=5.0)
@@ -129,7 +130,7 @@ async def test_what_another_server_may_come_back_for_is_left_alone(here: Place, 
         assert is_alive(process.pid)
         assert spool.exists()
         other.stop(second)
-        os.kill(process.pid, signal.SIGKILL)
+        send_signal(process.pid, signal.SIGKILL)
         while is_alive(process.pid):
             os.sched_yield()
         third, _ = other.serve()

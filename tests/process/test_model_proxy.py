@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -18,6 +17,7 @@ pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
 import holdfast
 from holdfast.client.service import HostService
 from holdfast.testing.servers import RunningServer, running_server, server_environment
+from holdfast.testing.signalling import send_signal
 from holdfast.wire.http_messages import HttpHead, HttpRequest, pack_head, unpack_request
 
 SERVER_SENT = (("content-type", "text/event-stream"),)
@@ -219,7 +219,7 @@ async def test_it_finds_a_server_that_was_restarted() -> None:
         ):
             waiting = asyncio.create_task(proxy.post("/late"))
             await host.called.wait()
-            os.kill(server.pid, signal.SIGKILL)
+            send_signal(server.pid, signal.SIGKILL)
             status, _ = await waiting
             assert status == 503
             await host.cancelled.wait()  # the host has the new server

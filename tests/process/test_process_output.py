@@ -18,6 +18,7 @@ from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, P
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.reader import Reader
+from holdfast.testing.signalling import send_signal
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 30
@@ -119,7 +120,7 @@ async def test_the_exit_is_told_while_a_child_holds_the_streams(box: LocalExec) 
     assert seen[0].data == b"leader\n"
     assert isinstance(seen[1], Exited)
     assert not (await box.describe("p")).closed
-    os.kill(await child_of(box), 10)
+    send_signal(await child_of(box), 10)
     later = await rest(events)
     assert joined(later) == b"child\n"
     assert isinstance(later[-1], Closed)
@@ -238,7 +239,7 @@ async def test_a_reader_waiting_for_a_held_stream_ends_when_the_process_is_forgo
     await asyncio.sleep(0)
     await box.forget("p")
     assert [type(event) for event in await waiting] == [Closed]
-    os.kill(child, 9)
+    send_signal(child, 9)
 
 
 async def test_blocking_loses_nothing_to_a_slow_reader(make_exec: MakeExec) -> None:

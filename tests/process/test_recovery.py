@@ -20,6 +20,7 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, UnknownProcess
 from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec, TerminalSize
 from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
+from holdfast.testing.signalling import send_signal
 
 #: Prints numbered lines, each when it is told to go on: a line of input.
 ON_DEMAND = "echo ready; while read line; do echo got $line; done; echo end; exit 5"
@@ -42,7 +43,7 @@ class Kill:
         self._server.pid = (await self._box.status()).pid
 
     def at_once(self) -> None:
-        os.kill(self._server.pid, signal.SIGKILL)
+        send_signal(self._server.pid, signal.SIGKILL)
 
 
 @asynccontextmanager
@@ -152,7 +153,7 @@ async def test_an_end_while_no_server_is_there() -> None:
         server.process.send_signal(signal.SIGSTOP)
         kill.at_once()
         await gone(server.pid)
-        os.kill(pid, signal.SIGTERM)
+        send_signal(pid, signal.SIGTERM)
         await gone(pid)
         server.process.send_signal(signal.SIGCONT)
         assert (await process.wait()).signal == "SIGTERM"
@@ -238,7 +239,7 @@ async def test_a_start_that_is_repeated_finds_what_the_earlier_server_started() 
             await talk.initialize()
             params = msgspec.to_builtins(spec)
             first = await talk.result("process/start", **params)
-        os.kill(server.pid, signal.SIGKILL)
+        send_signal(server.pid, signal.SIGKILL)
         async with conversation(server.address("unix")) as talk:
             await talk.initialize()
             assert (await talk.result("process/start", **params))["pid"] == first["pid"]
@@ -254,7 +255,7 @@ async def test_a_signal_is_not_repeated() -> None:
             await talk.result("process/start", processId="p", argv=["sh", "-c", script], pipeStdin=True)
             await talk.notice("process/output", processId="p")
             await talk.result("process/signal", processId="p", signal="USR1", signalId="s")
-        os.kill(server.pid, signal.SIGKILL)
+        send_signal(server.pid, signal.SIGKILL)
         async with conversation(server.address("unix")) as talk:
             await talk.initialize()
             await talk.result("process/signal", processId="p", signal="USR1", signalId="s")
@@ -402,7 +403,7 @@ async def test_a_start_from_a_shell_that_is_repeated_finds_what_the_earlier_serv
             await talk.initialize()
             await talk.result("shell/open", shellId="s")
             first = await talk.result("shell/start", **params)
-        os.kill(server.pid, signal.SIGKILL)
+        send_signal(server.pid, signal.SIGKILL)
         async with conversation(server.address("unix")) as talk:
             await talk.initialize()
             assert (await talk.result("shell/start", **params))["pid"] == first["pid"]
@@ -415,7 +416,7 @@ async def test_pushes_to_a_client_that_resumes_its_session_go_on() -> None:
             await talk.result("process/start", processId="p", argv=["sh", "-c", ON_DEMAND], pipeStdin=True)
             first = await talk.notice("process/output", processId="p")
             session = talk.session_id
-            os.kill(server.pid, signal.SIGKILL)
+            send_signal(server.pid, signal.SIGKILL)
             await gone(server.pid)
         async with conversation(server.address("unix")) as talk:
             assert (await talk.initialize(resumeSessionId=session))["resumed"]
@@ -436,7 +437,7 @@ async def test_a_write_that_is_repeated_after_the_end_of_its_process_was_accepte
             await talk.result("process/start", processId="p", argv=["head", "-c", "5"], pipeStdin=True)
             assert (await talk.result("process/write", **write))["status"] == "accepted"
             await talk.notice("process/closed")
-        os.kill(server.pid, signal.SIGKILL)
+        send_signal(server.pid, signal.SIGKILL)
         async with conversation(server.address("unix")) as talk:
             await talk.initialize()
             assert (await talk.result("process/write", **write))["status"] == "accepted"

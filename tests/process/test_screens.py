@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 from holdfast.client.screen import Emulator, Screen, emulator
 from holdfast.runtime.awaiting import input_state
 from holdfast.runtime.keys import encode_keys
+from holdfast.testing.signalling import kill_group
 from support.parts import require
 
 pytest.importorskip("pyghostty")
@@ -111,7 +111,7 @@ class Watched:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            kill_group(self.process.pid)
             self.process.wait()
         os.close(self.master)
         self.ghostty.close()

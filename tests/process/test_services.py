@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -30,6 +29,7 @@ from holdfast.errors import (
     UnknownService,
 )
 from holdfast.testing.servers import Conversation, RunningServer, conversation, running_server
+from holdfast.testing.signalling import send_signal
 from holdfast.wire import messages as m, methods
 from holdfast.wire.service_keys import PING, instance_of
 
@@ -374,7 +374,7 @@ async def test_a_server_that_is_restarted_is_offered_the_service_anew() -> None:
             async with caller_at(server) as caller:
                 waiting = asyncio.create_task(ask(caller, service, "wait"))
                 await host.called.wait()
-                os.kill(server.pid, signal.SIGKILL)
+                send_signal(server.pid, signal.SIGKILL)
                 with pytest.raises(ConnectionLost):
                     await waiting
             # Who works for a caller that is gone is told.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 import holdfast
 from holdfast.testing.servers import RunningServer, running_server
+from holdfast.testing.signalling import send_signal
 
 
 def kill(server: RunningServer) -> None:
-    os.kill(server.pid, signal.SIGKILL)
+    send_signal(server.pid, signal.SIGKILL)
 
 
 async def test_a_terminal_goes_on_with_its_prompt_and_its_positions() -> None:
@@ -62,7 +62,7 @@ async def test_a_terminal_that_ends_while_no_server_is_there() -> None:
             await terminal.wait_until_idle()
             server.process.send_signal(signal.SIGSTOP)
             kill(server)
-            os.kill(terminal.pid, signal.SIGKILL)
+            send_signal(terminal.pid, signal.SIGKILL)
             server.process.send_signal(signal.SIGCONT)
             assert (await terminal.wait()).signal == "SIGKILL"
             status = await terminal.describe()

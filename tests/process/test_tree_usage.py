@@ -26,6 +26,7 @@ from holdfast.runtime.tree_usage import (
     counter,
     parse_stat,
 )
+from holdfast.testing.signalling import send_signal
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")
@@ -293,7 +294,7 @@ async def test_what_a_forgotten_process_left_is_a_stray(make_exec: MakeExec, tmp
                 await asyncio.sleep(STRAY_SECONDS / 20)
         assert left[0] not in await strays({mark})
     finally:
-        os.kill(left[0], signal.SIGKILL)
+        send_signal(left[0], signal.SIGKILL)
 
 
 async def test_the_loop_runs_between_the_slices_of_a_look(box: LocalExec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.model import OutputChunk, OutputGap, TerminalSize
 from holdfast.runtime import keeper, ledger, records
 from holdfast.testing.servers import conversation, is_alive, running_server
+from holdfast.testing.signalling import send_signal
 from holdfast.waiting_keeper import SUFFIX, find
 
 VERSION = ("__init__.py", '__version__ = "0.1.0"', '__version__ = "99.0.0"')
@@ -206,7 +207,7 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
         await process.write(b"x\n")
         await process.wait_for_output("got x")
         # One that has served and is killed is started again, as ever.
-        os.kill((await box.status()).pid, signal.SIGKILL)
+        send_signal((await box.status()).pid, signal.SIGKILL)
         await process.close_stdin()
         assert (await process.wait()).exit_code == 5
         assert (await process.snapshot()).stdout == b"ready\ngot x\n"
@@ -271,7 +272,7 @@ async def test_a_package_in_a_zip_file_has_its_keeper(here: Place, tmp_path: Pat
             file.write(path, path.relative_to(root))
     process, told = here.serve(archive)
     assert told["keeper"] == process.pid, here.log.read_text()
-    os.kill(told["pid"], signal.SIGKILL)
+    send_signal(told["pid"], signal.SIGKILL)
     async with conversation(here.address) as talk:
         await talk.initialize()
         assert (await talk.result("environment/status"))["restarts"] == 1

@@ -21,6 +21,7 @@ from typing import Any
 
 import holdfast
 from holdfast.testing.servers import MARK_VARIABLE, conversation, marked_processes, server_environment
+from holdfast.testing.signalling import send_signal
 
 PATIENCE_SECONDS = 60.0
 
@@ -119,7 +120,7 @@ class Place:
         """End whatever a failed test left; wait for what we started."""
         for pid in marked_processes(self.mark):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
         for process in self._started:
             process.wait(PATIENCE_SECONDS)
 

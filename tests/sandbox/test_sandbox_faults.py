@@ -29,6 +29,7 @@ from holdfast.errors import (
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.ssh import SshHost
 from holdfast.testing.engines import ContainerEngine, SshServer
+from holdfast.testing.signalling import send_signal
 
 #: `make faults` sets it, for tests that take a second or two for a container of their own each.
 FULL = bool(os.environ.get("HOLDFAST_TEST_FULL"))
@@ -112,8 +113,8 @@ async def test_a_container_made_again_under_the_same_name(docker: ContainerEngin
             with contextlib.ExitStack() as stopped:
                 # Frozen meanwhile, the channel neither ends nor dials before the new one is there.
                 for pid in channels(name):
-                    os.kill(pid, signal.SIGSTOP)
-                    stopped.callback(os.kill, pid, signal.SIGKILL)
+                    send_signal(pid, signal.SIGSTOP)
+                    stopped.callback(send_signal, pid, signal.SIGKILL)
                 docker.remove(name)
                 docker.make(name, "hf-busybox")
             assert (await box.exec(["ls", "/first"])).returncode != 0
@@ -169,7 +170,7 @@ async def test_a_channel_killed_twenty_times_loses_no_byte(container: str) -> No
             count += len(chunk.data)
             if cuts < 20 and count > (cuts + 1) * blocks * 65536 // 22:
                 (channel,) = channels(container)
-                os.kill(channel, signal.SIGKILL)
+                send_signal(channel, signal.SIGKILL)
                 cuts += 1
     assert (cuts, count, received.digest()) == (20, blocks * 65536, expected.digest())
 
@@ -192,7 +193,7 @@ async def test_a_channel_that_is_lost_during_a_pause(docker: ContainerEngine, co
     async with connected(container) as box:
         docker("pause", container)
         (channel,) = channels(container)
-        os.kill(channel, signal.SIGKILL)
+        send_signal(channel, signal.SIGKILL)
         answer = asyncio.ensure_future(box.exec(["echo", "after"]))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(answer), 0.3)  # it dials, and the engine refuses
@@ -206,7 +207,7 @@ async def test_an_engine_that_is_away_for_a_while(container: str, monkeypatch: p
         with monkeypatch.context() as away:
             away.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
             (channel,) = channels(container)
-            os.kill(channel, signal.SIGKILL)
+            send_signal(channel, signal.SIGKILL)
             answer = asyncio.ensure_future(box.exec(["echo", "after"]))
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(answer), 0.3)
@@ -217,7 +218,7 @@ async def test_an_engine_that_does_not_come_back(container: str, monkeypatch: py
     async with connected(container, reconnect_deadline=0.5) as box:
         monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
         (channel,) = channels(container)
-        os.kill(channel, signal.SIGKILL)
+        send_signal(channel, signal.SIGKILL)
         with pytest.raises(ConnectionLost, match=f"docker:{container}: .*did not come back in 0.5 s: .*nowhere"):
             await box.exec(["true"])
 

@@ -374,8 +374,9 @@ class Keeper:
             return
         self._stopping = True
         if self._server:
-            os.kill(self._server, signal.SIGINT if told[0] == signal.SIGINT else signal.SIGTERM)
-            os.kill(self._server, signal.SIGCONT)  # one that was stopped would never hear of it
+            number = signal.SIGINT if told[0] == signal.SIGINT else signal.SIGTERM
+            signal.pidfd_send_signal(self._pidfd, number)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a stopped one would not take the first
         else:
             self._end(128 + told[0], clean=False)
 
@@ -595,6 +596,8 @@ def _parent_of(pid: str) -> int:
 
 
 def _signal(pid: int, number: int) -> None:
+    """Signal a child of ours. Only we reap it, so its number is not another's; 0 would be our own group."""
+    assert pid > 1
     try:
         os.kill(pid, number)
     except PermissionError:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
+import struct
 import termios
 from typing import TYPE_CHECKING, Final, Protocol
 
-from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal
+from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal, PermissionRefused, ResourceExhausted
 from holdfast.model import ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.input_queue import InputQueue
@@ -22,6 +24,7 @@ from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.recorded import Output, Recorded
 from holdfast.runtime.signals import exit_status
+from holdfast.signalling import signal_group, signal_group_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +40,8 @@ REMEMBERED_SIGNALS: Final = 16
 _TTY_GATHER: Final = 64 * 1024
 _TTY_READ: Final = 16 * 1024
 _TTY_SHORT: Final = 1024
+#: The session that a terminal belongs to. The termios module does not name it.
+_TIOCGSID: Final = 0x5429
 
 
 class Watcher(Protocol):
@@ -194,15 +199,29 @@ class ManagedProcess(Recorded):
         self.signal_group(group, number)
 
     def signal_group(self, group: int, number: signal.Signals) -> None:
-        """To a process group, but for the one that only waits for a jail to end."""
-        # It may have ended between the keystroke and now: the exit tells it.
-        if self.jail is None or group != self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, number)
-            return
-        for pid in self.jail.members_of_group():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        """To a process group of its terminal's session, or to its leader's.
+
+        bwrap gets none: it waits for what is in the jail, and reports how that ended. A group that has ended by now
+        gets none either, whatever its number stands for: a terminal keeps the number of a dead foreground group.
+        """
+        session = self.pid if group == self.pid else self.terminal_session()
+        if not session:
+            return  # hung up
+        spared = (self.pid,) if self.jail is not None else ()
+        try:
+            if group == self.pid and not spared and self._pidfd >= 0 and signal_group_of(self._pidfd, number):
+                return  # which takes no descriptor
+            signal_group(group, session, number, spared)
+        except ProcessLookupError:
+            return  # the exit reports it
+        except PermissionError:
+            raise PermissionRefused(
+                f"process {self.process_id!r}, pid {self.pid}, became another user's: the server may not signal it"
+            ) from None
+        except OSError as error:
+            raise ResourceExhausted(
+                f"process {self.process_id!r} cannot be signalled: {error.strerror}; end some processes"
+            ) from None
 
     @property
     def program_pid(self) -> int:
@@ -237,6 +256,15 @@ class ManagedProcess(Recorded):
             return os.tcgetpgrp(self._terminal) if self._terminal >= 0 else 0
         except OSError:
             return 0  # hung up
+
+    def terminal_session(self) -> int:
+        """The session of its terminal; 0 if there is none."""
+        try:
+            told = fcntl.ioctl(self._terminal, _TIOCGSID, b"\0\0\0\0") if self._terminal >= 0 else b"\0\0\0\0"
+        except OSError:
+            return 0  # hung up
+        session: int = struct.unpack("i", told)[0]
+        return session
 
     def signal_leader(self, number: int) -> None:
         """To the leader alone, if it lives; in a jail, to the program."""

@@ -32,6 +32,7 @@ from holdfast.runtime.spawn import (
     spawn,
     spawn_through_launcher,
 )
+from holdfast.signalling import signal_child_group
 
 if TYPE_CHECKING:
     from holdfast.runtime.cgroup import Cgroup, Cgroups
@@ -63,7 +64,7 @@ class Started(NamedTuple):
 
     def undo(self) -> None:
         """Kill it and close our ends, as if it had not been started."""
-        os.killpg(self.pid, signal.SIGKILL)
+        signal_child_group(self.pid, signal.SIGKILL)
         for fd in {self.stdin, *self.outputs.values()} - {-1}:
             os.close(fd)
         if self.jail is not None:

@@ -518,8 +518,7 @@ class LiveTerminal:
         """To what the shell runs, and not to the shell."""
         group = self.process.foreground_group()
         if group not in (0, self.process.pid, self.process.own_group):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, number)
+            self.process.signal_group(group, number)
 
     # --- its end ---------------------------------------------------------------------------------------------
 

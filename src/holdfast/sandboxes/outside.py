@@ -16,6 +16,7 @@ from typing import Final
 
 from holdfast.errors import CommandNotFound, ConnectionLost
 from holdfast.model import Struct
+from holdfast.signalling import signal_child_group
 
 #: An engine under load takes seconds for what should take one; one that hangs must not hang us.
 SECONDS: Final = 120.0
@@ -74,8 +75,8 @@ async def run_outside(
         raise ConnectionLost(f"{shlex.join(argv[:4])} …: no end in {limit:g} s") from None
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # A thread of asyncio may have reaped it by now, and its number may be another's.
+            signal_child_group(process.pid, signal.SIGKILL)
             await asyncio.shield(process.wait())
     return Outcome(code, stdout, stderr)
 

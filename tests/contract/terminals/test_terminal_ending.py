@@ -24,6 +24,7 @@ from contract.ways import kill_quietly
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams, StdinClosed, TerminalClosed, UnknownTerminal
 from holdfast.testing.servers import RunningServer, is_alive
+from holdfast.testing.signalling import send_signal
 
 
 async def started(terminal: Terminal, command: str) -> int:
@@ -215,7 +216,7 @@ async def test_a_crash_is_an_error_with_its_reason(terminal: Terminal) -> None:
     number = signal.SIGKILL  # bash has handlers for the others, and may take its time
     await terminal.run("echo last words")
     waiting = asyncio.create_task(terminal.wait(PATIENCE))
-    os.kill(terminal.pid, number)
+    send_signal(terminal.pid, number)
     status = await waiting
     assert (status.exit_code, status.signal) == (128 + number, number.name)
     event = await until_event(terminal, lambda event: event.state == "ERROR")
@@ -234,7 +235,7 @@ async def test_a_crash_is_an_error_with_its_reason(terminal: Terminal) -> None:
 async def test_a_crash_in_the_middle_of_a_command(terminal: Terminal) -> None:
     running = asyncio.create_task(terminal.run("echo up:$((1+1)); read word"))
     await until_shown(terminal, b"up:2")
-    os.kill(terminal.pid, signal.SIGKILL)
+    send_signal(terminal.pid, signal.SIGKILL)
     result = await running
     assert (result.exit_code, result.state, result.timed_out) == (137, "ERROR", False)
     assert result.output == "up:2\n"

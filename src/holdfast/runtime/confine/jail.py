@@ -89,15 +89,6 @@ class Jail:
             return False
         return True
 
-    def members_of_group(self) -> list[int]:
-        """Who is in bwrap's own process group, without bwrap: a signal would end it, and then who would tell."""
-        found = []
-        for pid in newest_pids():
-            with contextlib.suppress(OSError):
-                if pid != self._bwrap and os.getpgid(pid) == self._bwrap:
-                    found.append(pid)
-        return found
-
     def inside(self) -> Iterable[int]:
         """At least everybody in the namespace. Who is there has its first process above it, whatever it did.
 
