@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 import typer
@@ -20,8 +20,7 @@ from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, is_thi
 from holdfast.cli.typed_verb import complain, run_async
 from holdfast.errors import InvalidParams
 from holdfast.model import EnvPolicy, Limits, ProcessSpec, TerminalSize
-
-_SIZE_UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+from holdfast.sizes import EXPECTED, parse_size
 
 
 def command(
@@ -149,8 +148,10 @@ def limits(assignments: list[str]) -> Limits:
         field = name.replace("-", "_")
         if field not in Limits.__struct_fields__:
             raise InvalidParams(f"--limit {name}: unknown; there are {', '.join(Limits.__struct_fields__)}")
-        number = re.fullmatch(r"(-?\d+)([KMGT]?)i?B?", amount, re.IGNORECASE)
-        if number is None:
-            raise InvalidParams(f"--limit {assignment}: {amount!r} is not a number (K, M, G and T may follow)")
-        values[field] = int(number[1]) * _SIZE_UNITS[number[2].upper()]
+        # Some limits are no sizes: nice=-5.
+        sign, digits = (-1, amount[1:]) if amount.startswith("-") else (1, amount)
+        try:
+            values[field] = sign * parse_size(digits)
+        except ValueError:
+            raise InvalidParams(f"--limit {assignment}: {amount!r} is not {EXPECTED}") from None
     return Limits(**values)

@@ -150,7 +150,7 @@ def test_without_a_file_there_are_rules() -> None:
         (
             "[profiles.p]\nresources.memory_bytes = -1",
             "r:2: profiles.p.resources.memory_bytes: -1 is not bytes above 0, as a number or as "
-            '"512MiB", "4GiB", or "unlimited"',
+            '"512M", "512MiB", "4G", or "unlimited"',
         ),
         (
             "[profiles.p]\nresources.processes = 1.5",

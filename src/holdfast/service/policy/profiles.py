@@ -21,7 +21,7 @@ SignalName = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL"]
 Activity = Literal["input", "output"]
 #: Seconds, or text such as "90s", "30m", "8h", "7d".
 Seconds = Annotated[float, msgspec.Meta(extra={"unit": "seconds"})]
-#: Bytes, or text such as "512MiB", "4GiB"; "unlimited" is no limit.
+#: Bytes, or text such as "512M", "4GiB" (`holdfast.sizes`); "unlimited" is no limit.
 Bytes = Annotated[int | None, msgspec.Meta(extra={"unit": "bytes"})]
 #: A number above zero, or "unlimited".
 Count = Annotated[int | None, msgspec.Meta(extra={"unit": "count"})]

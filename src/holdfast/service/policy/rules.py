@@ -18,6 +18,7 @@ import msgspec
 from holdfast.service.policy.profiles import Agent, CommandRule, Commands, Environment, Profile, Rules
 from holdfast.service.policy.toml_lines import Path, lines_of
 from holdfast.service.problems import Invalid
+from holdfast.sizes import parse_size
 
 #: A larger file is refused. The largest that we can think of, a rule for each program of a machine, has a tenth.
 MAX_BYTES: Final = 1024 * 1024
@@ -25,13 +26,10 @@ MAX_BYTES: Final = 1024 * 1024
 _MAX_COMPLAINTS: Final = 20
 _TOP: Final = ("workspaces", "profiles", "agents")
 _HIDDEN: Final = ("name", "places")
-_UNITS: Final = {
-    "seconds": {"s": 1, "m": 60, "h": 3_600, "d": 86_400},
-    "bytes": {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40},
-}
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _EXPECTED: Final = {
     "seconds": 'seconds above 0, as a number or as "90s", "30m", "8h", "7d"',
-    "bytes": 'bytes above 0, as a number or as "512MiB", "4GiB", or "unlimited"',
+    "bytes": 'bytes above 0, as a number or as "512M", "512MiB", "4G", or "unlimited"',
     "count": 'a whole number above 0, or "unlimited"',
     "whole": "a whole number above 0",
     "cores": 'a number above 0, or "unlimited"',
@@ -319,12 +317,10 @@ def _measured(value: Any, unit: str) -> int | float | None:
     if value == "unlimited" and unit in ("bytes", "count", "cores"):
         return None
     if isinstance(value, str):
-        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]+)", value)
-        factor = _UNITS.get(unit, {}).get(match[2]) if match else None
-        if match is None or factor is None:
-            raise _Complaint(expected)
-        value = float(match[1]) * factor
-        value = int(value) if unit == "bytes" else value
+        try:
+            value = parse_size(value) if unit == "bytes" else _parse_seconds(value) if unit == "seconds" else None
+        except ValueError:
+            raise _Complaint(expected) from None
     # TOML has inf and nan; neither is a limit.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**63:
         raise _Complaint(expected)
@@ -333,6 +329,13 @@ def _measured(value: Any, unit: str) -> int | float | None:
             raise _Complaint(expected)
         return int(value)
     return float(value)
+
+
+def _parse_seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([smhd])", text)
+    if match is None:
+        raise ValueError(text)
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _is_directory(path: str) -> bool:
