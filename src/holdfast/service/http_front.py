@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import os
 import ssl
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.service.admission import Admission, bug
 from holdfast.service.connect_application import connect_application
-from holdfast.service.handler import SERVICE_NAME, Handler
+from holdfast.service.handler import SERVICE_NAME, Handler, methods
 from holdfast.service.listening import TlsFiles, bind, check_address, parse_address
 from holdfast.service.model import Struct
 from holdfast.service.problems import Problem
@@ -36,6 +37,7 @@ from holdfast.service.status_details import message_of
 _CONTENT_TYPES: Final = frozenset(
     {"application/json", "application/proto", "application/connect+json", "application/connect+proto"}
 )
+_PATHS: Final = frozenset(method.path for method in methods())
 _ACCEPTED_COMPRESSION: Final = (b"accept-encoding", b"connect-accept-encoding")
 
 
@@ -154,6 +156,8 @@ class HttpFront:
         )
         routes: list[BaseRoute] = [
             Route(f"/{SERVICE_NAME}/{{method}}", service),
+            # The same for a misspelt service. Pages of the console are not posted to.
+            Route("/{service}/{method}", _unknown_service, methods=["POST"]),
             Route("/healthz", self._healthz, methods=["GET"]),
             Route("/readyz", self._readyz, methods=["GET"]),
             Route("/metrics", self._metrics_page, methods=["GET"]),
@@ -217,6 +221,9 @@ class _Guard:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in _PATHS:
+            refused = no_such_method(scope["path"])
+            return await refused(scope, receive, send)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         content_type = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
         if content_type not in _CONTENT_TYPES and scope["method"] == "POST":
@@ -265,6 +272,27 @@ class _Guard:
             return message
 
         return received
+
+
+def no_such_method(path: str) -> Response:
+    """A Connect error for a path that is no method, with the nearest one."""
+    service, _, name = path.strip("/").rpartition("/")
+    # Names come from the caller: whole in a message, they could be megabytes.
+    message = f"there is no method {name[:100]!r}"
+    if service != SERVICE_NAME:
+        message = f"there is no service {service[:100]!r}"
+    known = {method.name.lower(): method.name for method in methods()}
+    nearest = difflib.get_close_matches(name[:100].lower(), known, n=1)
+    if nearest:
+        message += f"; did you mean /{SERVICE_NAME}/{known[nearest[0]]}?"
+    else:
+        message += f"; {SERVICE_NAME} has {', '.join(known.values())}"
+    # Connect clients read the code; the status says the same to proxies and to clients that know HTTP alone.
+    return _plain_error(404, "unimplemented", message)
+
+
+async def _unknown_service(request: Request) -> Response:
+    return no_such_method(request.url.path)
 
 
 def _plain_error(status: int, code: str, message: str) -> Response:
