@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from google.protobuf.message import Message
 
 import holdfast
-from holdfast.errors import InvalidParams
+from holdfast.errors import HandshakeFailed, InvalidParams
 from holdfast.service import bash_executor, problems, session_executor
 from holdfast.service.rpc_status import problem_of
 from holdfast.service.status_details import status_bytes
 from holdfast.session.v1 import session_pb2 as pb
+from service.certificates import Certificates, make_certificates
+from service.fake_sessions import OverHttp
 
 Answer = Message | grpc.StatusCode
 REQUESTS: dict[str, type[Message]] = {
@@ -186,6 +189,92 @@ def test_a_service_that_stays_away_is_told_once_the_time_is_up() -> None:
             else:
                 step = steps.throw(problems.Unavailable("away", reason="AWAY"))
     assert session_executor.REACH_SECONDS <= waited < session_executor.REACH_SECONDS + 10
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("tls") / "made")
+
+
+@pytest.fixture
+def tls_port(certificates: Certificates, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A gRPC port with TLS; with the parameter "clients" it wants certificates of clients, too."""
+    key, chain = certificates.key.read_bytes(), certificates.certificate.read_bytes()
+    ca = certificates.authority.read_bytes() if getattr(request, "param", "") == "clients" else None
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[ScriptedService()])
+    credentials = grpc.ssl_server_credentials([(key, chain)], ca, require_client_auth=ca is not None)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+async def refused_at_once(executor: holdfast.BashExecutor, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What either driver raises before it pauses for the first time."""
+
+    class NoPause:
+        def __init__(self, seconds: float) -> None:
+            raise AssertionError("it tried again")
+
+    monkeypatch.setattr(session_executor, "Pause", NoPause)
+    with pytest.raises(HandshakeFailed) as blocking:
+        executor.run("true")
+    with pytest.raises(HandshakeFailed) as awaited:
+        await executor.run_async("true")
+    assert awaited.value.message == blocking.value.message
+    executor.close()
+    await executor.aclose()
+    return blocking.value.message
+
+
+@pytest.mark.parametrize("tls_port", ["", "clients"], indirect=True)
+async def test_plain_text_to_a_tls_port_is_told_at_once(tls_port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = await refused_at_once(holdfast.BashExecutor(tls_port, token="hf_x"), monkeypatch)
+    assert f"{tls_port} speaks TLS" in message
+    assert "tls_ca=" in message
+
+
+async def test_tls_to_a_plain_text_port_is_told_at_once(
+    scripted: tuple[ScriptedService, str], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = holdfast.BashExecutor(scripted[1], token="hf_x", tls_ca=str(certificates.authority))
+    message = await refused_at_once(executor, monkeypatch)
+    assert f"{scripted[1]} speaks plain text" in message
+    assert "tls_ca=" in message
+
+
+async def test_a_certificate_that_is_not_accepted_is_told_at_once(
+    tls_port: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An authority, but not the one that signed the service's certificate.
+    wrong = str(certificates.client_certificate)
+    message = await refused_at_once(holdfast.BashExecutor(tls_port, token="hf_x", tls_ca=wrong), monkeypatch)
+    assert f"certificate of {tls_port} is not accepted" in message
+
+
+@pytest.mark.parametrize("tls_port", ["clients"], indirect=True)
+async def test_a_missing_client_certificate_is_told_at_once(
+    tls_port: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = holdfast.BashExecutor(tls_port, token="hf_x", tls_ca=str(certificates.authority))
+    assert "set tls_cert= and tls_key=" in await refused_at_once(executor, monkeypatch)
+
+
+async def test_the_http_port_is_told_at_once() -> None:
+    async with OverHttp() as fronts:
+        address = fronts.http.url.removeprefix("http://")
+        executor = holdfast.BashExecutor(address, token="hf_x")
+        with pytest.raises(HandshakeFailed, match=f"{address} answers with HTTP/1.1"):
+            await executor.run_async("true")
+        await executor.aclose()
+
+
+def test_a_port_that_is_not_there_is_tried_again() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        line = session_executor.Line(f"127.0.0.1:{taken.getsockname()[1]}", "hf_x")
+        assert line.explain_failure() == ""
+        assert session_executor.Line("unix:/nowhere", "hf_x").explain_failure() == ""
 
 
 def test_without_persistence_each_command_brings_its_own_session(scripted: tuple[ScriptedService, str]) -> None:

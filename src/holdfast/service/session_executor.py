@@ -16,9 +16,10 @@ from typing import Any, Final, NamedTuple
 import grpc
 from google.protobuf.message import Message
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HandshakeFailed, InvalidRequest
 from holdfast.service import problems
 from holdfast.service.one_shot import TIMED_OUT, ExecutionResult
+from holdfast.service.port_check import explain_failure
 from holdfast.service.rpc_status import problem_of
 from holdfast.session.v1 import session_pb2 as pb
 
@@ -40,6 +41,8 @@ _REPLIES: Final[dict[str, type[Message]]] = {
     "GetSession": pb.GetSessionResponse,
     "CloseSession": pb.CloseSessionResponse,
 }
+#: The reason of an UNAVAILABLE that gRPC made itself: the service gives one of its own.
+NO_REPLY: Final = "UNAVAILABLE"
 _OVER: Final = (pb.CLOSING, pb.CLOSED, pb.ERROR)
 
 
@@ -56,6 +59,16 @@ class Line(NamedTuple):
         if self.tls_ca is None and self.tls_cert is None:
             return None
         return grpc.ssl_channel_credentials(_content(self.tls_ca), _content(self.tls_key), _content(self.tls_cert))
+
+    def explain_failure(self) -> str:
+        """Why the port does not take our calls, if that is how they are made; blocks."""
+        return explain_failure(
+            self.address,
+            tls=self.credentials() is not None,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+        )
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -76,8 +89,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
+class CheckPort(NamedTuple):
+    """Find out why the port cannot be talked to; the answer is an explanation, or empty."""
+
+
+Step = Ask | Pause | CheckPort
 #: What a driver carries out: it sends the reply of a call back in, or throws the `Problem` that it ended with.
-Steps = Generator[Ask | Pause, Any, ExecutionResult]
+Steps = Generator[Step, Any, ExecutionResult]
 
 
 class SessionExecutor:
@@ -144,7 +162,7 @@ class SessionExecutor:
         _, request.session_id = yield from self._session()
         return (yield from self._run(request, timeout))
 
-    def _session(self) -> Generator[Ask | Pause, Any, tuple[int, str]]:
+    def _session(self) -> Generator[Step, Any, tuple[int, str]]:
         with self._changing:
             generation, session_id = self._generation, self._session_id
         if not session_id:
@@ -173,7 +191,7 @@ class SessionExecutor:
             truncated=reply.truncated,
         )
 
-    def _died(self, session_id: str) -> Generator[Ask | Pause, Any, bool]:
+    def _died(self, session_id: str) -> Generator[Step, Any, bool]:
         try:
             found = yield from _reached(Ask("GetSession", pb.GetSessionRequest(session_id=session_id)))
         except problems.NotFound:
@@ -203,6 +221,9 @@ class SessionExecutor:
             if isinstance(step, Pause):
                 time.sleep(step.seconds)
                 continue
+            if isinstance(step, CheckPort):
+                reply = self._line.explain_failure()
+                continue
             try:
                 reply = self._call(step)
             except grpc.RpcError as error:
@@ -229,6 +250,9 @@ class SessionExecutor:
             reply = problem = None
             if isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
+                continue
+            if isinstance(step, CheckPort):
+                reply = await asyncio.to_thread(self._line.explain_failure)
                 continue
             try:
                 reply = await self._call_async(step)
@@ -276,18 +300,24 @@ class SessionExecutor:
                 await channel.close()
 
 
-def _reached(ask: Ask) -> Generator[Ask | Pause, Any, Any]:
+def _reached(ask: Ask) -> Generator[Step, Any, Any]:
     """The reply to a call, which is made again while the service cannot be reached.
 
-    Calls that change something carry a `request_id`, so the one that was made twice happened once.
+    Calls that change something carry a `request_id`, so the one that was made twice happened once. A port that
+    cannot be talked to as it is called, such as TLS in plain text, is `HandshakeFailed` at once.
     """
-    pause, waited = FIRST_PAUSE, 0.0
+    pause, waited, checked = FIRST_PAUSE, 0.0, False
     while True:
         try:
             return (yield ask)
-        except problems.Unavailable:
-            if waited >= REACH_SECONDS:
-                raise
+        except problems.Unavailable as problem:
+            failure = problem
+        if waited >= REACH_SECONDS:
+            raise failure
+        if failure.reason == NO_REPLY and not checked:
+            checked = True
+            if why := (yield CheckPort()):
+                raise HandshakeFailed(why) from failure
         yield Pause(pause)
         waited += pause
         pause = min(pause * 2, LONGEST_PAUSE)
