@@ -201,7 +201,7 @@ class FakeSessions:
         )
         return rows
 
-    async def approvals(self, caller: Caller, session_id: str = "") -> list[Approval]:
+    async def approvals(self, caller: Caller, session_id: str = "", *, ended: bool = False) -> list[Approval]:
         one = Approval("a1", "s1", "anna", "rm -rf build", "asks first", 10.0, 310.0)
         waiting: list[Approval] = await self._answer("approvals", caller, session_id, default=[one])
         return waiting

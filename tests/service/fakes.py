@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from holdfast.exec_api import ExecApi
 from holdfast.model import EnvironmentInfo, Limits
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, SystemClock
-from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct
+from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct, Usage
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
@@ -26,6 +26,7 @@ from holdfast.service.sessions.ports import SessionStore, Told
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.settings import ServiceSettings
+from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
 from holdfast.service.store.model import Fence, Lease, Notice, Page, SessionFilter
 from holdfast.service.store.pages import decode_token, encode_token
 
@@ -63,6 +64,7 @@ class MemoryStore:
         self._epochs: dict[str, int] = {}
         self._listeners: set[asyncio.Queue[Notice]] = set()
         self._approvals: dict[str, Approval] = {}
+        self._usages: dict[str, Usage] = {}
         self._waiters: set[asyncio.Event] = set()
         #: Raised by the next calls, once each.
         self.failures: list[Exception] = []
@@ -201,7 +203,15 @@ class MemoryStore:
         finally:
             self._listeners.discard(queue)
 
-    async def add_approval(self, approval: Approval) -> Approval:
+    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
+        self._usages |= usages
+
+    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
+        return {name: self._usages[name] for name in session_ids if name in self._usages}
+
+    async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
+        if approval.caller:
+            approval = msgspec.structs.replace(approval, caller_expires=self._clock.time() + caller_seconds)
         self._approvals[approval.approval_id] = approval
         return approval
 
@@ -214,25 +224,60 @@ class MemoryStore:
         self, approval_id: str, outcome: Literal["approved", "refused"], *, by: str = "", comment: str = ""
     ) -> Approval:
         found = await self.approval(approval_id)
-        if found.outcome or found.expires_at <= self._clock.time():
-            raise NotNow("answered, or expired", reason="APPROVAL_ANSWERED")
+        if not self._waits(found):
+            raise not_waiting(found)
         answered = msgspec.structs.replace(found, outcome=outcome, answered_by=by, comment=comment)
         self._approvals[approval_id] = answered
         return answered
 
-    async def expire_approvals(self) -> list[Approval]:
+    async def end_approvals(self) -> list[Approval]:
+        self._fail()
+        ended = [each for each in self._approvals.values() if not each.outcome and not self._waits(each)]
+        return [self._end(each) for each in ended]
+
+    def _end(self, approval: Approval) -> Approval:
+        if approval.expires_at <= self._clock.time():
+            return self._put(approval, outcome="expired")
+        over = self._is_over(approval)
+        return self._put(approval, outcome="abandoned", comment=SESSION_OVER if over else REPLICA_GONE)
+
+    def _put(self, approval: Approval, **fields: Any) -> Approval:
+        changed = self._approvals[approval.approval_id] = msgspec.structs.replace(approval, **fields)
+        return changed
+
+    def _is_over(self, approval: Approval) -> bool:
+        record = self.records.get(approval.session_id)
+        return record is not None and record.over
+
+    def _waits(self, approval: Approval) -> bool:
         now = self._clock.time()
-        over = [each for each in self._approvals.values() if not each.outcome and each.expires_at <= now]
-        expired = [msgspec.structs.replace(each, outcome="expired") for each in over]
-        self._approvals |= {each.approval_id: each for each in expired}
-        return expired
+        there = not approval.caller or approval.caller_expires > now
+        return not approval.outcome and approval.expires_at > now and there and not self._is_over(approval)
+
+    async def attach_caller(self, approval_id: str, caller: str, seconds: float) -> bool:
+        found = await self.approval(approval_id)
+        if not found.caller or not self._waits(found):
+            return False
+        self._put(found, caller=caller, caller_expires=self._clock.time() + seconds)
+        return True
+
+    async def renew_callers(self, callers: Collection[str], seconds: float) -> None:
+        for each in list(self._approvals.values()):
+            if each.caller in callers and not each.outcome:
+                self._put(each, caller_expires=self._clock.time() + seconds)
+
+    async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
+        self._fail()
+        left = [each for each in self._approvals.values() if each.caller == caller and not each.outcome]
+        return [self._put(each, outcome="abandoned", comment=why) for each in left]
 
     async def open_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
-        return [
-            each
-            for each in self._approvals.values()
-            if not each.outcome and session_id in ("", each.session_id) and agent_id in ("", each.agent_id)
-        ]
+        found = await self.latest_approvals(session_id=session_id, agent_id=agent_id)
+        return [each for each in reversed(found) if self._waits(each)]
+
+    async def latest_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
+        found = list(reversed(self._approvals.values()))
+        return [each for each in found if session_id in ("", each.session_id) and agent_id in ("", each.agent_id)]
 
     def _changed(self) -> None:
         for waiter in self._waiters:

@@ -117,6 +117,12 @@ class RunningService:
             with refused:
                 return refused.code, json.load(refused)
 
+    def call(self, method: str, token: str, **fields: Any) -> dict[str, Any]:
+        """The answer of a call that must succeed."""
+        status, reply = self.post(method, token, **fields)
+        assert status == 200, f"{method}: {reply}\n{self.log()}"
+        return reply
+
     def get(self, path: str) -> tuple[int, str]:
         try:
             with urllib.request.urlopen(self.http + path, timeout=PATIENCE_SECONDS) as reply:

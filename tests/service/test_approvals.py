@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.service.api import CreateRequest, RunRequest
+from holdfast.service.api import CreateRequest, RunRequest, RunResult
 from holdfast.service.model import Approval
 from holdfast.service.problems import Denied, Exhausted, NotFound, NotNow, TooLate
 from holdfast.service.sessions.approvals import LONGEST_COMMAND, MOST_WAITING
@@ -150,11 +150,129 @@ async def test_run_command_waits_for_the_answer(
     assert len(store.bodies(session_id, "command")) == 1
 
 
-async def test_run_command_does_not_wait_longer_than_its_timeout(manager: SessionManager) -> None:
+async def refused_answer(manager: SessionManager, approval_id: str) -> NotNow:
+    with pytest.raises(NotNow) as refused:
+        await manager.answer_approval(OPERATOR, approval_id, True)
+    assert refused.value.reason == "APPROVAL_ABANDONED"
+    assert approval_id in refused.value.message
+    return refused.value
+
+
+async def test_an_approval_ends_with_the_timeout_of_its_run_command(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore
+) -> None:
     session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
-    with pytest.raises(TooLate) as refused:
+    with pytest.raises(TooLate) as late:
         await manager.run_command(ANN, RunRequest("deploy now", session_id, timeout=0.01))
-    assert refused.value.reason == "APPROVAL_TIMEOUT"
+    assert late.value.reason == "APPROVAL_TIMEOUT"
+    assert await manager.approvals(OPERATOR) == []
+    refused = await refused_answer(manager, late.value.details["approval_id"])
+    assert "RunCommand timed out after 0.01 s" in refused.message
+    assert fake.terminal(session_id).typed == []
+    (body,) = store.bodies(session_id, "approval_answered")
+    assert (body["outcome"], body["by"]) == ("abandoned", "")
+    assert store.events(session_id)[1:] == ["APPROVAL_REQUESTED", "APPROVAL_ANSWERED"]
+    (ended,) = await manager.approvals(ANN, session_id, ended=True)
+    assert (ended.outcome, ended.comment) == ("abandoned", body["comment"])
+
+
+async def waiting_run(
+    manager: SessionManager, session_id: str, request_id: str = ""
+) -> tuple[asyncio.Task[RunResult], Approval]:
+    request = RunRequest("deploy now", session_id, request_id=request_id)
+    run = asyncio.create_task(manager.run_command(ANN, request))
+    await settle()
+    (approval,) = await manager.approvals(OPERATOR, session_id)
+    return run, approval
+
+
+async def test_an_approval_ends_with_a_caller_that_disconnects(manager: SessionManager, store: MemoryStore) -> None:
+    session_id = (await manager.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
+    run, approval = await waiting_run(manager, session_id)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert await manager.approvals(OPERATOR) == []
+    assert "disconnected" in (await refused_answer(manager, approval.approval_id)).message
+    assert store.bodies(session_id, "command") == []
+
+
+async def test_the_call_that_is_made_again_keeps_the_approval(manager: SessionManager, store: MemoryStore) -> None:
+    session_id = (await manager.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
+    first, approval = await waiting_run(manager, session_id, "r1")
+    second, same = await waiting_run(manager, session_id, "r1")
+    assert same.approval_id == approval.approval_id
+    first.cancel()
+    await asyncio.wait([first])
+    assert await manager.answer_approval(OPERATOR, approval.approval_id, True) == "approved"
+    assert (await second).stdout.strip() == b"deployed"
+
+
+async def test_held_input_waits_on_without_its_caller_and_ends_with_its_session(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore, clock: FakeClock
+) -> None:
+    session_id, _, approval_id = await asked(manager, fake)
+    await clock.advance(60)
+    assert len(await manager.approvals(OPERATOR)) == 1
+    await manager.close(ANN, session_id, "force")
+    assert await manager.approvals(OPERATOR) == []
+    assert "session is closed" in (await refused_answer(manager, approval_id)).message
+    assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["abandoned"]
+
+
+async def test_a_caller_that_waits_is_renewed_and_one_of_a_crashed_replica_is_not(
+    store: MemoryStore, fake: FakeExec, clock: FakeClock
+) -> None:
+    first = make_manager(store, connecting(fake), clock=clock, text=RULES)
+    second = make_manager(store, connecting(fake), clock=clock, text=RULES)
+    async with running(second), running(first):
+        session_id = (await first.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
+        run, approval = await waiting_run(first, session_id)
+        await clock.advance(100)
+        assert [each.approval_id for each in await second.approvals(OPERATOR)] == [approval.approval_id]
+        # Its renewals stop, as in a crash.
+        first.leases.beside.clear()
+        await clock.advance(20)
+        assert await second.approvals(OPERATOR) == []
+        assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["abandoned"]
+        assert "replica" in (await refused_answer(second, approval.approval_id)).message
+        with pytest.raises(Denied) as denied:
+            await run
+        assert denied.value.reason == "APPROVAL_ABANDONED"
+
+
+async def test_a_service_that_stops_ends_the_approvals_of_its_callers(
+    store: MemoryStore, fake: FakeExec, clock: FakeClock
+) -> None:
+    async with running(make_manager(store, connecting(fake), clock=clock, text=RULES)) as manager:
+        session_id = (await manager.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
+        run, approval = await waiting_run(manager, session_id)
+    assert (await store.approval(approval.approval_id)).outcome == "abandoned"
+    assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["abandoned"]
+    run.cancel()
+    await asyncio.wait([run])
+
+
+async def test_what_was_approved_and_not_run_is_recorded(
+    manager: SessionManager, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller leaves after the answer and before the command's row."""
+    session_id = (await manager.create(ANN, CreateRequest(kind="shell"))).view.record.session_id
+    run, approval = await waiting_run(manager, session_id)
+    answer = store.answer_approval
+
+    async def leave_then_answer(*arguments: Any, **options: Any) -> Approval:
+        found = await answer(*arguments, **options)
+        run.cancel()
+        return found
+
+    monkeypatch.setattr(store, "answer_approval", leave_then_answer)
+    await manager.answer_approval(OPERATOR, approval.approval_id, True)
+    await asyncio.wait([run])
+    assert store.bodies(session_id, "command") == []
+    (error,) = store.bodies(session_id, "error")
+    assert error["approval_id"] == approval.approval_id
+    assert "was not run" in error["detail"]
 
 
 async def test_what_is_typed_is_the_command_that_was_allowed_whatever_stands_on_the_line(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,12 @@ class FakeOutside:
         self.broken: set[str] = set()
         self.hangs: dict[str, asyncio.Event] = {}
         self.report_fails = False
+        self.stored: list[dict[str, Usage]] = []
+
+    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+        if self.report_fails:
+            raise SandboxError("no database")
+        self.stored.append(dict(usages))
 
     def uses(self, session_id: str = "s", **fields: object) -> None:
         before = self.usages.get(session_id, ProcessUsage(session_id, True, process_count=1, thread_count=1))
@@ -383,6 +389,48 @@ async def test_jobs_that_the_policy_lets_run_on_are_no_orphans(bench: Bench) -> 
     bench.monitor.closed("s")
     await bench.looks(3)
     assert bench.outside.events == []
+
+
+# --- what other replicas can read --------------------------------------------------------------------------------
+
+
+async def test_samples_are_stored_when_they_change_and_now_and_then(bench: Bench) -> None:
+    stored = bench.outside.stored
+    for name in ("s1", "s2"):
+        bench.monitor.watch(record(name))
+        bench.outside.uses(name, memory_bytes=100)
+    await bench.looks()
+    assert [sorted(each) for each in stored] == [["s1", "s2"]]
+    await bench.looks()  # only the second look can find a session idle
+    stored.clear()
+    await bench.looks(2)
+    assert stored == []
+    bench.outside.uses("s1", memory_bytes=200)
+    await bench.looks()
+    assert [{name: each.memory_bytes for name, each in found.items()} for found in stored] == [{"s1": 200}]
+    stored.clear()
+    await bench.looks(6)
+    assert sorted(name for found in stored for name in found) == ["s1", "s2"]
+
+
+async def test_samples_that_could_not_be_stored_are_stored_later(bench: Bench) -> None:
+    bench.monitor.watch(record("s1"))
+    bench.outside.uses("s1", memory_bytes=100)
+    bench.outside.report_fails = True
+    await bench.looks()
+    assert bench.outside.stored == []
+    bench.outside.report_fails = False
+    await bench.looks()
+    assert [sorted(each) for each in bench.outside.stored] == [["s1"]]
+
+
+async def test_a_sandbox_that_hangs_does_not_hold_up_the_samples_of_others(bench: Bench) -> None:
+    bench.monitor.watch(record("s1"))
+    bench.monitor.watch(record("s2", sandbox="docker:slow"))
+    bench.outside.uses("s1", memory_bytes=100)
+    bench.outside.hangs["docker:slow"] = asyncio.Event()
+    await bench.looks(2)
+    assert [sorted(each) for each in bench.outside.stored] == [["s1"]]
 
 
 # --- real sessions -----------------------------------------------------------------------------------------------

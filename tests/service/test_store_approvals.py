@@ -9,8 +9,10 @@ import pytest
 from holdfast.service.model import Approval, Caller
 from holdfast.service.problems import Exists, NotFound, NotNow
 from holdfast.service.store import Store
+from holdfast.service.store.approvals import SESSION_OVER
 from holdfast.testing import FakeClock
 from service.conftest import OpenStore
+from service.session_records import record
 
 
 def asked(approval_id: str = "p1", **fields: object) -> Approval:
@@ -58,17 +60,55 @@ async def test_an_approval_expires_once_and_takes_no_answer_then(open_store: Ope
     clock = FakeClock(1000.0)
     replicas = [await open_store(clock=clock), await open_store(clock=clock)]
     await replicas[0].add_approval(asked())
-    assert await replicas[0].expire_approvals() == []
+    assert await replicas[0].end_approvals() == []
     await clock.advance(300)
     with pytest.raises(NotNow) as late:
         await replicas[0].answer_approval("p1", "approved")
     assert late.value.reason == "APPROVAL_EXPIRED"
     assert await replicas[0].open_approvals() == []
-    expired = await asyncio.gather(*(each.expire_approvals() for each in replicas))
+    expired = await asyncio.gather(*(each.end_approvals() for each in replicas))
     assert [approval.outcome for each in expired for approval in each] == ["expired"]
     with pytest.raises(NotNow) as late:
         await replicas[0].answer_approval("p1", "approved")
     assert late.value.reason == "APPROVAL_EXPIRED"
+
+
+async def test_an_approval_ends_with_its_caller(open_store: OpenStore) -> None:
+    clock = FakeClock(1000.0)
+    replicas = [await open_store(clock=clock), await open_store(clock=clock)]
+    for name in ("left", "kept", "crashed", "held"):
+        caller = "" if name == "held" else f"r1/{name}"
+        await replicas[0].add_approval(asked(name, caller=caller), caller_seconds=15.0)
+    (ended,) = await replicas[0].abandon_approvals("r1/left", "its caller left")
+    assert (ended.approval_id, ended.outcome, ended.comment) == ("left", "abandoned", "its caller left")
+    assert await replicas[1].abandon_approvals("r1/left", "again") == []
+    await clock.advance(10)
+    await replicas[0].renew_callers({"r1/kept", "r1/left"}, 15.0)
+    await clock.advance(10)
+    assert {each.approval_id for each in await replicas[1].open_approvals()} == {"kept", "held"}
+    assert not await replicas[1].attach_caller("crashed", "r2/again", 15.0)
+    for name in ("crashed", "left"):
+        with pytest.raises(NotNow):
+            await replicas[1].answer_approval(name, "approved")
+    ended_by = await asyncio.gather(*(each.end_approvals() for each in replicas))
+    assert [(each.approval_id, each.outcome) for found in ended_by for each in found] == [("crashed", "abandoned")]
+    with pytest.raises(NotNow) as late:
+        await replicas[1].answer_approval("crashed", "approved")
+    assert late.value.reason == "APPROVAL_ABANDONED"
+    assert await replicas[1].attach_caller("kept", "r2/again", 15.0)
+    assert await replicas[0].abandon_approvals("r1/kept", "the call before") == []
+    assert (await replicas[1].answer_approval("kept", "approved")).outcome == "approved"
+    assert {each.outcome for each in await replicas[0].latest_approvals()} == {"", "approved", "abandoned"}
+
+
+async def test_an_approval_ends_with_its_session(open_store: OpenStore) -> None:
+    store = await open_store(clock=FakeClock(1000.0))
+    await store.add_session(record("s1"), per_agent=10, total=10)
+    await store.add_approval(asked())
+    assert await store.end_approvals() == []
+    await store.update_session("s1", state="CLOSED")
+    assert await store.open_approvals() == []
+    assert [(each.outcome, each.comment) for each in await store.end_approvals()] == [("abandoned", SESSION_OVER)]
 
 
 async def test_agents_are_made_found_changed_and_removed(store: Store) -> None:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect, select, text
+from sqlalchemy import inspect, make_url, select, text
 
 from holdfast.service.problems import Invalid, NotNow, Unavailable
 from holdfast.service.store import Store
@@ -16,6 +16,8 @@ from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
 from holdfast.service.store.migrations import STEPS, Step, migrate
 from holdfast.service.store.schema import METADATA, VERSIONS
+from holdfast.testing import FakeClock
+from holdfast.testing.postgres import Cluster
 from service.conftest import OpenStore
 from service.session_records import entry
 
@@ -63,13 +65,26 @@ async def test_replicas_that_start_at_once_migrate_once(store_url: str) -> None:
 
 async def test_a_further_step_is_made_and_a_failed_one_leaves_nothing(store: Store) -> None:
     database = store.database
-    broken = (*STEPS, Step(2, ["CREATE TABLE extra (a BIGINT)", "CREATE TABLE extra (a BIGINT)"]))
+    number = STEPS[-1].version + 1
+    broken = (*STEPS, Step(number, ["CREATE TABLE extra (a BIGINT)", "CREATE TABLE extra (a BIGINT)"]))
     with pytest.raises(Unavailable):
         await database.write(lambda connection: migrate(connection, 1.0, broken), tries=1)
     assert "extra" not in await database.read(columns)
-    further = (*STEPS, Step(2, ["CREATE TABLE extra (a BIGINT)"]))
-    assert await database.write(lambda connection: migrate(connection, 1.0, further)) == [2]
+    further = (*STEPS, Step(number, ["CREATE TABLE extra (a BIGINT)"]))
+    assert await database.write(lambda connection: migrate(connection, 1.0, further)) == [number]
     assert "extra" in await database.read(columns)
+
+
+async def test_an_approval_of_the_first_version_waits_on_without_a_caller(open_store: OpenStore) -> None:
+    """What a replica of the version before writes, before the second step or beside it."""
+    clock = FakeClock(1000.0)
+    store = await open_store(clock=clock)
+    values = "'p1', 's1', 'ann', 'rm x', 'rules.toml:3', 1000, 1300, 'cmd-1', '', '', '', ''"
+    names = "approval_id, session_id, agent_id, command, reason, asked_at, expires_at, command_id, data, outcome"
+    insert = text(f"INSERT INTO approvals ({names}, answered_by, comment) VALUES ({values})")
+    await store.database.write(lambda connection: connection.execute(insert))
+    assert await store.end_approvals() == []
+    assert (await store.answer_approval("p1", "approved", by="root")).caller == ""
 
 
 async def test_a_database_that_is_newer_than_the_program_is_refused(open_store: OpenStore) -> None:
@@ -142,6 +157,27 @@ async def test_a_database_that_is_down_is_unavailable(url: str) -> None:
         await Store.open(url)
     assert refused.value.reason == "STORE_UNAVAILABLE"
     assert "geheim" not in refused.value.message
+
+
+async def test_callers_read_an_id_and_the_log_has_the_address(
+    postgres: Cluster, postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = make_url(postgres_url)
+    secrets = [Path(str(url.query["host"])).name, str(url.database), str(url.username)]
+    async with await Store.open(postgres_url) as store:
+        await asyncio.to_thread(postgres.stop, "fast")
+        try:
+            calls = (lambda: store.session("s1"), lambda: store.append([entry()]), store.ping, store.open_approvals)
+            for call in calls:
+                with pytest.raises(Unavailable) as refused:
+                    await call()
+                error_id = refused.value.details["error_id"]
+                assert error_id in refused.value.message
+                assert not [each for each in secrets if each in f"{refused.value.message} {refused.value.details}"]
+                (logged,) = [each.getMessage() for each in caplog.records if error_id in each.getMessage()]
+                assert all(each in logged for each in secrets)
+        finally:
+            await asyncio.to_thread(postgres.resume)
 
 
 async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.service.model import Resources, SessionRecord
+from holdfast.service.model import Resources, SessionRecord, Usage
 from holdfast.service.problems import Exhausted, Exists, Invalid, NotFound, NotNow, Problem
 from holdfast.service.store import Fence, Lease, Page, SessionFilter, Store
 from holdfast.testing import FakeClock
@@ -290,3 +290,21 @@ async def test_what_is_not_text_is_refused_and_harms_nobody(store: Store) -> Non
     # SQLite takes it, PostgreSQL does not.
     assert isinstance(both[1], SessionRecord | Invalid)
     assert (await store.verify()).holds
+
+
+async def test_the_last_sample_of_usage_is_kept_for_all_replicas(open_store: OpenStore) -> None:
+    first, second = await open_store(), await open_store()
+    for name in ("s1", "s2"):
+        await first.add_session(record(name), **MANY)
+    sample = Usage(1005.0, process_count=2, cpu_percent=12.5, memory_bytes=2**40, session_idle=True)
+    await first.put_usages({"s1": sample, "removed": sample})
+    assert await second.usages(["s1", "s2", "removed"]) == {"s1": sample}
+    later = Usage(1010.0, process_count=3)
+    await second.put_usages({"s1": later, "s2": later})
+    # The replica that had the lease before is late: the newer sample stays.
+    await first.put_usages({"s1": sample})
+    assert await first.usages(["s1", "s2"]) == {"s1": later, "s2": later}
+    assert await first.usages([]) == {}
+    await first.update_session("s1", state="CLOSED")
+    await first.retain(max_age=0.0, max_bytes=None)
+    assert await first.usages(["s1", "s2"]) == {"s2": later}

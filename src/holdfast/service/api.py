@@ -227,7 +227,9 @@ class SessionApi(Protocol):
         self, caller: Caller, which: AuditFilter, *, page_size: int = 100, page_token: str = ""
     ) -> tuple[list[AuditRow], str]: ...
 
-    async def approvals(self, caller: Caller, session_id: str = "") -> list[Approval]: ...
+    async def approvals(self, caller: Caller, session_id: str = "", *, ended: bool = False) -> list[Approval]:
+        """Those that wait, oldest first; with `ended` the latest of all, newest first."""
+        ...
 
     async def answer_approval(
         self, caller: Caller, approval_id: str, approve: bool, comment: str = ""

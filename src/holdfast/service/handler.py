@@ -156,7 +156,8 @@ class Handler:
         return replies.audit(rows, next_page)
 
     async def list_approvals(self, caller: Caller, request: pb.ListApprovalsRequest) -> pb.ListApprovalsResponse:
-        return replies.approvals(await self._api.approvals(caller, requests.session_id(request, required=False)))
+        session_id = requests.session_id(request, required=False)
+        return replies.approvals(await self._api.approvals(caller, session_id, ended=request.ended))
 
     async def answer_approval(self, caller: Caller, request: pb.AnswerApprovalRequest) -> pb.AnswerApprovalResponse:
         outcome = await self._api.answer_approval(

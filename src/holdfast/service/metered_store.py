@@ -49,10 +49,16 @@ class MeteredStore(Store):
         self.metrics.approvals.labels(outcome).inc()
         return answered
 
-    async def expire_approvals(self) -> list[Approval]:
-        expired = await super().expire_approvals()
-        self.metrics.approvals.labels("expired").inc(len(expired))
-        return expired
+    async def end_approvals(self) -> list[Approval]:
+        ended = await super().end_approvals()
+        for approval in ended:
+            self.metrics.approvals.labels(approval.outcome).inc()
+        return ended
+
+    async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
+        abandoned = await super().abandon_approvals(caller, why)
+        self.metrics.approvals.labels("abandoned").inc(len(abandoned))
+        return abandoned
 
     async def ping(self) -> None:
         """Also counts what waits for an answer: nobody but the database knows it for all replicas."""

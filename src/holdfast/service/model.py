@@ -185,9 +185,14 @@ class Approval(Struct, frozen=True):
     command_id: str = ""
     #: What is typed once it is allowed.
     data: bytes = b""
-    outcome: Literal["", "approved", "refused", "expired"] = ""
+    #: Empty while it waits. `abandoned`: the call or the session that asked for it ended first; `comment` has why.
+    outcome: Literal["", "approved", "refused", "expired", "abandoned"] = ""
     answered_by: str = ""
     comment: str = ""
+    #: The `RunCommand` that waits for the answer, as `REPLICA/RANDOM`. Empty for input that is held in `data`.
+    caller: str = ""
+    #: Until when that call counts as there. Its replica renews this while the call lasts.
+    caller_expires: float = 0.0
 
 
 class Usage(Struct, frozen=True):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
 from holdfast.model import ProcessUsage, UsageSample
@@ -37,6 +38,8 @@ class MonitorSettings(Struct, frozen=True):
     interval: float = 5.0
     #: Looks that are remembered of each session: two minutes of them, some 6 KB.
     history: int = 24
+    #: A sample that equals the one before is stored again after so many seconds, so that its time stays current.
+    store_unchanged_seconds: float = 30.0
     #: A command that runs for so long is long-running: most builds and test runs are shorter.
     long_running_seconds: float = 300.0
     #: How often a closed session is looked at for processes that it left. Each look asks for it once more.
@@ -67,6 +70,10 @@ class Outside(Protocol):
         """`process/usage` there; a session's id is that of its terminal or shell."""
         ...
 
+    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+        """Store samples by session id, for the replicas that do not watch these sessions."""
+        ...
+
     async def report(self, event: MonitorEvent) -> None:
         """Write it down and tell who listens."""
         ...
@@ -79,7 +86,7 @@ class Outside(Protocol):
 class Watched:
     """One session and what is remembered of it."""
 
-    __slots__ = ("history", "output_bytes", "record", "sampled", "standing")
+    __slots__ = ("history", "output_bytes", "record", "sampled", "standing", "stored")
 
     def __init__(self, record: SessionRecord, history: int) -> None:
         self.record = record
@@ -87,6 +94,8 @@ class Watched:
         self.standing = Standing()
         #: The last look as it came.
         self.sampled: ProcessUsage | None = None
+        #: The last sample that is in the store.
+        self.stored: Usage | None = None
         #: All that it printed.
         self.output_bytes = 0
 
@@ -141,6 +150,8 @@ class ResourceMonitor:
         #: Orphans of each sandbox in the last look.
         self._orphans: dict[str, frozenset[int]] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
+        #: Writes samples into the store: a transaction or two an interval, for all sessions together.
+        self._storing: asyncio.Task[None] | None = None
         #: Sandboxes whose last look failed: it is logged once.
         self._failing: set[str] = set()
         self._timer: Timer | None = None
@@ -154,10 +165,10 @@ class ResourceMonitor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        looks = list(self._looks.values())
-        for look in looks:
-            look.cancel()
-        await asyncio.gather(*looks, return_exceptions=True)
+        tasks = [*self._looks.values(), *([self._storing] if self._storing is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def watch(self, record: SessionRecord) -> None:
         """This replica runs it; called again with a newer record it keeps what is remembered."""
@@ -192,12 +203,42 @@ class ResourceMonitor:
 
     def _tick(self) -> None:
         self._timer = self._clock.call_later(self._settings.interval, self._tick)
+        if self._looks:
+            # One hangs: the samples of the other sandboxes are not held up by it.
+            self._begin_storing()
         self._begin_looks()
 
     async def look(self) -> None:
-        """Look at everything now, and wait until that is done."""
+        """Look at everything now, store what was found, and wait until that is done."""
         self._begin_looks()
         await asyncio.gather(*self._looks.values())
+        await self._store_usages()
+
+    def _begin_storing(self) -> None:
+        if self._storing is None or self._storing.done():
+            self._storing = asyncio.create_task(self._store_usages())
+
+    async def _store_usages(self) -> None:
+        due = {name: each.history[-1] for name, each in self._watched.items() if self._is_due(each)}
+        if not due:
+            return
+        try:
+            await self._outside.store_usages(due)
+        except HoldfastError as error:
+            log.warning("samples of usage could not be stored", sessions=len(due), error=str(error))
+            return
+        for name, usage in due.items():
+            if name in self._watched:
+                self._watched[name].stored = usage
+
+    def _is_due(self, watched: Watched) -> bool:
+        """Whether the store has another sample, or the same one for long."""
+        if not watched.history or watched.stored is None:
+            return bool(watched.history)
+        last, stored = watched.history[-1], watched.stored
+        if last.sampled_at - stored.sampled_at >= self._settings.store_unchanged_seconds:
+            return True
+        return replace(last, sampled_at=stored.sampled_at) != stored
 
     def _begin_looks(self) -> None:
         """One look a sandbox, side by side: one that does not answer keeps nobody else waiting."""
@@ -220,6 +261,8 @@ class ResourceMonitor:
             self._metrics.monitor_failures.inc()
             log.error("a look at sessions failed: this is a bug", sandbox=sandbox, exc_info=error)
         self._sum_up()
+        if not self._looks and self._timer is not None:
+            self._begin_storing()
 
     async def _look_at(self, sandbox: str, ids: Sequence[str]) -> None:
         began = time.perf_counter()

@@ -230,6 +230,9 @@ def approvals(waiting: Iterable[Approval]) -> pb.ListApprovalsResponse:
                 reason=each.reason,
                 asked_at=timestamp(each.asked_at),
                 expires_at=timestamp(each.expires_at),
+                outcome=each.outcome,
+                answered_by=each.answered_by,
+                comment=each.comment,
             )
             for each in waiting
         ]

@@ -6,12 +6,12 @@ Implements `monitor.Outside` with the sessions' pool, store and manager. Touches
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.model import UsageSample
 from holdfast.service.api import Control
 from holdfast.service.clock import Clock
-from holdfast.service.model import SERVICE_STREAM, AuditEntry, SessionRecord
+from holdfast.service.model import SERVICE_STREAM, AuditEntry, SessionRecord, Usage
 from holdfast.service.monitor import ORPHANED, MonitorEvent
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
@@ -33,6 +33,9 @@ class SandboxesOutside:
     async def usage(self, sandbox: str, ids: Sequence[str]) -> UsageSample:
         async with self._pool.use(sandbox) as api:
             return await api.usage(ids)
+
+    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+        await self._store.put_usages(usages)
 
     async def report(self, event: MonitorEvent) -> None:
         record = await self._store.session(event.session_id)

@@ -1,6 +1,8 @@
-"""Commands that wait for somebody to allow them: asked for, answered once, or expired; written down each time.
+"""Commands that need an approval: requested, then answered, expired or abandoned once, with an audit row each time.
 
-The store decides which of two answers counts. What is to be typed waits in it, so any replica may answer.
+The store decides which of two answers counts. Input that is held for an approval is in the store, so any replica
+may answer and type it. A `RunCommand` waits for its approval itself, so the approval ends when that call does: the
+caller disconnects, its deadline passes, or its replica crashes.
 """
 
 from __future__ import annotations
@@ -8,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, Literal
 
 from holdfast.service.api import AuditFilter
@@ -27,6 +30,7 @@ MOST_WAITING: Final = 50
 LONGEST_COMMAND: Final = 32 * 1024
 #: Nobody is still at typing what was allowed so long ago: longer than a prompt is waited for.
 _TYPING_SECONDS: Final = 60.0
+_log = logging.getLogger("holdfast.service.approvals")
 #: Types what was held, once it is allowed.
 Deliver = Callable[[SessionRecord, Approval], Awaitable[None]]
 Outcome = Literal["approved", "refused"]
@@ -44,6 +48,9 @@ class Approvals:
         redact: Redact,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         deliver: Deliver,
+        *,
+        replica: str,
+        caller_seconds: float,
     ) -> None:
         self._store = store
         self._bell = bell
@@ -52,17 +59,77 @@ class Approvals:
         self._redact = redact
         self._spawn = spawn
         self._deliver = deliver
+        self._replica = replica
+        #: A call that waits counts as there for so long; `keep` renews it about every third of this time.
+        self._caller_seconds = caller_seconds
+        #: Calls of this replica that wait for an approval.
+        self._callers: set[str] = set()
 
-    async def ask(
-        self, record: SessionRecord, command_id: str, command: str, rule: str, reason: str, *, held: bool
+    async def hold(self, record: SessionRecord, command_id: str, command: str, rule: str, reason: str) -> Approval:
+        """Request an approval for input. The answering replica types it, so no call waits."""
+        return await self._request(record, command_id, command, rule, reason, caller="")
+
+    @contextlib.asynccontextmanager
+    async def approved(
+        self, record: SessionRecord, command_id: str, command: str, rule: str, reason: str, timeout: float
+    ) -> AsyncIterator[Approval]:
+        """Request an approval and enter the block once it is given. The block starts the command.
+
+        `Denied` if it is refused, expires or is abandoned, `TooLate` after the timeout. Whatever ends this call
+        before the block is left, a cancellation included, ends the approval too.
+        """
+        caller = f"{self._replica}/{secrets.token_hex(8)}"
+        self._callers.add(caller)
+        approval: Approval | None = None
+        try:
+            approval = await self._request(record, command_id, command, rule, reason, caller=caller)
+            await self._wait(approval, timeout)
+            yield approval
+        except BaseException as error:
+            # In a task of its own: this one may be cancelled a second time.
+            await asyncio.shield(self._spawn(self._left(record, approval, caller, _why(error, timeout))))
+            raise
+        finally:
+            self._callers.discard(caller)
+
+    async def _left(self, record: SessionRecord, approval: Approval | None, caller: str, why: str) -> None:
+        """The call that waited is over: end its approval, or record that what was approved did not run."""
+        try:
+            for abandoned in await self._store.abandon_approvals(caller, why):
+                await self._written(record, abandoned, "abandoned", "", why)
+            if approval is not None and (await self._store.approval(approval.approval_id)).outcome == "approved":
+                await self._not_run(record, approval, f"what was approved was not run: {why}", "NOT_RUN")
+        except Problem as problem:
+            # The approval ends once `caller_seconds` have passed without a renewal.
+            _log.warning("approval of %s could not be ended with its caller: %s", caller, problem.message)
+
+    async def keep(self) -> None:
+        """Renew the calls that wait here, and end the approvals of calls, replicas and sessions that are gone."""
+        if self._callers:
+            await self._store.renew_callers(self._callers, self._caller_seconds)
+        await self._end()
+
+    async def stop(self) -> None:
+        """End the approvals of the calls that still wait here."""
+        for caller in list(self._callers):
+            with contextlib.suppress(Problem):
+                for abandoned in await self._store.abandon_approvals(caller, "the service stopped"):
+                    record = await self._store.session(abandoned.session_id)
+                    await self._written(record, abandoned, "abandoned", "", abandoned.comment)
+
+    async def _request(
+        self, record: SessionRecord, command_id: str, command: str, rule: str, reason: str, *, caller: str
     ) -> Approval:
-        """Write the request down and tell of it. `held`: the command is typed by whoever approves it; otherwise its
-        caller waits and runs it."""
+        """Record the request and send its event. With `caller`, that call waits for the answer."""
         now = self._clock.time()
         waiting = await self._store.open_approvals(session_id=record.session_id)
         for each in waiting:
-            if each.command_id == command_id:
-                return each  # the same request again
+            if each.command_id == command_id and (
+                not caller
+                or not each.caller
+                or await self._store.attach_caller(each.approval_id, caller, self._caller_seconds)
+            ):
+                return each  # the same request again: this call waits instead of the one before
         if len(waiting) >= MOST_WAITING:
             raise Exhausted(
                 f"session {record.session_id!r} has {MOST_WAITING} commands that wait for an approval",
@@ -88,9 +155,10 @@ class Approvals:
             asked_at=now,
             expires_at=now + record.policy.approval_timeout,
             command_id=command_id,
-            data=command.encode() if held else b"",
+            data=b"" if caller else command.encode(),
+            caller=caller,
         )
-        await self._store.add_approval(approval)
+        await self._store.add_approval(approval, caller_seconds=self._caller_seconds)
         body = {"verdict": "ask", "command": approval.command, "rule": rule, "reason": reason}
         await self._store.append(
             [
@@ -116,29 +184,32 @@ class Approvals:
         return approval
 
     def expire_at(self, when: float) -> None:
-        """Some approval expires then; looked at by every replica that knows of it, told by one."""
+        """Some approval expires then; every replica that has seen it checks, and one of them records it."""
         self._heap.set(("approvals", when), when, lambda: self._spawn(self._expire()))
 
     async def _expire(self) -> None:
         try:
-            expired = await self._store.expire_approvals()
+            await self._end()
         except Problem:
             self.expire_at(self._clock.time() + 1.0)
-            return
-        for approval in expired:
+
+    async def _end(self) -> None:
+        for approval in await self._store.end_approvals():
             with contextlib.suppress(NotFound):
                 record = await self._store.session(approval.session_id)
-                await self._written(record, approval, "expired", "", "")
+                await self._written(record, approval, approval.outcome, "", approval.comment)
 
     async def resume(self) -> None:
-        """After a start: those that wait have their time again."""
+        """After a start: set the timers of the approvals that wait, and end those that ended meanwhile."""
         for approval in await self._store.open_approvals():
             self.expire_at(approval.expires_at)
         await self._expire()
 
-    async def open(self, caller: Caller, session_id: str = "") -> list[Approval]:
+    async def visible(self, caller: Caller, session_id: str = "", *, ended: bool = False) -> list[Approval]:
+        """Those that wait, oldest first; with `ended` the latest of all, newest first."""
         agent_id = "" if caller.role == "operator" else caller.agent_id
-        return await self._store.open_approvals(session_id=session_id, agent_id=agent_id)
+        find = self._store.latest_approvals if ended else self._store.open_approvals
+        return await find(session_id=session_id, agent_id=agent_id)
 
     async def answer(self, caller: Caller, approval_id: str, approve: bool, comment: str) -> Outcome:
         approval = await self._store.approval(approval_id)
@@ -148,6 +219,8 @@ class Approvals:
         if caller.role != "operator" and not record.policy.owner_approves:
             raise Denied("only an operator may answer this approval", reason="NOT_AN_OPERATOR")
         outcome: Outcome = "approved" if approve else "refused"
+        # So that the refusal of an answer that comes too late states what became of the approval.
+        await self._end()
         if approve and await self._is_left(approval):
             work = self._typed(record, approval)
         else:
@@ -182,15 +255,14 @@ class Approvals:
         try:
             await self._deliver(record, approval)
         except Problem as problem:
-            body = {
-                "detail": f"what was approved could not be typed: {problem.message}",
-                "reason": problem.reason,
-                "approval_id": approval.approval_id,
-            }
-            now, session_id = self._clock.time(), record.session_id
-            failed = AuditEntry(session_id, now, record.agent_id, "error", approval.command_id, body)
-            await self._store.append([failed])
+            detail = f"what was approved could not be typed: {problem.message}"
+            await self._not_run(record, approval, detail, problem.reason)
             raise
+
+    async def _not_run(self, record: SessionRecord, approval: Approval, detail: str, reason: str) -> None:
+        body = {"detail": detail, "reason": reason, "approval_id": approval.approval_id}
+        now, session_id = self._clock.time(), record.session_id
+        await self._store.append([AuditEntry(session_id, now, record.agent_id, "error", approval.command_id, body)])
 
     async def _written(
         self, record: SessionRecord, approval: Approval, outcome: str, by: str, comment: str
@@ -204,6 +276,8 @@ class Approvals:
             "command": approval.command,
         }
         detail = f"{outcome}{f' by {by}' if by else ''}: {approval.command}"
+        if outcome == "abandoned":
+            detail = f"{detail} ({comment})"
         await self._store.append(
             [
                 AuditEntry(record.session_id, now, record.agent_id, "approval_answered", approval.command_id, body),
@@ -218,8 +292,7 @@ class Approvals:
             ]
         )
 
-    async def wait(self, approval: Approval, timeout: float) -> None:
-        """Until it is approved; `Denied` if it is refused or expires, `TooLate` after the timeout."""
+    async def _wait(self, approval: Approval, timeout: float) -> None:
         with self._bell.watch(approval.session_id) as watch:
             try:
                 async with asyncio.timeout(timeout):
@@ -230,14 +303,27 @@ class Approvals:
                             return
                         if now.outcome:
                             raise Denied(
-                                f"the command was not allowed: its approval is {now.outcome}",
+                                f"the command was not run: approval {now.approval_id!r} is {now.outcome}"
+                                f"{f' ({now.comment})' if now.outcome == 'abandoned' else ''}",
                                 reason=f"APPROVAL_{now.outcome.upper()}",
                                 approval_id=approval.approval_id,
                             )
                         await watch.wait()
             except builtins.TimeoutError:
                 raise TooLate(
-                    f"nobody answered approval {approval.approval_id!r} within {timeout:g} s",
+                    f"approval {approval.approval_id!r} was not answered within {timeout:g} s; the approval ended "
+                    "with this call, and the command was not run",
                     reason="APPROVAL_TIMEOUT",
                     approval_id=approval.approval_id,
                 ) from None
+
+
+def _why(error: BaseException, timeout: float) -> str:
+    """Why a call that waited for an approval is over, for the approver."""
+    if isinstance(error, TooLate):
+        return f"its RunCommand timed out after {timeout:g} s"
+    if isinstance(error, Problem):
+        return f"its RunCommand failed: {error.message}"
+    if isinstance(error, asyncio.CancelledError):
+        return "its caller disconnected or reached its deadline"
+    return "its RunCommand failed"

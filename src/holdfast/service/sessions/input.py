@@ -132,9 +132,7 @@ class InputDesk:
         else:
             if judged.verdict == "ask":
                 command = "\n".join(judged.commands)
-                approval = await self.approvals.ask(
-                    record, command_id, command, judged.rule, judged.reason, held=True
-                )
+                approval = await self.approvals.hold(record, command_id, command, judged.rule, judged.reason)
                 return InputTaken(False, command_id, now.state, approval.approval_id, now.queue_busy or busy)
             entries = self._entries(caller, record, desk, now, command_id, data, controls, judged)
             rows = await self._store.append(entries)
@@ -273,14 +271,14 @@ class InputDesk:
                 raise Invalid(
                     "request_id: it was another command's", reason="REQUEST_ID_REUSED", field="request_id"
                 )
-        else:
-            if judged.verdict == "ask":
-                approval = await self.approvals.ask(
-                    record, command_id, command, judged.rule, judged.reason, held=False
-                )
+        elif judged.verdict == "ask":
+            async with self.approvals.approved(
+                record, command_id, command, judged.rule, judged.reason, timeout
+            ) as approval:
                 approval_id = approval.approval_id
-                await self.approvals.wait(approval, timeout)
                 now = await desk.live.now(look=False)
+                await self._write_command(caller, record, desk, now, command_id, command, judged)
+        else:
             await self._write_command(caller, record, desk, now, command_id, command, judged)
         left = max(0.1, timeout - (loop.time() - began))
         max_bytes = min(request.max_bytes, self._settings.max_read_bytes)

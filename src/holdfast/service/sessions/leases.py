@@ -42,6 +42,8 @@ class Leases:
         self._unfollowed: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self.watcher: Watcher | None = None
+        #: Called after each renewal: what else must be renewed, or taken from replicas that are gone.
+        self.beside: list[Callable[[], Awaitable[None]]] = []
 
     def __len__(self) -> int:
         return len(self._followers)
@@ -118,6 +120,8 @@ class Leases:
             with contextlib.suppress(Problem):  # the database is away: leases may end, epochs keep the order
                 await self.renew()
                 await self.claim()
+                for each in self.beside:
+                    await each()
                 # Those of a replica that is gone are taken when they end, not up to a third of a lease later.
                 ends = await self._around.store.next_end(self._around.replica)
                 pause = min(third, max(ends, SHORTEST_PAUSE))

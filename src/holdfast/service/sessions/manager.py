@@ -37,6 +37,7 @@ from holdfast.service.model import (
     EventType,
     SessionRecord,
     State,
+    Usage,
 )
 from holdfast.service.problems import Invalid, NotFound, NotNow, Problem
 from holdfast.service.sessions.approvals import Approvals
@@ -108,8 +109,19 @@ class SessionManager:
         self.timers = SessionTimers(self._heap, store, rules, clock, self._close_for, spawn)
         self.leases = Leases(around, self.timers, self._adopt)
         self._input = InputDesk(store, rules, clock, settings, self.leases, redact, tell)
-        self._approvals = Approvals(store, self.bell, self._heap, clock, redact, spawn, self._deliver)
+        self._approvals = Approvals(
+            store,
+            self.bell,
+            self._heap,
+            clock,
+            redact,
+            spawn,
+            self._deliver,
+            replica=self.replica,
+            caller_seconds=settings.lease_seconds,
+        )
         self._input.approvals = self._approvals
+        self.leases.beside.append(self._approvals.keep)
         self._events = EventStreams(store, self.bell, clock)
         self._creation = Creation(self, plan, prepare)
         self._closing = Closing(self)
@@ -123,6 +135,7 @@ class SessionManager:
     async def stop(self) -> None:
         """Let go of everything. Sessions live on in their sandboxes."""
         await self.leases.stop()
+        await self._approvals.stop()
         self._heap.stop()
         await self.bell.stop()
         for task in list(self._tasks):
@@ -137,7 +150,8 @@ class SessionManager:
         return await self._creation.create(caller, request)
 
     async def get(self, caller: Caller, session_id: str) -> SessionView:
-        return await self.view(await self.visible(caller, session_id))
+        record = await self.visible(caller, session_id)
+        return await self.view(record, (await self._usages([record])).get(session_id))
 
     async def find(
         self,
@@ -157,7 +171,8 @@ class SessionManager:
         which = SessionFilter(agent_id, stored, labels or {})
         size = min(page_size or 100, _MAX_PAGE)
         records, token = await self.store.sessions(which, Page(size, page_token))
-        views = await asyncio.gather(*(self.view(record) for record in records))
+        usages = await self._usages(records)
+        views = await asyncio.gather(*(self.view(record, usages.get(record.session_id)) for record in records))
         return [view for view in views if not states or view.state in states], token
 
     async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> Closed:
@@ -187,9 +202,14 @@ class SessionManager:
             return await self.visible(caller, session_id)
         return follower.record
 
-    async def view(self, record: SessionRecord) -> SessionView:
-        """A session as its owner sees it now."""
-        usage = self.usage(record.session_id)
+    async def _usages(self, records: Sequence[SessionRecord]) -> dict[str, Usage]:
+        """The last samples of the sessions that another replica's monitor watches."""
+        others = [each.session_id for each in records if not each.over and self.usage(each.session_id) is None]
+        return await self.store.usages(others) if others else {}
+
+    async def view(self, record: SessionRecord, usage: Usage | None = None) -> SessionView:
+        """A session as its owner sees it now; `usage` is what is known if this replica does not watch it."""
+        usage = self.usage(record.session_id) or usage
         if record.over or record.state == "UNKNOWN":
             return SessionView(record, record.state, record.initial_cwd, usage=usage)
         try:
@@ -331,10 +351,10 @@ class SessionManager:
             which = msgspec.structs.replace(which, agent_id=caller.agent_id)
         return await self.store.rows(which, Page(min(page_size or 100, _MAX_PAGE), page_token))
 
-    async def approvals(self, caller: Caller, session_id: str = "") -> list[Approval]:
+    async def approvals(self, caller: Caller, session_id: str = "", *, ended: bool = False) -> list[Approval]:
         if session_id:
             await self.visible(caller, session_id)
-        return await self._approvals.open(caller, session_id)
+        return await self._approvals.visible(caller, session_id, ended=ended)
 
     async def answer_approval(
         self, caller: Caller, approval_id: str, approve: bool, comment: str = ""

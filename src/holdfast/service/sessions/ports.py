@@ -5,7 +5,7 @@ The real store is `service.store`; tests have a small one in memory. A type chec
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from holdfast.model import EnvironmentInfo, Limits
@@ -66,7 +66,17 @@ class SessionStore(Protocol):
 
     def listen(self) -> AsyncIterator[Notice]: ...
 
-    async def add_approval(self, approval: Approval) -> Approval: ...
+    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
+        """Keep the last sample of each session, for the other replicas."""
+        ...
+
+    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
+        """The last samples that were kept, of those sessions that have one."""
+        ...
+
+    async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
+        """Record it; its caller, if it has one, counts as there for `caller_seconds`."""
+        ...
 
     async def approval(self, approval_id: str) -> Approval:
         """`NotFound` if there is none."""
@@ -75,14 +85,30 @@ class SessionStore(Protocol):
     async def answer_approval(
         self, approval_id: str, outcome: Literal["approved", "refused"], *, by: str = "", comment: str = ""
     ) -> Approval:
-        """`NotNow` if somebody answered before, or it has expired."""
+        """`NotNow` if it was answered before, has expired, or its caller or session is gone."""
         ...
 
-    async def expire_approvals(self) -> list[Approval]:
-        """Those whose time is up, and that no other call has told as expired."""
+    async def end_approvals(self) -> list[Approval]:
+        """End those that expired, or whose caller or session is gone; returns those that this call ended."""
+        ...
+
+    async def attach_caller(self, approval_id: str, caller: str, seconds: float) -> bool:
+        """Replace the call that the approval waits with. False: it has ended, or no call waits for it."""
+        ...
+
+    async def renew_callers(self, callers: Collection[str], seconds: float) -> None:
+        """These calls still wait."""
+        ...
+
+    async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
+        """The call is over: end what it waited for, and return what was not answered before."""
         ...
 
     async def open_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]: ...
+
+    async def latest_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
+        """The latest 100, ended ones among them, newest first."""
+        ...
 
 
 def page_after(size: int, *position: float | str) -> Page:

@@ -1,20 +1,35 @@
-"""Approvals: asked for once, answered once, or expired once, whichever replica does it."""
+"""Approvals: requested once, and answered, expired or abandoned once, whichever replica does it.
+
+A `RunCommand` that waits for its approval is recorded as the approval's caller, with an expiry that its replica
+renews. An approval ends with its caller; a replica that crashed stops renewing, so its approvals end as well.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import Any, Final, Literal
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, exists, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.model import Approval
+from holdfast.service.model import OVER, Approval
 from holdfast.service.problems import Exists, NotFound, NotNow
 from holdfast.service.store.connection import Connection
 from holdfast.service.store.database import Database
-from holdfast.service.store.schema import APPROVALS
+from holdfast.service.store.schema import APPROVALS, SESSIONS
 
 _ROW = APPROVALS.c
+
+#: Why an approval was abandoned, where no call is left to state it.
+REPLICA_GONE: Final = "the service replica that held its RunCommand stopped responding"
+SESSION_OVER: Final = "its session is closed"
+#: Approvals that a listing with ended ones returns: what an operator reads, and not the whole history.
+LATEST: Final = 100
+
+_SESSION_IS_OVER: Final[ColumnElement[bool]] = exists().where(
+    SESSIONS.c.session_id == _ROW.session_id, SESSIONS.c.state.in_(OVER)
+)
 
 
 class ApprovalRows:
@@ -22,8 +37,11 @@ class ApprovalRows:
 
     database: Database
 
-    async def add_approval(self, approval: Approval) -> Approval:
+    async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
+        """Record a new approval; its caller, if it has one, counts as there for `caller_seconds`."""
         values = msgspec.structs.asdict(approval)
+        if approval.caller:
+            values["caller_expires"] = self.database.now() + caller_seconds
         try:
             await self.database.write(lambda connection: connection.execute(insert(APPROVALS).values(values)))
         except IntegrityError:
@@ -39,12 +57,12 @@ class ApprovalRows:
     async def answer_approval(
         self, approval_id: str, outcome: Literal["approved", "refused"], *, by: str = "", comment: str = ""
     ) -> Approval:
-        """Answer it. It must be unanswered and not expired: of two answers at once, one gets through."""
+        """Answer it. It must be unanswered and its caller still there: of two answers at once, one is recorded."""
 
         async def work(connection: Connection) -> Approval | None:
             answered = (
                 update(APPROVALS)
-                .where(_ROW.approval_id == approval_id, _ROW.outcome == "", _ROW.expires_at > self.database.now())
+                .where(_ROW.approval_id == approval_id, self._waiting())
                 .values(outcome=outcome, answered_by=by, comment=comment)
                 .returning(*_ROW)
             )
@@ -54,40 +72,126 @@ class ApprovalRows:
         approval = await self.database.write(work)
         if approval is not None:
             return approval
-        former = await self.approval(approval_id)
-        if former.outcome in ("", "expired"):
-            raise NotNow(f"approval {approval_id!r} has expired", reason="APPROVAL_EXPIRED")
-        raise NotNow(
-            f"approval {approval_id!r} was {former.outcome} before, by {former.answered_by or 'somebody'}",
-            reason="APPROVAL_ANSWERED",
-            outcome=former.outcome,
-        )
+        raise not_waiting(await self.approval(approval_id))
 
-    async def expire_approvals(self) -> list[Approval]:
-        """Those whose time is up, and that no other call has told as expired."""
+    async def end_approvals(self) -> list[Approval]:
+        """End approvals that expired, or whose caller or session is gone; returns those that this call ended."""
+
+        async def find(connection: Connection) -> list[str]:
+            due = select(_ROW.approval_id).where(_ROW.outcome == "", ~self._waiting())
+            return list((await connection.execute(due)).scalars())
 
         async def work(connection: Connection) -> list[Approval]:
-            over = (
+            now = self.database.now()
+            ended: list[Approval] = []
+            for condition, values in (
+                (_ROW.expires_at <= now, {"outcome": "expired"}),
+                (_SESSION_IS_OVER, _abandoned(SESSION_OVER)),
+                ((_ROW.caller != "") & (_ROW.caller_expires <= now), _abandoned(REPLICA_GONE)),
+            ):
+                over = update(APPROVALS).where(_ROW.outcome == "", condition).values(values).returning(*_ROW)
+                ended += [Approval(*row) for row in await connection.execute(over)]
+            return ended
+
+        # Looked at often and mostly in vain: reading first leaves the database's write lock alone.
+        return await self.database.write(work) if await self.database.read(find) else []
+
+    # --- callers --------------------------------------------------------------------------------------------------
+
+    async def attach_caller(self, approval_id: str, caller: str, seconds: float) -> bool:
+        """Make this call the one that the approval waits with, instead of the call before it. False: it ended."""
+
+        async def work(connection: Connection) -> bool:
+            attach = (
                 update(APPROVALS)
-                .where(_ROW.outcome == "", _ROW.expires_at <= self.database.now())
-                .values(outcome="expired")
-                .returning(*_ROW)
+                .where(_ROW.approval_id == approval_id, _ROW.caller != "", self._waiting())
+                .values(caller=caller, caller_expires=self.database.now() + seconds)
+                .returning(_ROW.approval_id)
             )
-            return [Approval(*row) for row in await connection.execute(over)]
+            return (await connection.execute(attach)).first() is not None
 
         return await self.database.write(work)
 
+    async def renew_callers(self, callers: Collection[str], seconds: float) -> None:
+        """These calls still wait: their approvals stay for so many seconds more."""
+
+        async def work(connection: Connection) -> None:
+            expires = self.database.now() + seconds
+            for names in _parts(sorted(callers)):
+                ours = update(APPROVALS).where(_ROW.outcome == "", _ROW.caller.in_(names))
+                await connection.execute(ours.values(caller_expires=expires))
+
+        await self.database.write(work)
+
+    async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
+        """End what this call waits for, because the call is over; returns what was not answered before."""
+
+        async def work(connection: Connection) -> list[Approval]:
+            left = (
+                update(APPROVALS)
+                .where(_ROW.outcome == "", _ROW.caller == caller)
+                .values(_abandoned(why))
+                .returning(*_ROW)
+            )
+            return [Approval(*row) for row in await connection.execute(left)]
+
+        return await self.database.write(work)
+
+    # --- finding --------------------------------------------------------------------------------------------------
+
     async def open_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
         """Those that wait for an answer, oldest first."""
-        waiting = select(APPROVALS).where(_ROW.outcome == "", _ROW.expires_at > self.database.now())
-        if session_id:
-            waiting = waiting.where(_ROW.session_id == session_id)
-        if agent_id:
-            waiting = waiting.where(_ROW.agent_id == agent_id)
+        waiting = _of(select(APPROVALS).where(self._waiting()), session_id, agent_id)
         return await self._approvals(waiting.order_by(_ROW.asked_at, _ROW.approval_id))
+
+    async def latest_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
+        """The latest `LATEST`, ended ones among them, newest first."""
+        latest = _of(select(APPROVALS), session_id, agent_id)
+        return await self._approvals(latest.order_by(_ROW.asked_at.desc(), _ROW.approval_id).limit(LATEST))
+
+    def _waiting(self) -> ColumnElement[bool]:
+        """Whether an answer would have an effect."""
+        now = self.database.now()
+        caller_there = or_(_ROW.caller == "", _ROW.caller_expires > now)
+        return (_ROW.outcome == "") & (_ROW.expires_at > now) & caller_there & ~_SESSION_IS_OVER
 
     async def _approvals(self, statement: Any) -> list[Approval]:
         async def work(connection: Connection) -> list[Approval]:
             return [Approval(*row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)
+
+
+def not_waiting(approval: Approval) -> NotNow:
+    """Why an answer to this approval has no effect."""
+    name = f"approval {approval.approval_id!r}"
+    if approval.outcome in ("", "expired"):
+        return NotNow(f"{name} expired before this answer, and its command was not run", reason="APPROVAL_EXPIRED")
+    if approval.outcome == "abandoned":
+        return NotNow(
+            f"{name} ended before this answer, and its command was not run: {approval.comment}. "
+            "A new call of the agent makes a new approval",
+            reason="APPROVAL_ABANDONED",
+            approval_id=approval.approval_id,
+            session_id=approval.session_id,
+        )
+    return NotNow(
+        f"{name} was {approval.outcome} before, by {approval.answered_by or 'an unnamed caller'}",
+        reason="APPROVAL_ANSWERED",
+        outcome=approval.outcome,
+    )
+
+
+def _abandoned(why: str) -> dict[str, str]:
+    return {"outcome": "abandoned", "comment": why}
+
+
+def _of(statement: Any, session_id: str, agent_id: str) -> Any:
+    if session_id:
+        statement = statement.where(_ROW.session_id == session_id)
+    return statement.where(_ROW.agent_id == agent_id) if agent_id else statement
+
+
+def _parts(names: list[str], size: int = 500) -> list[list[str]]:
+    # SQLite bounds the parameters of one statement.
+    return [names[begin : begin + size] for begin in range(0, len(names), size)]

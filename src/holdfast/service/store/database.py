@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -31,6 +33,9 @@ FIRST_PAUSE: Final = 0.05
 _AGAIN: Final = ("40001", "40P01", "57P01", "57P02", "57P03", "53300")
 
 
+_log = logging.getLogger("holdfast.service.store")
+
+
 class Database:
     """An open database."""
 
@@ -39,6 +44,9 @@ class Database:
         self.clock = clock
         self._engine = engine
         self._closed = False
+        #: Whether errors may reach callers of the service. They then name an id, under which the log has the
+        #: database's address and what it reported; whoever opens a database reads all of it in the error.
+        self.is_serving = False
         self.is_sqlite = url.get_backend_name() == "sqlite"
 
     @classmethod
@@ -101,9 +109,7 @@ class Database:
 
     async def _tried(self, once: Callable[[], Awaitable[T]], tries: int) -> T:
         if self._closed:
-            raise Unavailable(
-                f"the database {self.place} is closed here: this service stops", reason="STORE_CLOSED"
-            )
+            raise Unavailable("this replica of the service stops: its database is closed", reason="STORE_CLOSED")
         pause = FIRST_PAUSE
         for last in (number == tries for number in range(1, tries + 1)):
             try:
@@ -122,10 +128,16 @@ class Database:
     def _problem(self, error: Exception) -> Problem:
         if isinstance(error, DataError) or _code(error).startswith("22"):
             return Invalid(f"the database takes no such value: {_first_line(error)}", reason="STORE_VALUE")
+        detail = f"the database {self.place} cannot be used: {_first_line(error)}"
+        if not self.is_serving:
+            return Unavailable(detail, reason="STORE_UNAVAILABLE", retry_after=1.0)
+        error_id = secrets.token_hex(8)
+        _log.error("%s, error_id=%s", detail, error_id)
         return Unavailable(
-            f"the database {self.place} cannot be used: {_first_line(error)}",
+            f"the database of the service cannot be used now; its log has more under error_id {error_id}",
             reason="STORE_UNAVAILABLE",
             retry_after=1.0,
+            error_id=error_id,
         )
 
 

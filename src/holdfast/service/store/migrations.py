@@ -90,7 +90,19 @@ _FIRST: Final = (
     """,
 )
 
-STEPS: Final = (Step(1, _FIRST),)
+#: Replicas of the version before this step run on beside it: they write neither the columns nor the table.
+_SECOND: Final = (
+    "ALTER TABLE approvals ADD COLUMN caller TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE approvals ADD COLUMN caller_expires DOUBLE PRECISION NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE session_usage (
+        session_id TEXT PRIMARY KEY REFERENCES sessions (session_id) ON DELETE CASCADE,
+        sampled_at DOUBLE PRECISION NOT NULL, usage TEXT NOT NULL
+    )
+    """,
+)
+
+STEPS: Final = (Step(1, _FIRST), Step(2, _SECOND))
 
 
 async def migrate(connection: Connection, now: float, steps: Sequence[Step] = STEPS) -> list[int]:

@@ -65,6 +65,15 @@ SESSION_LABELS: Final = Table(
     Index("session_labels_by_value", "name", "value"),
 )
 
+#: The last sample of what each session's processes use, written by the replica that has the session's lease.
+SESSION_USAGE: Final = Table(
+    "session_usage",
+    METADATA,
+    Column("session_id", Text, ForeignKey("sessions.session_id", ondelete="CASCADE"), primary_key=True),
+    Column("sampled_at", Double, nullable=False),
+    Column("usage", Text, nullable=False),
+)
+
 STREAMS: Final = Table(
     "audit_streams",
     METADATA,
@@ -113,6 +122,9 @@ APPROVALS: Final = Table(
     Column("outcome", Text, nullable=False),
     Column("answered_by", Text, nullable=False),
     Column("comment", Text, nullable=False),
+    # The call that waits for the answer, and until when it counts as there unless its replica renews this.
+    Column("caller", Text, nullable=False, default="", server_default=""),
+    Column("caller_expires", Double, nullable=False, default=0.0, server_default="0"),
 )
 
 AGENTS: Final = Table(

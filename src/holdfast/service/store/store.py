@@ -30,6 +30,7 @@ from holdfast.service.store.notices import Listening, Notices, PostgresNotices
 from holdfast.service.store.retention import Retention
 from holdfast.service.store.schema import FACTS
 from holdfast.service.store.sessions import SessionRows
+from holdfast.service.store.usage import UsageRows
 from holdfast.service.store.verification import Verification, Verifier
 
 #: A shorter key could be guessed.
@@ -37,7 +38,7 @@ MIN_KEY_BYTES: Final = 16
 _ALL: Final = AuditFilter()
 
 
-class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention):
+class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
     """Made by `Store.open`. Its parts are classes of their own, one for each kind of row, on one database."""
 
     def __init__(self, database: Database, audit_key: bytes | None) -> None:
@@ -73,6 +74,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, Retention
         except BaseException:
             await database.close()
             raise
+        database.is_serving = True
         return store
 
     async def close(self) -> None:
