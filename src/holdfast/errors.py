@@ -32,7 +32,8 @@
     │   │   ├── FileExists         -32027  also Python's FileExistsError
     │   │   ├── NotADirectory      -32028  also Python's NotADirectoryError
     │   │   └── IsADirectory       -32029  also Python's IsADirectoryError
-    │   └── SandboxGone            -32030  the container, pod or host is not there, or has ended
+    │   ├── SandboxGone            -32030  the container, pod or host is not there, or has ended
+    │   └── HelperFailed           -32031  a process of ours that works for the server could not start, or ended
     ├── ProcessError               the command itself
     │   ├── CommandNotFound        -32040  exit code 127 on the command line
     │   ├── NotExecutable          -32041  exit code 126
@@ -264,6 +265,15 @@ class SandboxGone(SandboxError):
     """The container, pod, jail or host is not there, or has ended, and all that ran in it."""
 
     code = -32030
+
+
+class HelperFailed(SandboxError):
+    """A process that the server starts to do a part of its work could not be started, or ended before its reply.
+
+    The message names what failed. The path or command of the caller had no part in it.
+    """
+
+    code = -32031
 
 
 class ProcessError(HoldfastError):

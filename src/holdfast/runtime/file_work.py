@@ -1,14 +1,19 @@
 """What is done to files, in plain system calls: in a thread of the server, or in a child that runs as another user.
 
-As a child it is started as `python -I -S file_work.py`, becomes the user of its first message, and then does what
-it is asked on stdin until that ends. Standard library only, and nothing of ours: that user's Python sees this file
-and no more. Values are what `marshal` carries; errors are `OSError`.
+As a child it is started as `python -I -S file_work.py`, becomes the user of its first message, and then performs the
+requests from stdin until end of file. Standard library only, and nothing of ours. Every import stands here at the top:
+that user may be unable to read the library, so `serve` refuses imports before it changes the user. Values are what
+`marshal` carries; errors of a path are `OSError`, and any other exception ends the child with its text on stderr.
 """
 
 from __future__ import annotations
 
 import errno
+import heapq
+import marshal
 import os
+import resource
+import shutil
 import stat
 import sys
 import threading
@@ -65,7 +70,11 @@ class FileWork:
         self._over: dict[str, None] = {}
 
     def perform(self, operation: str, arguments: dict[str, Any]) -> Any:
-        return getattr(self, f"do_{operation}")(**arguments)
+        try:
+            return getattr(self, f"do_{operation}")(**arguments)
+        except RecursionError:
+            # With the number for a path that the kernel finds too long: a tree this deep has such paths.
+            raise OSError(errno.ENAMETOOLONG, "nested too deeply") from None
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -84,8 +93,6 @@ class FileWork:
         return info(path, os.stat(path, follow_symlinks=follow))
 
     def do_list(self, path: str, after: str, limit: int) -> tuple[list[tuple[str, Info]], bool]:
-        import heapq
-
         first = os.fsencode(after)
         with os.scandir(os.fsencode(path)) as entries:
             # Only as many names as a page has are held, however many there are.
@@ -264,8 +271,6 @@ class FileWork:
         if not stat.S_ISDIR(found.st_mode):
             os.unlink(path)
         elif recursive:
-            import shutil
-
             # On descriptors: a directory that is exchanged for a link meanwhile is not followed.
             shutil.rmtree(path)
         else:
@@ -424,28 +429,49 @@ def pieces_of(fd: int) -> Iterator[bytes]:
 # --- as a child of the server --------------------------------------------------------------------------------
 
 
+class NoImports:
+    """A finder that refuses every module that is not loaded yet."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        raise ImportError(f"module {name!r} is imported after the change of user: import it at the top of the file")
+
+
+def refuse_imports() -> None:
+    """Make each import of a module that is not loaded an error, on every machine.
+
+    Without this an import would fail only where the new user cannot read Python's library.
+    """
+    sys.meta_path[:] = [NoImports()]
+
+
 def become(uid: int, gid: int, groups: list[int]) -> None:
-    """Another user, for good; anything but complete success is an error."""
-    os.setgroups(groups)
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
+    """Another user, for good; anything but complete success ends the child with the step that failed."""
+    step = ""
+    try:
+        step = "setgroups"
+        os.setgroups(groups)
+        step = "setresgid"
+        os.setresgid(gid, gid, gid)
+        step = "setresuid"
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        raise SystemExit(f"cannot change to uid {uid}, gid {gid}: {step}: {error.strerror}") from None
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
-        raise PermissionError(errno.EPERM, "the user could not be changed")
+        raise SystemExit(f"cannot change to uid {uid}, gid {gid}: the ids are others afterwards")
 
 
 def read_message(source: IO[bytes]) -> Any:
-    import marshal
-
     header = source.read(LENGTH_BYTES)
     if len(header) < LENGTH_BYTES:
         raise EOFError
-    body = source.read(int.from_bytes(header, "big"))
+    size = int.from_bytes(header, "big")
+    body = source.read(size)
+    if len(body) < size:
+        raise EOFError
     return marshal.loads(body)
 
 
 def write_message(sink: IO[bytes], message: Any) -> None:
-    import marshal
-
     body = marshal.dumps(message)
     sink.write(len(body).to_bytes(LENGTH_BYTES, "big"))
     sink.write(body)
@@ -454,6 +480,10 @@ def write_message(sink: IO[bytes], message: Any) -> None:
 
 def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     uid, gid, groups, max_uploads = read_message(source)
+    # The mark of a process that the server spawned at the same moment: a kill of that process would take this one.
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
+    resource.setrlimit(resource.RLIMIT_RTTIME, (hard, hard))
+    refuse_imports()
     become(uid, gid, groups)
     work = FileWork(max_uploads)
     while True:
@@ -461,10 +491,12 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
             operation, arguments = read_message(source)
         except EOFError:
             break
+        failure = result = None
         try:
-            write_message(sink, (None, work.perform(operation, arguments)))
+            result = work.perform(operation, arguments)
         except OSError as error:
-            write_message(sink, ((error.errno, error.strerror or str(error), error.filename), None))
+            failure = (error.errno, error.strerror or str(error), error.filename)
+        write_message(sink, (failure, result))
     # What is unfinished stays: our server may have died, and the next one goes on with it.
 
 

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import (
-    FileError,
     HoldfastError,
     InvalidParams,
     LimitReached,
@@ -34,7 +33,7 @@ from holdfast.model import (
     FileInfo,
     FilePiece,
 )
-from holdfast.runtime.environment import resolve_user
+from holdfast.runtime.environment import resolve_cwd, resolve_user
 from holdfast.runtime.file_users import UserChildren
 from holdfast.runtime.file_work import FileWork
 
@@ -241,8 +240,6 @@ class LocalFiles:
             raise
         except OSError as error:
             raise translated(error, path) from None
-        except RecursionError:
-            raise FileError(f"{path}: nested too deeply") from None
 
     def _perform(self, operation: str, arguments: dict[str, Any], user: str | None) -> Any:
         account = None if user is None else resolve_user(user)
@@ -250,8 +247,8 @@ class LocalFiles:
             return self._work.perform(operation, arguments)
         # The child has a working directory of its own; what a link says is not a path of ours.
         for name in ("path", "source") if operation == "make_link" else ("path", "source", "target"):
-            if name in arguments:
-                arguments[name] = os.path.join(os.getcwd(), arguments[name])
+            if name in arguments and not os.path.isabs(arguments[name]):
+                arguments[name] = os.path.join(resolve_cwd(None), arguments[name])
         return self._children.perform(account, operation, arguments)
 
     def _pool(self) -> concurrent.futures.ThreadPoolExecutor:
