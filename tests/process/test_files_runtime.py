@@ -169,6 +169,17 @@ async def test_a_directory_that_is_there_keeps_its_permissions(files: LocalFiles
     assert stat.S_IMODE((tmp_path / "somebodys").stat().st_mode) == 0o755
 
 
+async def test_a_link_in_the_target_does_not_lead_a_copy_back_into_its_source(
+    files: LocalFiles, tmp_path: Path
+) -> None:
+    (tmp_path / "source" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "a").symlink_to(tmp_path / "source" / "a" / "b")
+    with pytest.raises(FileError, match="into itself"):
+        await files.copy(str(tmp_path / "source"), str(tmp_path / "target"), recursive=True)
+    assert os.listdir(tmp_path / "source" / "a" / "b") == []
+
+
 async def test_a_request_that_comes_twice_is_done_once(files: LocalFiles, tmp_path: Path) -> None:
     path = str(tmp_path / "d")
     for _ in range(2):

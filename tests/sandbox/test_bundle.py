@@ -240,6 +240,20 @@ def test_users_are_those_of_the_place(place: Place) -> None:
     assert place.run(["id", "-G"], user="agent") == (0, "4321 777\n")
 
 
+def test_files_of_another_user(make_place: Callable[..., Place]) -> None:
+    """In a place without a shell, from a tree that the user cannot enter."""
+    place = make_place()
+    (place.root / "opt").chmod(0o700)
+    for name in ("small", "tree/other"):
+        chunk = base64.b64encode(name.encode()).decode()
+        place.call("file/write", path=f"/tmp/{name}", chunk=chunk, user="1234")
+        assert ((place.root / "tmp" / name).read_text(), (place.root / "tmp" / name).stat().st_uid) == (name, 1234)
+    listed = place.call("file/list", path="/tmp/tree", user="1234")
+    assert [entry["name"] for entry in listed["entries"]] == ["other"]
+    place.call("file/remove", path="/tmp/tree", recursive=True, user="1234")
+    assert not (place.root / "tmp/tree").exists()
+
+
 def test_a_place_without_a_user_database(place: Place) -> None:
     assert place.run(["id", "-u"], user="1234") == (0, "1234\n")
     done = place.holdfast(

@@ -1,7 +1,7 @@
 """What is done to files, in plain system calls: in a thread of the server, or in a child that runs as another user.
 
-As a child it is started as `python -I -S file_work.py`, becomes the user of its first message, and then performs the
-requests from stdin until end of file. Standard library only, and nothing of ours. Every import stands here at the top:
+As a child it is started as `python -I -S file_work.py`, becomes the user of its first message, and then performs
+the requests from stdin until end of file. Standard library only, nothing of ours, and every import at the top:
 that user may be unable to read the library, so `serve` refuses imports before it changes the user. Values are what
 `marshal` carries; errors of a path are `OSError`, and any other exception ends the child with its text on stderr.
 """
@@ -286,16 +286,20 @@ class FileWork:
             self.do_remove(source, True, False)
 
     def do_copy(self, source: str, target: str, recursive: bool) -> None:
-        found = os.lstat(source)
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(os.lstat(source).st_mode):
             if not recursive:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source)
-            beneath = os.path.realpath(target)
-            if f"{beneath}/".startswith(f"{os.path.realpath(source)}/"):
-                raise OSError(errno.EINVAL, "a directory cannot be copied into itself", target)
+            check_apart(source, target)
+        self._copy(source, target)
+
+    def _copy(self, source: str, target: str) -> None:
+        found = os.lstat(source)
+        if stat.S_ISDIR(found.st_mode):
+            if os.path.islink(target):  # merged into a tree whose link may lead back into the source
+                check_apart(source, target)
             os.makedirs(target, exist_ok=True)
             for name in os.listdir(source):
-                self.do_copy(os.path.join(source, name), os.path.join(target, name), True)
+                self._copy(os.path.join(source, name), os.path.join(target, name))
             os.chmod(target, stat.S_IMODE(found.st_mode))
             os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
         elif stat.S_ISLNK(found.st_mode):
@@ -380,6 +384,12 @@ def keep_owner(fd: int, replaced: os.stat_result | None) -> None:
 def unlink_if_there(path: str) -> None:
     if os.path.lexists(path):
         os.unlink(path)
+
+
+def check_apart(source: str, target: str) -> None:
+    """Refuse to copy a directory into itself, which would have no end."""
+    if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(source)}/"):
+        raise OSError(errno.EINVAL, "a directory cannot be copied into itself", target)
 
 
 def copy_into(source: str, target: str) -> None:

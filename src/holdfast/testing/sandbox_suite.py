@@ -20,7 +20,14 @@ from holdfast.client.dial import dialer
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, StderrChunk, StdoutChunk
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox, connect
-from holdfast.errors import CommandNotFound, CwdNotFound, HoldfastError, TimeoutError, UnknownProcess
+from holdfast.errors import (
+    CommandNotFound,
+    CwdNotFound,
+    HoldfastError,
+    PermissionRefused,
+    TimeoutError,
+    UnknownProcess,
+)
 from holdfast.model import OutputChunk, TerminalSize
 from holdfast.sandboxes.place import Place
 from holdfast.transport.channel import Channel, Receiver
@@ -343,6 +350,29 @@ async def files_come_back_as_they_went(box: Sandbox, subject: Subject) -> None:
         await box.exec(["rm", "-rf", directory])
 
 
+async def files_of_another_user_are_that_users(box: Sandbox, subject: Subject) -> None:
+    """Where commands can run as another user, files can be worked on as that user."""
+    user = "65534:65534"
+    if isinstance(await _raised(box.exec(["true"], user=user)), PermissionRefused):
+        return
+    directory = (await box.exec(["sh", "-c", "mktemp -d"])).stdout.strip()
+    try:
+        await box.exec(["chmod", "777", directory])
+        for name, content in (("small", b"x"), ("tree/large", BINARY * 100)):
+            await box.write_file(f"{directory}/{name}", content, user=user)
+            assert await box.read_file(f"{directory}/{name}", user=user) == content, name
+            assert (await box.stat(f"{directory}/{name}", user=user)).uid == 65534, name
+        assert [entry.name for entry in await box.list_dir(directory, user=user)] == ["small", "tree"]
+        await box.remove(f"{directory}/tree", recursive=True, user=user)
+        await box.write_file(f"{directory}/closed", b"s", mode=0o600)
+        refused = await _raised(box.read_file(f"{directory}/closed", user=user))
+        assert isinstance(refused, PermissionRefused), refused
+        assert f"{directory}/closed" in str(refused)
+        assert [entry.name for entry in await box.list_dir(directory)] == ["closed", "small"]
+    finally:
+        await box.exec(["rm", "-rf", directory])
+
+
 async def what_a_process_uses_is_told_with_all_that_it_started(box: Sandbox, subject: Subject) -> None:
     async with _started(box, "(sh -c 'echo $$; exec sleep 1000' &); echo $$; exec cat") as process:
         found = await process.wait_for_output(re.compile(rb"(\d+)\s+(\d+)\s"), timeout=PATIENCE_SECONDS)
@@ -421,6 +451,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     a_terminal_runs_commands,
     a_program_on_a_terminal_is_told_its_size,
     files_come_back_as_they_went,
+    files_of_another_user_are_that_users,
     what_a_process_uses_is_told_with_all_that_it_started,
     nothing_is_left,
 )
