@@ -319,6 +319,8 @@ class ServerStatus(Struct, frozen=True):
     spool_file_system: str = ""
     #: What was lost when an earlier keeper was killed with its server; empty if nothing was.
     lost: str = ""
+    #: For the Codex client, which reads this field alone.
+    status: Literal["ready"] = "ready"
 
 
 class ShellSpec(Struct, frozen=True):
