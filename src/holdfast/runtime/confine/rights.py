@@ -33,9 +33,9 @@ class Right(NamedTuple):
 
 def confinement_for(rights: Iterable[Right] | None, *, network: bool) -> Confinement | None:
     """The confinement that enforces these rights (None: on every path) and, without `network`, keeps it out."""
-    reach: Final = "host" if network else "none"
     if rights is None:
-        return None if network else Confinement(mode="none", network=reach)
+        # A namespace of its own has no say over Unix sockets, which are files.
+        return None if network else Confinement(mode="none", network="none", unix_sockets=False)
     given = _by_path(rights)
     if given.get("/", "deny") == "deny":
         raise Forbidden("sandbox: a policy under which not all files can be read cannot be enforced here")
@@ -45,7 +45,8 @@ def confinement_for(rights: Iterable[Right] | None, *, network: bool) -> Confine
         writable=_of(given, "write"),
         readable=_of(given, "read"),
         hidden=_of(given, "deny"),
-        network=reach,
+        network="host" if network else "none",
+        unix_sockets=network,
     )
 
 
