@@ -90,8 +90,6 @@ class Confinement(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     #: `proxy`: nothing but what the filtering proxy at the Unix socket `proxy` lets through.
     network: ConfinedNetwork = "host"
     proxy: str | None = None
-    #: False: no Unix socket can be made, except for pairs. A path that may be read is a path to connect to.
-    unix_sockets: bool = True
     #: Refuse system calls that programs seldom need and attackers often do.
     seccomp: bool = True
     #: With `landlock`, no /proc of others; `bubblewrap` has a process namespace in any case.
@@ -102,6 +100,8 @@ class Confinement(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     total_memory_bytes: int | None = None
     total_processes: int | None = None
     cpu_cores: float | None = None
+    #: False: no Unix socket can be made, except for pairs. A path that may be read is a path to connect to.
+    unix_sockets: bool = True
 
     @property
     def limits_tree(self) -> bool:
