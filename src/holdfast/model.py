@@ -47,7 +47,7 @@ class TerminalSize(Struct, frozen=True):
     cols: int = 80
 
 
-class EnvPolicy(Struct, frozen=True):
+class EnvPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """How to make a process's environment from the server's own; `ProcessSpec.env` is laid over the result."""
 
     inherit: Literal["all", "core", "none"] = "all"
@@ -60,7 +60,7 @@ class EnvPolicy(Struct, frozen=True):
     include_only: tuple[str, ...] = ()
 
 
-class Limits(Struct, frozen=True, omit_defaults=True):
+class Limits(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Resource limits of one process, set as rlimits before it executes; its children inherit them."""
 
     cpu_seconds: int | None = None
@@ -73,8 +73,12 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     nice: int | None = None
 
 
-class Confinement(Struct, frozen=True, omit_defaults=True):
-    """What the operating system keeps a process, and all that it starts, from doing; set before it executes."""
+class Confinement(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the operating system keeps a process, and all that it starts, from doing; set before it executes.
+
+    Like every Struct that restricts a process, it refuses a field that it does not know: a restriction that an
+    older version ignored would look enforced.
+    """
 
     #: `bubblewrap`: a root of its own, and namespaces. `landlock`: rights on paths, where no namespace can be had.
     mode: ConfinementMode = "none"
@@ -96,6 +100,8 @@ class Confinement(Struct, frozen=True, omit_defaults=True):
     total_memory_bytes: int | None = None
     total_processes: int | None = None
     cpu_cores: float | None = None
+    #: False: no Unix socket can be made, except for pairs. A path that may be read is a path to connect to.
+    unix_sockets: bool = True
 
     @property
     def limits_tree(self) -> bool:
@@ -319,6 +325,8 @@ class ServerStatus(Struct, frozen=True):
     spool_file_system: str = ""
     #: What was lost when an earlier keeper was killed with its server; empty if nothing was.
     lost: str = ""
+    #: For the Codex client, which reads this field alone.
+    status: Literal["ready"] = "ready"
 
 
 class ShellSpec(Struct, frozen=True):

@@ -10,14 +10,19 @@ import base64
 import contextlib
 import itertools
 import json
+import socket
+import sys
+import tempfile
+import uuid
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from holdfast.testing.servers import RunningServer, is_alive, running_server
+from support.parts import needs
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +223,7 @@ async def test_a_session_is_resumed_after_a_break(server: RunningServer) -> None
 
 
 async def test_a_start_with_all_that_the_real_client_sends(server: RunningServer) -> None:
-    """The members are those of Codex CLI 0.166; what the server does not know it ignores."""
+    """The members are those of Codex CLI 0.166 without a policy."""
     async with client(server) as (codex, _):
         info = await codex.request("environment/info", None)
         assert set(info["shell"]) == {"name", "path"}
@@ -234,6 +239,9 @@ async def test_a_start_with_all_that_the_real_client_sends(server: RunningServer
             ["/bin/bash", "-lc", "echo $CODEX_CI; env | grep -c ^HOLDFAST; exit 3"],
             cwd="file:///tmp",
             metadata={"threadId": "01a1e110", "toolCallId": "c1"},
+            sandbox=None,
+            enforceManagedNetwork=False,
+            managedNetwork=None,
             envPolicy=policy,
             env={"CODEX_CI": "1", "TERM": "dumb"},
         )
@@ -307,9 +315,202 @@ async def test_a_policy_that_nobody_enforces_is_refused(server: RunningServer, t
     path = (tmp_path / "a").as_uri()
     (tmp_path / "a").write_text("x")
     async with client(server) as (codex, _):
-        for permissions in ({"type": "managed", "fileSystem": {}}, {"type": "new"}, {}):
+        for permissions in ({"type": "managed", "fileSystem": {}}, {"type": "new"}, {}, read_only()):
             error = await codex.refused("fs/readFile", {"path": path, "sandbox": {"permissions": permissions}})
-            assert error["code"] == -32007
+            assert error["code"] == FORBIDDEN
         for permissions in ({"type": "disabled"}, {"type": "external"}):
             read = await codex.request("fs/readFile", {"path": path, "sandbox": {"permissions": permissions}})
             assert base64.b64decode(read["dataBase64"]) == b"x"
+        error = await codex.refused("fs/readFile", {"path": path, "sandbox": None, "followSymlinks": False})
+        assert error["code"] == FORBIDDEN
+        error = await codex.refused("fs/readFile", {"path": path, "sandbox": None, "onlyIf": "later"})
+        assert "`onlyIf`" in error["message"]
+
+
+async def test_a_file_in_a_missing_directory_is_named_in_the_error(server: RunningServer, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "a.txt"
+    async with client(server) as (codex, _):
+        params = {"path": path.as_uri(), "dataBase64": "eA==", "sandbox": None}
+        error = await codex.refused("fs/writeFile", params)
+        assert (error["code"], error["message"]) == (-32004, f"{path}: no such file or directory")
+
+
+async def test_the_place_as_the_client_reads_it(server: RunningServer) -> None:
+    async with client(server) as (codex, _):
+        info = await codex.request("environment/info", None)
+        assert info["cwd"] == PurePath(server.directory).as_uri()
+        assert (await codex.request("environment/status", None))["status"] == "ready"
+
+
+# --- policies --------------------------------------------------------------------------------------------------
+
+FORBIDDEN = -32007
+
+
+def special(kind: str, access: str, **more: Any) -> dict[str, Any]:
+    subpath = {"subpath": more.pop("subpath")} if "subpath" in more else {}
+    return {"path": {"type": "special", "value": {"kind": kind, **subpath}}, "access": access, **more}
+
+
+def managed(*entries: dict[str, Any], network: str = "restricted") -> dict[str, Any]:
+    return {"type": "managed", "file_system": {"type": "restricted", "entries": entries}, "network": network}
+
+
+def read_only() -> dict[str, Any]:
+    return managed(special("root", "read"))
+
+
+def workspace_write(network: str = "restricted") -> dict[str, Any]:
+    """As Codex CLI 0.166 sends it for `-s workspace-write`."""
+    kept = (".git", ".agents", ".codex", ".aws")
+    return managed(
+        special("root", "read"),
+        special("project_roots", "write"),
+        special("slash_tmp", "write"),
+        special("tmpdir", "write"),
+        *(special("project_roots", "read", subpath=name, missing_path_behavior="skip") for name in kept),
+        network=network,
+    )
+
+
+def under(permissions: dict[str, Any], workspace: Path, **more: Any) -> dict[str, Any]:
+    """The member `sandbox`, with all that the client puts beside the permissions."""
+    uri = workspace.as_uri()
+    beside = {
+        "windowsSandboxLevel": "disabled",
+        "windowsSandboxProxySettingsMode": "reconcile",
+        "useLegacyLandlock": False,
+    }
+    return {"permissions": permissions, "cwd": uri, "workspaceRoots": [uri], **beside, **more}
+
+
+class Ran:
+    """How a command ended under a policy."""
+
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        exited = next(event["params"] for event in events if event["method"] == "process/exited")
+        self.code: int = exited["exitCode"]
+        self.denied: bool = exited["sandboxDenied"]
+        self.text = (output_of(events, "stdout") + output_of(events, "stderr")).decode()
+
+
+async def run_under(codex: ForeignClient, command: str, workspace: Path, permissions: dict[str, Any]) -> Ran:
+    name = f"p-{uuid.uuid4()}"
+    params = start_params(
+        name, ["sh", "-c", command], cwd=workspace.as_uri(), sandbox=under(permissions, workspace)
+    )
+    await codex.request("process/start", params)
+    ran = Ran(await codex.until(name, "process/closed"))
+    read = await codex.request("process/read", {"processId": name})
+    assert read["sandboxDenied"] is ran.denied
+    return ran
+
+
+@pytest.fixture
+def workspace() -> Iterator[Path]:
+    """Not below /tmp, which workspace-write gives in any case."""
+    with tempfile.TemporaryDirectory(prefix="hf-workspace-", dir="/var/tmp") as directory:
+        yield Path(directory).resolve()
+
+
+@needs("bwrap")
+async def test_read_only_keeps_a_command_from_writing(
+    server: RunningServer, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "given").write_text("read me\n")
+    (tmp_path / "other").write_text("and me\n")
+    async with client(server) as (codex, _):
+        ran = await run_under(codex, f"cat given {tmp_path}/other", workspace, read_only())
+        assert (ran.code, ran.text, ran.denied) == (0, "read me\nand me\n", False)
+        for target in ("file", "/tmp/hf-denied", f"{Path.home()}/hf-denied", "/etc/hf-denied"):
+            ran = await run_under(codex, f"echo x > {target}", workspace, read_only())
+            assert (ran.code != 0, ran.denied, (workspace / target).exists()) == (True, True, False), target
+        ran = await run_under(codex, "exit 3", workspace, read_only())
+        assert (ran.code, ran.denied) == (3, False)
+
+
+@needs("bwrap")
+async def test_workspace_write_lets_a_command_write_there_and_in_tmp(
+    server: RunningServer, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / ".git").mkdir()
+    async with client(server) as (codex, _):
+        ran = await run_under(codex, f"echo x > made && echo y > {tmp_path}/made", workspace, workspace_write())
+        assert (ran.code, ran.denied) == (0, False)
+        assert (workspace / "made").read_text() + (tmp_path / "made").read_text() == "x\ny\n"
+        for target in ("/etc/hf-denied", f"{workspace}-beside", f"{workspace}/.git/config"):
+            ran = await run_under(codex, f"touch {target}", workspace, workspace_write())
+            assert (ran.code != 0, ran.denied, (workspace / target).exists()) == (True, True, False), target
+
+
+@needs("bwrap")
+async def test_a_policy_without_network_gives_no_sockets_of_others(
+    server: RunningServer, workspace: Path, tmp_path: Path
+) -> None:
+    """Neither by address nor by path: whoever reaches a socket of an unconfined program is not confined."""
+    reach = """
+import socket, sys
+kind, address = sys.argv[1:]
+try:
+    made = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
+    made.settimeout(5)
+    made.connect(address if kind == "unix" else ("127.0.0.1", int(address)))
+except OSError as error:
+    raise SystemExit(error.strerror)
+print("reached")
+"""
+    (workspace / "reach.py").write_text(reach)
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(workspace / "s"))
+        unix.listen()
+        port = tcp.getsockname()[1]
+        async with client(server) as (codex, _):
+            for where in (f"tcp {port}", f"unix {workspace}/s"):
+                command = f"{sys.executable} reach.py {where}"
+                for permissions in (read_only(), workspace_write(), {"type": "external", "network": "restricted"}):
+                    ran = await run_under(codex, command, workspace, permissions)
+                    assert (ran.code, "reached" in ran.text) == (1, False), (where, ran.text)
+                ran = await run_under(codex, command, workspace, workspace_write("enabled"))
+                assert ran.text == "reached\n", where
+
+
+async def test_what_cannot_be_enforced_is_refused_and_nothing_runs(server: RunningServer, workspace: Path) -> None:
+    made = workspace / "made"
+    missing = {"path": {"type": "path", "path": (workspace / "none").as_uri()}, "access": "read"}
+    glob = {"path": {"type": "glob_pattern", "pattern": "**/*.env"}, "access": "deny"}
+    (workspace / "link").symlink_to("/etc")
+    link = {"path": {"type": "path", "path": (workspace / "link").as_uri()}, "access": "write"}
+    root, roots = special("root", "read"), special("project_roots", "write")
+    refused: list[dict[str, Any]] = [
+        {"enforceManagedNetwork": True},
+        {"managedNetwork": {}},
+        {"networkProxy": {"proxy": {}}},
+        {"sandbox": {}},
+        {"sandbox": "read-only"},
+        {"sandbox": under({"type": "new"}, workspace)},
+        {"sandbox": under(managed(), workspace)},
+        {"sandbox": under(managed(roots), workspace)},
+        {"sandbox": under(managed(root, glob), workspace)},
+        {"sandbox": under(managed(root, special("minimal", "read")), workspace)},
+        {"sandbox": under(managed(root, special("later", "read")), workspace)},
+        {"sandbox": under(managed(root, {**roots, "unless": "later"}), workspace)},
+        {"sandbox": under(managed(root, {**roots, "missing_path_behavior": "make"}), workspace)},
+        {"sandbox": under(managed(root, special("project_roots", "write", subpath="../..")), workspace)},
+        {"sandbox": under(managed(root, roots, missing), workspace)},
+        {"sandbox": under(managed(root, link), workspace)},
+        {"sandbox": under(managed(root, network="allow-listed"), workspace)},
+        {"sandbox": under({**read_only(), "process": "restricted"}, workspace)},
+        {"sandbox": under(read_only(), workspace, laterRestriction=True)},
+        {"sandbox": under(read_only(), workspace, sandboxOverride="require")},
+        {"sandbox": under(managed(root, roots), workspace, policyContext={"workspaceRoots": ["file:///srv"]})},
+        {"sandbox": under(read_only(), workspace), "confinement": {"mode": "none"}},
+    ]
+    async with client(server) as (codex, _):
+        for number, more in enumerate(refused):
+            params = start_params(f"refused-{number}", ["touch", str(made)], **more)
+            error = await codex.refused("process/start", params)
+            assert error["code"] == FORBIDDEN, (more, error)
+        for strict in ({"laterRestriction": True}, {"confinement": {"later": True}}, {"limits": {"later": 1}}):
+            error = await codex.refused("process/start", start_params("strict", ["touch", str(made)], **strict))
+            assert (error["code"], "unknown field" in error["message"]) == (-32602, True), error
+        assert not made.exists()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -28,14 +27,12 @@ from holdfast.bridge import (
 )
 from holdfast.sandboxes.bundle import Bundle
 
+from .real_agents import AGENTS, NODE, require_agents
+
 pytest.importorskip("h11", reason="the bundle has no h11 for the model proxy: install holdfast[bridge]")
 
 #: Not that of a virtual environment, which is not in the jail.
 PYTHON = os.path.realpath(sys.executable)
-#: Where `make parts` installs the agents, by this list of them.
-LISTED = Path(__file__).parent / "agents/package.json"
-AGENTS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast-agents"
-NODE = os.path.realpath(shutil.which("node") or "node")
 AGENT = """
 import json, os, urllib.request
 with open("/proc/net/dev") as file:
@@ -73,12 +70,7 @@ async def test_an_agent_without_network_has_a_model(tmp_path: Path) -> None:
 @pytest.fixture
 def agents() -> Path:
     """Where they are installed."""
-    if not os.path.exists(NODE):
-        pytest.skip("no node")
-    installed = AGENTS / "package.json"
-    if not installed.exists() or installed.read_bytes() != LISTED.read_bytes():
-        pytest.skip(f"no agents of these versions in {AGENTS}: make parts")
-    return AGENTS / "node_modules"
+    return require_agents()
 
 
 def claude_code(installed: Path, bridge: Bridge) -> tuple[list[str], dict[str, str]]:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CommandNotFound, InvalidParams, PermissionRefused
-from holdfast.model import Confinement
+from holdfast.errors import CommandNotFound, Forbidden, InvalidParams, PermissionRefused
+from holdfast.model import Confinement, ExitStatus
 from holdfast.runtime.confine import bubblewrap, composing, landlock
+from holdfast.runtime.confine.denials import was_denied
 from holdfast.runtime.confine.paths import Visible, is_beneath, unreadable_for_others, visible_paths
 from holdfast.runtime.confine.resource_groups import Hierarchy
+from holdfast.runtime.confine.rights import Right, confinement_for
 from holdfast.runtime.confine.seccomp import AF_INET, AF_UNIX, MACHINES, filter_program, refused_calls
 
 ALLOWED = 0x7FFF0000
@@ -263,3 +265,106 @@ def test_limits_in_the_words_of_each_version(
     limits = Confinement(total_memory_bytes=1_000_000, total_processes=7, cpu_cores=0.5)
     Hierarchy(controller, "", version).limit(str(tmp_path), limits)  # type: ignore[arg-type]
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == written
+
+
+# --- rights ----------------------------------------------------------------------------------------------------
+
+
+class TestRights:
+    def test_no_restriction_needs_no_confinement(self) -> None:
+        assert confinement_for(None, network=True) is None
+
+    def test_the_network_alone(self) -> None:
+        expected = Confinement(mode="none", network="none", unix_sockets=False)
+        assert confinement_for(None, network=False) == expected
+
+    def test_read_only_shows_the_tmp_of_the_machine(self) -> None:
+        found = confinement_for([Right("/", "read")], network=False)
+        expected = Confinement(mode="bubblewrap", readable=("/", "/tmp"), network="none", unix_sockets=False)
+        assert found == expected
+
+    def test_a_path_below_another_has_other_rights(self, tmp_path: Path) -> None:
+        work, kept, secret = tmp_path / "work", tmp_path / "work/.git", tmp_path / "work/.env"
+        kept.mkdir(parents=True)
+        secret.touch()
+        rights = [
+            Right("/", "read"),
+            Right(str(secret), "deny"),
+            Right(str(kept), "read"),
+            Right(str(work), "write"),
+            Right(str(work / "redundant"), "write"),
+        ]
+        found = confinement_for(rights, network=True)
+        assert found is not None
+        assert (found.writable, found.hidden, found.network) == ((str(work),), (str(secret),), "host")
+        assert str(kept) in found.readable
+
+    def test_of_two_rights_on_one_path_the_stronger_counts(self, tmp_path: Path) -> None:
+        path = str(tmp_path)
+        rights = [Right("/", "read"), Right(path, "read"), Right(path, "write")]
+        found = confinement_for(rights, network=True)
+        assert found is not None
+        assert found.writable == (path,)
+        found = confinement_for([*rights, Right(path, "deny")], network=True)
+        assert found is not None
+        assert (found.writable, found.hidden) == ((), (path,))
+
+    def test_what_is_missing_is_left_out_where_that_gives_no_more(self, tmp_path: Path) -> None:
+        path, missing = str(tmp_path), str(tmp_path / "none")
+        base = [Right("/", "read"), Right(path, "write")]
+        plain = confinement_for(base, network=True)
+        for right in (Right(missing, "read", optional=True), Right(missing, "deny", optional=True)):
+            assert confinement_for([*base, right], network=True) == plain
+        assert confinement_for([base[0], Right(missing, "write")], network=True) == confinement_for(
+            base[:1], network=True
+        )
+        for right in (Right(missing, "read"), Right(missing, "deny")):
+            with pytest.raises(Forbidden, match="cannot be kept back"):
+                confinement_for([*base, right], network=True)
+
+    @pytest.mark.parametrize("rights", [[], [Right("/tmp", "write")], [Right("/", "deny")]])
+    def test_a_root_that_cannot_be_read_is_refused(self, rights: list[Right]) -> None:
+        with pytest.raises(Forbidden):
+            confinement_for(rights, network=True)
+
+    def test_a_symbolic_link_is_refused_with_its_real_path(self, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to("/etc")
+        with pytest.raises(Forbidden, match="name /etc"):
+            confinement_for([Right("/", "read"), Right(str(tmp_path / "link"), "write")], network=True)
+
+
+# --- denials ---------------------------------------------------------------------------------------------------
+
+
+class TestDenials:
+    JAIL = Confinement(mode="bubblewrap", network="none")
+
+    @pytest.mark.parametrize(
+        "text", [b"touch: Read-only file system\n", b"EPERM: operation not permitted", b"x: Permission denied"]
+    )
+    def test_a_refusal_in_the_output_of_one_that_failed(self, text: bytes) -> None:
+        assert was_denied(self.JAIL, ExitStatus(1), [b"", text])
+        assert not was_denied(self.JAIL, ExitStatus(0), [text])
+        assert not was_denied(self.JAIL, ExitStatus(143, "SIGTERM"), [text])
+        assert not was_denied(None, ExitStatus(1), [text])
+
+    def test_a_network_that_is_not_there(self) -> None:
+        text = b"curl: (6) Could not resolve host: example.com"
+        assert was_denied(self.JAIL, ExitStatus(6), [text])
+        assert not was_denied(Confinement(mode="bubblewrap", network="host"), ExitStatus(6), [text])
+
+    def test_a_failure_without_a_refusal(self) -> None:
+        assert not was_denied(self.JAIL, ExitStatus(2), [b"No such file or directory"])
+
+
+def test_no_unix_sockets_need_the_filter() -> None:
+    with pytest.raises(InvalidParams, match="seccomp"):
+        composing.compose(
+            Confinement(unix_sockets=False, seccomp=False),
+            path="/bin/sh",
+            argv=["sh"],
+            environment={},
+            cwd="/",
+            as_root=True,
+            own=(),
+        )

@@ -154,7 +154,8 @@ class FileWork:
         temporary = os.path.join(directory, temporary_name(name, upload_id))
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if begins else 0)
         try:
-            fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600)
+            with ShownAs(temporary, path):
+                fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600)
         except FileNotFoundError:
             if begins:
                 raise
@@ -207,7 +208,8 @@ class FileWork:
             os.fchmod(upload.fd, mode)
         if upload.temporary is not None:
             try:
-                os.rename(upload.temporary, upload.target)
+                with ShownAs(upload.temporary, path):
+                    os.rename(upload.temporary, upload.target)
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
@@ -312,9 +314,11 @@ class FileWork:
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         temporary = os.path.join(directory, temporary_name(name, os.urandom(8).hex()))
-        os.symlink(target, temporary)
+        with ShownAs(temporary, path):
+            os.symlink(target, temporary)
         try:
-            os.rename(temporary, path)
+            with ShownAs(temporary, path):
+                os.rename(temporary, path)
         except OSError:
             os.unlink(temporary)
             raise
@@ -336,6 +340,20 @@ def info(path: str, found: os.stat_result) -> Info:
 def temporary_name(name: str, upload_id: str) -> str:
     """Beside the file, hidden, and short enough where the name is as long as a name may be."""
     return os.fsdecode(b".%s.holdfast-%s" % (os.fsencode(name)[:180], os.fsencode(upload_id)))
+
+
+class ShownAs:
+    """A block in which `temporary` stands for `path`: an error of the one names the other."""
+
+    def __init__(self, temporary: str, path: str) -> None:
+        self._temporary = temporary
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and error.filename == self._temporary:
+            error.filename = self._path
 
 
 def open_regular(path: str) -> int:
@@ -413,7 +431,8 @@ def copy_file(source: str, target: str) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
         found = os.fstat(reader)
         temporary = os.path.join(directory, temporary_name(name, os.urandom(8).hex()))
-        writer = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with ShownAs(temporary, target):
+            writer = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             for piece in pieces_of(reader):
                 view = memoryview(piece)
@@ -421,7 +440,8 @@ def copy_file(source: str, target: str) -> None:
                     view = view[os.write(writer, view) :]
             os.fchmod(writer, stat.S_IMODE(found.st_mode) & 0o777)
             os.utime(writer, ns=(found.st_mtime_ns, found.st_mtime_ns))
-            os.rename(temporary, target)
+            with ShownAs(temporary, target):
+                os.rename(temporary, target)
         except OSError:
             os.unlink(temporary)
             raise

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal, PermissionRefused, ResourceExhausted
 from holdfast.model import ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
+from holdfast.runtime.confine.denials import EVIDENCE_BYTES, was_denied
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.libc import open_other_side
@@ -62,6 +63,7 @@ class ManagedProcess(Recorded):
     """A process of ours, from its start until it is forgotten."""
 
     __slots__ = (
+        "_denied",
         "_held_side",
         "_on_close",
         "_on_exit",
@@ -123,6 +125,7 @@ class ManagedProcess(Recorded):
         make_input = InputQueue if notes is None else notes.input
         self.input = make_input(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
         self.watcher: Watcher | None = None
+        self._denied: bool | None = None
         self._held_side = -1
         self._terminal = outputs.get(2, -1)
         self._grown = spec.tty  # a terminal has no size to grow
@@ -145,6 +148,14 @@ class ManagedProcess(Recorded):
             raise
 
     # --- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def sandbox_denied(self) -> bool:
+        # At its exit, before readers hear of it; again only of one that ended under an earlier server.
+        if self._denied is None and self.status is not None:
+            ends = (log.tail(0, log.end, EVIDENCE_BYTES)[0] for log in self.logs.values())
+            self._denied = was_denied(self.spec.confinement, self.status, ends)
+        return bool(self._denied)
 
     def info(self) -> ProcessInfo:
         printed = {kind: log.end for kind, log in self.logs.items()}
@@ -316,6 +327,7 @@ class ManagedProcess(Recorded):
         return exit_status(os.CLD_KILLED, number) if number else status
 
     def _exited(self) -> None:
+        _ = self.sandbox_denied  # now, while the end of its output is the end of what it printed
         self.input.abandon()
         self._on_exit(self)
 

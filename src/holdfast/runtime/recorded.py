@@ -164,6 +164,11 @@ class Recorded:
     def closed(self) -> bool:
         return not self.running and not self._outputs
 
+    @property
+    def sandbox_denied(self) -> bool:
+        """Whether it failed because of its confinement, as far as that shows."""
+        return False
+
     def snapshot(self) -> Snapshot:
         kept = {kind: log.contents() for kind, log in self.logs.items()}
         return Snapshot(
@@ -207,6 +212,7 @@ class Recorded:
             closed=self.closed,
             failure=self.failure,
             gap=tuple(gaps),
+            sandbox_denied=self.sandbox_denied,
         )
 
     # --- waiting ---------------------------------------------------------------------------------------------

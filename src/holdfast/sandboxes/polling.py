@@ -201,7 +201,7 @@ class PolledConnection(Connection):
         with contextlib.suppress(UnknownProcess):  # it is a command in a shell, which no signal ends
             signal = (await self.call(methods.PROCESS_WAIT, m.WaitParams(reader.process_id, 0))).signal
         code = 255 if result.exit_code is None else result.exit_code
-        reader.exited(m.ExitedParams(reader.process_id, seq, code, signal))
+        reader.exited(m.ExitedParams(reader.process_id, seq, code, signal, result.sandbox_denied))
         return True
 
     async def aclose(self) -> None:

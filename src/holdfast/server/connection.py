@@ -69,6 +69,11 @@ class ServerConnection:
         self.channel = channel
         self.outbox = Outbox(channel, self._peer.codec)
 
+    @property
+    def expects_uris(self) -> bool:
+        """Whether the request at hand is of a client that reads each path as a `file:` URI: the Codex CLI."""
+        return self._peer.codec.leaves_out_version
+
     # --- Receiver --------------------------------------------------------------------------------------------
 
     def message_received(self, message: bytes | Oversized) -> None:

@@ -6,6 +6,7 @@ coroutine, which becomes a task.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,14 +22,17 @@ from holdfast.model import (
     TerminalSize,
     UsageSample,
 )
+from holdfast.runtime.confine.rights import confinement_for
 from holdfast.runtime.starting import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
 from holdfast.server.files import FileMethods
 from holdfast.server.fs import FsMethods
+from holdfast.server.sandbox_policy import read_policy
 from holdfast.server.services import ServiceMethods
 from holdfast.server.shells import ShellMethods
 from holdfast.server.terminals import TerminalMethods
 from holdfast.wire import messages as m, methods as w
+from holdfast.wire.paths import encode_uri
 
 if TYPE_CHECKING:
     from holdfast.runtime.input_queue import InputQueue
@@ -154,7 +158,11 @@ class Dispatcher:
         return m.Empty()
 
     def _info(self, connection: ServerConnection, params: m.Empty) -> Waiting[EnvironmentInfo]:
-        return self._exec.info()
+        return self._info_with_uri() if connection.expects_uris else self._exec.info()
+
+    async def _info_with_uri(self) -> EnvironmentInfo:
+        info = await self._exec.info()
+        return msgspec.structs.replace(info, cwd=encode_uri(info.cwd))
 
     async def _status(self, connection: ServerConnection, params: m.Empty) -> ServerStatus:
         status = await self._exec.status()
@@ -175,6 +183,7 @@ class Dispatcher:
     def _start(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult | Waiting[m.StartResult]:
         assert connection.session is not None
         self._exec.check_room(self._sessions.running(connection.session))
+        params = _with_policy(params)
         if starts_at_once(params):
             return self._started(connection, params, self._exec.start_now(params))
         return self._start_later(connection, params)
@@ -276,3 +285,16 @@ class Dispatcher:
     def _unsubscribe(self, connection: ServerConnection, params: m.UnsubscribeParams) -> m.Empty:
         connection.outbox.unsubscribe(params.subscription)
         return m.Empty()
+
+
+def _with_policy(params: m.StartParams) -> m.StartParams:
+    """The same start with the confinement that its policy asks for."""
+    if params.enforce_managed_network or params.managed_network is not None or params.network_proxy is not None:
+        raise Forbidden("this server has no managed network: `enforceManagedNetwork` and its details are refused")
+    policy = read_policy(params.sandbox, os.environ.get("TMPDIR"))
+    confinement = confinement_for(policy.rights, network=policy.network)
+    if confinement is None:
+        return params
+    if params.confinement is not None:
+        raise Forbidden("`sandbox` and `confinement` both restrict the process: send one of them")
+    return msgspec.structs.replace(params, sandbox=None, confinement=confinement)

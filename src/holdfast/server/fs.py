@@ -1,7 +1,7 @@
 """The `fs/*` methods, by which the Codex CLI works on files through its exec-server; translates, and no more.
 
-A request may carry a policy (`sandbox`) that the server is to enforce. Policy sits above us, so one that restricts
-anything is refused: what nobody enforces must not look enforced.
+A request may carry a policy (`sandbox`). The server itself does the work on files, unconfined, so a policy that
+restricts files is refused: what is not enforced must not look enforced.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import FileExists, FileNotFound, Forbidden, InvalidParams, LimitReached
 from holdfast.model import DirEntry
+from holdfast.server.sandbox_policy import read_policy
 from holdfast.wire import file_messages as f, messages as m
 from holdfast.wire.paths import decode_path, encode_path, encode_uri
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 #: Files that one connection may have open by `fs/open`. None is a descriptor: each is a path and its identity.
 MAX_HANDLES: Final = 1_024
 _EMPTY: Final = m.Empty()
-#: Profiles of permissions that restrict nothing.
-_UNRESTRICTED: Final = ("disabled", "external")
 
 
 class FsMethods:
@@ -37,7 +36,7 @@ class FsMethods:
         )
 
     async def read_file(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsReadFileResult:
-        path = _path(params.path, params.sandbox)
+        path = _path(params.path, params.sandbox, params.follow_symlinks)
         content = bytearray()
         while True:
             piece = await self._files.read(path, offset=len(content))
@@ -51,17 +50,19 @@ class FsMethods:
                 return f.FsReadFileResult(bytes(content))
 
     async def write_file(self, connection: ServerConnection, params: f.FsWriteFileParams) -> m.Empty:
-        await self._files.write(_path(params.path, params.sandbox), params.data, make_parents=False)
+        await self._files.write(
+            _path(params.path, params.sandbox, params.follow_symlinks), params.data, make_parents=False
+        )
         return _EMPTY
 
     async def create_directory(self, connection: ServerConnection, params: f.FsCreateDirectoryParams) -> m.Empty:
         recursive = params.recursive is None or params.recursive
-        path = _path(params.path, params.sandbox)
+        path = _path(params.path, params.sandbox, params.follow_symlinks)
         await self._files.make_dir(path, parents=recursive, exist_ok=recursive)
         return _EMPTY
 
     async def get_metadata(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsMetadata:
-        path = _path(params.path, params.sandbox)
+        path = _path(params.path, params.sandbox, params.follow_symlinks)
         link = await self._files.stat(path, follow=False)
         info = link
         if link.type == "symlink":
@@ -77,11 +78,11 @@ class FsMethods:
         )
 
     async def canonicalize(self, connection: ServerConnection, params: f.FsPathParams) -> f.FileRealPathResult:
-        found = await self._files.real_path(_path(params.path, params.sandbox))
+        found = await self._files.real_path(_path(params.path, params.sandbox, params.follow_symlinks))
         return f.FileRealPathResult(encode_uri(found))
 
     async def read_directory(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsReadDirectoryResult:
-        path = _path(params.path, params.sandbox)
+        path = _path(params.path, params.sandbox, params.follow_symlinks)
         found: list[DirEntry] = []
         more = True
         while more:
@@ -103,7 +104,7 @@ class FsMethods:
         # What they leave out means yes.
         recursive = params.recursive is None or params.recursive
         force = params.force is None or params.force
-        path = _path(params.path, params.sandbox)
+        path = _path(params.path, params.sandbox, params.follow_symlinks)
         await self._files.remove(path, recursive=recursive, missing_ok=force)
         return _EMPTY
 
@@ -141,12 +142,11 @@ class FsMethods:
         return _EMPTY
 
 
-def _path(text: str, sandbox: Any) -> str:
-    if sandbox is not None:
-        permissions = sandbox.get("permissions") if isinstance(sandbox, dict) else None
-        kind = permissions.get("type") if isinstance(permissions, dict) else None
-        if kind not in _UNRESTRICTED:
-            raise Forbidden(
-                "fs: this server enforces no policy on files: send no `sandbox`, or one that restricts nothing"
-            )
+def _path(text: str, sandbox: Any, follow_symlinks: bool | None = None) -> str:
+    if read_policy(sandbox).rights is not None:
+        raise Forbidden(
+            "fs: this server enforces no policy on files: send no `sandbox`, or one that does not restrict files"
+        )
+    if follow_symlinks is False:
+        raise Forbidden("fs: this server follows symbolic links: leave `followSymlinks` out, or send true")
     return decode_path(text)

@@ -198,6 +198,7 @@ class Outbox:
                 seq=record.seq,
                 exit_code=status.exit_code,
                 signal=status.signal,
+                sandbox_denied=subscription.reader.process.sandbox_denied,
                 subscription=subscription.name,
             )
             return self._codec.notification(PROCESS_EXITED.name, exited)

@@ -72,6 +72,11 @@ class Codec:
         self.encoding: Encoding = encoding
         self._version: str | UnsetType = "2.0"
 
+    @property
+    def leaves_out_version(self) -> bool:
+        """Whether the last message came without `jsonrpc`, as those of the Codex client do."""
+        return self._version is UNSET
+
     def decode(self, message: bytes | bytearray | memoryview) -> Envelope:
         """The envelope of one message. The first byte tells the encoding: `{` begins no MessagePack map."""
         try:

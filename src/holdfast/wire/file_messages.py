@@ -135,27 +135,33 @@ class FileRealPathResult(Struct, frozen=True):
 # --- as the Codex CLI has them ---------------------------------------------------------------------------------
 
 
-class FsPathParams(Struct, frozen=True):
-    """A `file:` URI or a path. `sandbox` is a policy that the caller wants enforced: see `server.fs`."""
+class FsPathParams(Struct, frozen=True, forbid_unknown_fields=True):
+    """A `file:` URI or a path. `sandbox` is a policy that the caller wants enforced: see `server.fs`.
+
+    As in every request here, a field that is not known is an error: it may be a restriction.
+    """
 
     path: str
     sandbox: Any = None
+    follow_symlinks: bool | None = None
 
 
 class FsReadFileResult(Struct, frozen=True):
     data: bytes = msgspec.field(name="dataBase64")
 
 
-class FsWriteFileParams(Struct, frozen=True):
+class FsWriteFileParams(Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     data: bytes = msgspec.field(name="dataBase64")
     sandbox: Any = None
+    follow_symlinks: bool | None = None
 
 
-class FsCreateDirectoryParams(Struct, frozen=True):
+class FsCreateDirectoryParams(Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     recursive: bool | None = None
     sandbox: Any = None
+    follow_symlinks: bool | None = None
 
 
 class FsMetadata(Struct, frozen=True):
@@ -177,21 +183,22 @@ class FsReadDirectoryResult(Struct, frozen=True):
     entries: tuple[FsEntry, ...]
 
 
-class FsRemoveParams(Struct, frozen=True):
+class FsRemoveParams(Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     recursive: bool | None = None
     force: bool | None = None
     sandbox: Any = None
+    follow_symlinks: bool | None = None
 
 
-class FsCopyParams(Struct, frozen=True):
+class FsCopyParams(Struct, frozen=True, forbid_unknown_fields=True):
     source_path: str
     destination_path: str
     recursive: bool = False
     sandbox: Any = None
 
 
-class FsOpenParams(Struct, frozen=True):
+class FsOpenParams(Struct, frozen=True, forbid_unknown_fields=True):
     """`handle_id` is chosen by the caller."""
 
     handle_id: str
@@ -203,7 +210,7 @@ class FsHandle(Struct, frozen=True):
     handle_id: str
 
 
-class FsReadBlockParams(Struct, frozen=True):
+class FsReadBlockParams(Struct, frozen=True, forbid_unknown_fields=True):
     handle_id: str
     offset: int
     len: int

@@ -6,7 +6,7 @@ defaults; fields that a peer sends and we do not know are ignored, so newer and 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.model import (
     TERMINAL_OUTPUT_BYTES,
@@ -55,14 +55,24 @@ class SubscribeSpec(Struct, frozen=True):
     window: int | None = None
 
 
-class StartParams(ProcessSpec, frozen=True, omit_defaults=True):
-    """A `ProcessSpec`, and how its output is to be pushed.
+class StartParams(ProcessSpec, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A `ProcessSpec`, how its output is to be pushed, and what the Codex client adds.
 
     `subscribe` true (the default) pushes everything to this connection, as the Codex client expects; false
-    pushes nothing; a `SubscribeSpec` opens that reader in the same round trip.
+    pushes nothing; a `SubscribeSpec` opens that reader in the same round trip. A field that is not known is an
+    error: it may restrict the process, and must not look enforced.
     """
 
     subscribe: bool | SubscribeSpec = True
+    #: A policy, read by `server.sandbox_policy`.
+    sandbox: Any = None
+    #: A network behind the client's own proxy, which this server cannot provide.
+    enforce_managed_network: bool = False
+    managed_network: Any = None
+    network_proxy: Any = None
+    #: For the client's telemetry, and a cache of shell state. Neither restricts anything, and neither is used.
+    metadata: Any = None
+    shell_snapshot: Any = None
 
 
 class StartResult(Struct, frozen=True):

@@ -79,6 +79,8 @@ def compose(
     """How to start this program confined. `as_root`: it will be; `own` are paths of the server; on a `tty`?"""
     if confinement.network == "proxy" and not confinement.proxy:
         raise InvalidParams("confinement: network `proxy` needs the path of the proxy's socket, in `proxy`")
+    if not (confinement.unix_sockets or confinement.seccomp):
+        raise InvalidParams("confinement: without `unixSockets` it needs `seccomp`")
     orders: dict[str, Any] = {
         "mode": confinement.mode,
         "drop_capabilities": confinement.mode == "landlock",
@@ -214,4 +216,4 @@ def _families(confinement: Confinement) -> tuple[int, ...]:
     network = (AF_INET, AF_INET6, AF_NETLINK)
     if confinement.mode == "landlock":
         return () if confinement.network == "none" else network
-    return (AF_UNIX, *network)
+    return (AF_UNIX, *network) if confinement.unix_sockets else network

@@ -1,0 +1,185 @@
+"""The member `sandbox` of `process/start` and `fs/*`, by which the Codex CLI states what a request may do; pure.
+
+Decoding is strict: a member, a kind of path or a value that is not known here may restrict something, so it is
+`Forbidden` and never ignored. `runtime.confine.rights` turns what is read into a confinement.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from holdfast.errors import Forbidden, InvalidParams
+from holdfast.runtime.confine.rights import Access, Right
+from holdfast.wire.paths import decode_path
+
+Network = Literal["restricted", "enabled"]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what the policy holds: snake_case inside `permissions`."""
+
+
+class _Root(_Strict, frozen=True, tag_field="kind", tag="root"): ...
+
+
+class _ProjectRoots(_Strict, frozen=True, tag_field="kind", tag="project_roots"):
+    subpath: str | None = None
+
+
+class _WorkingDirectory(_Strict, frozen=True, tag_field="kind", tag="current_working_directory"):
+    """An older name of `project_roots`."""
+
+    subpath: str | None = None
+
+
+class _Tmpdir(_Strict, frozen=True, tag_field="kind", tag="tmpdir"): ...
+
+
+class _SlashTmp(_Strict, frozen=True, tag_field="kind", tag="slash_tmp"): ...
+
+
+class _Path(_Strict, frozen=True, tag_field="type", tag="path"):
+    path: str
+
+
+class _Special(_Strict, frozen=True, tag_field="type", tag="special"):
+    value: _Root | _ProjectRoots | _WorkingDirectory | _Tmpdir | _SlashTmp
+
+
+class _Entry(_Strict, frozen=True):
+    path: _Path | _Special
+    access: Literal["read", "write", "deny", "none"]
+    missing_path_behavior: Literal["skip"] | None = None
+
+
+class _Restricted(_Strict, frozen=True, tag_field="type", tag="restricted"):
+    entries: tuple[_Entry, ...]
+    #: How deep patterns are looked for; there are none, for a pattern is refused.
+    glob_scan_max_depth: int | None = None
+
+
+class _Unrestricted(_Strict, frozen=True, tag_field="type", tag="unrestricted"): ...
+
+
+class _Managed(_Strict, frozen=True, tag_field="type", tag="managed"):
+    file_system: _Restricted | _Unrestricted
+    network: Network = "restricted"
+
+
+class _External(_Strict, frozen=True, tag_field="type", tag="external"):
+    """Something around the server confines files."""
+
+    network: Network = "restricted"
+
+
+class _Disabled(_Strict, frozen=True, tag_field="type", tag="disabled"): ...
+
+
+class _PolicyContext(_Strict, frozen=True, rename="camel"):
+    cwd: str | None = None
+    workspace_roots: tuple[str, ...] = ()
+
+
+class _Sandbox(_Strict, frozen=True, rename="camel"):
+    permissions: _Managed | _External | _Disabled
+    cwd: str | None = None
+    workspace_roots: tuple[str, ...] = ()
+    policy_context: _PolicyContext | None = None
+    #: `~` of paths that the client has resolved already: no entry can hold one.
+    user_home_dir: str | None = None
+    temporary_directories: tuple[str, ...] | None = None
+    #: An override that this server does not know; null is none.
+    sandbox_override: None = None
+    #: Which mechanism enforces the policy, here and on Windows: each server uses what it has.
+    use_legacy_landlock: bool = False
+    windows_sandbox_level: str | None = None
+    windows_sandbox_private_desktop: bool = False
+    windows_sandbox_proxy_settings_mode: str | None = None
+
+
+class Policy(NamedTuple):
+    """What a request may do."""
+
+    #: Rights on paths; None: every path, as the server itself.
+    rights: tuple[Right, ...] | None
+    network: bool
+
+
+_UNRESTRICTED: Final = Policy(None, network=True)
+
+
+def read_policy(sandbox: Any, tmpdir: str | None = None) -> Policy:
+    """The policy of a request. `tmpdir` is the server's TMPDIR, for clients that name no temporary directories."""
+    if sandbox is None:
+        return _UNRESTRICTED
+    try:
+        decoded = msgspec.convert(sandbox, _Sandbox)
+    except msgspec.ValidationError as error:
+        raise Forbidden(f"sandbox: this server cannot enforce the policy: {error}") from None
+    permissions = decoded.permissions
+    if isinstance(permissions, _Disabled):
+        return _UNRESTRICTED
+    network = permissions.network == "enabled"
+    if isinstance(permissions, _External) or isinstance(permissions.file_system, _Unrestricted):
+        return Policy(None, network)
+    resolve = _Resolver(decoded, tmpdir)
+    rights = [right for entry in permissions.file_system.entries for right in resolve(entry)]
+    return Policy(tuple(rights), network)
+
+
+class _Resolver:
+    """From an entry of a policy to rights on absolute paths."""
+
+    def __init__(self, sandbox: _Sandbox, tmpdir: str | None) -> None:
+        roots = sandbox.workspace_roots or ((sandbox.cwd,) if sandbox.cwd is not None else ())
+        if (context := sandbox.policy_context) is not None:
+            named = context.workspace_roots or ((context.cwd,) if context.cwd is not None else ())
+            if roots and named != roots:
+                raise Forbidden("sandbox: `policyContext` and `workspaceRoots` name different directories")
+            roots = named
+        self._roots = [_absolute(root) for root in roots]
+        if sandbox.temporary_directories is not None:
+            self._temporary = [_absolute(path) for path in sandbox.temporary_directories]
+        else:
+            self._temporary = [tmpdir] if tmpdir is not None and os.path.isabs(tmpdir) else []
+
+    def __call__(self, entry: _Entry) -> list[Right]:
+        access: Access = "deny" if entry.access == "none" else entry.access
+        optional = entry.missing_path_behavior == "skip"
+        return [Right(path, access, optional) for path in self._paths(entry.path)]
+
+    def _paths(self, path: _Path | _Special) -> list[str]:
+        if isinstance(path, _Path):
+            return [_absolute(path.path)]
+        match path.value:
+            case _Root():
+                return ["/"]
+            case _Tmpdir():
+                return self._temporary
+            case _SlashTmp():
+                return ["/tmp"]
+            case _ProjectRoots(subpath) | _WorkingDirectory(subpath):
+                if not self._roots:
+                    raise Forbidden("sandbox: the policy is about workspace roots, and names none")
+                return [_beneath(root, subpath) for root in self._roots]
+
+
+def _absolute(text: str) -> str:
+    try:
+        path = decode_path(text)
+    except InvalidParams as error:
+        raise Forbidden(f"sandbox: {error}") from None
+    if not os.path.isabs(path) or "\0" in path:
+        raise Forbidden(f"sandbox: {text!r} is no absolute path")
+    return os.path.normpath(path)
+
+
+def _beneath(root: str, subpath: str | None) -> str:
+    if not subpath:
+        return root
+    if os.path.isabs(subpath) or ".." in subpath.split("/") or "\0" in subpath:
+        raise Forbidden(f"sandbox: the subpath {subpath!r} leads out of its root")
+    return os.path.normpath(os.path.join(root, subpath))
