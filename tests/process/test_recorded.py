@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import ExecServerConfig
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk
+from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, Overflow
 from holdfast.runtime.local_events import LocalEvents
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
@@ -39,11 +39,11 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     spool, poller = Spool(str(tmp_path)), Poller()
     made: list[Giving] = []
 
-    def make(name: str, *, blocking: bool = False) -> Giving:
+    def make(name: str, *, overflow: Overflow = "drop") -> Giving:
         config = ExecServerConfig(retained_output_bytes_per_process=2 * RETAINED)
         made.append(
             Giving(
-                name, (0, 1), blocking=blocking, spool=spool, poller=poller, config=config, on_growth=lambda: None
+                name, (0, 1), overflow=overflow, spool=spool, poller=poller, config=config, on_growth=lambda: None
             )
         )
         return made[-1]
@@ -143,7 +143,7 @@ async def test_a_record_that_is_forgotten_leaves_the_streams_that_it_gave_away(m
 
 
 async def test_a_stream_that_waits_for_a_reader_goes_on_with_another_owner(make: Make, pipe: Pipe) -> None:
-    command, shell = make("command", blocking=True), make("shell")
+    command, shell = make("command", overflow="block"), make("shell")
     reader = Reader(command, 0, lambda: None)
     output = command.watch(0, pipe.read)
     os.set_blocking(pipe.write, False)
@@ -162,7 +162,7 @@ async def test_a_stream_that_waits_for_a_reader_goes_on_with_another_owner(make:
 
 
 async def test_the_exit_of_one_that_blocks_waits_for_its_reader_and_then_gives(make: Make, pipe: Pipe) -> None:
-    command, shell = make("command", blocking=True), make("shell")
+    command, shell = make("command", overflow="block"), make("shell")
     command.heir = shell
     reader = Reader(command, 0, lambda: None)
     output = command.watch(0, pipe.read)

@@ -107,7 +107,7 @@ class Sandbox(FileMethods):
         tty: TerminalSize | None = None,
         stdin: StdinMode = "closed",
         user: str | None = None,
-        overflow: Overflow = "drop",
+        overflow: Overflow = "follow",
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
         confinement: Confinement | None = None,
