@@ -10,7 +10,9 @@ from typing import Final, Literal
 import msgspec
 
 Stream = Literal["stdout", "stderr", "pty"]
-Overflow = Literal["drop", "block"]
+#: When more is printed than is kept. `follow`: the process waits for readers that follow it, for a limited time each.
+#: `drop`: never. `block`: for every reader, as long as it is attached.
+Overflow = Literal["follow", "drop", "block"]
 Lifetime = Literal["server", "connection"]
 SpecKind = Literal["direct", "prepared"]
 StdinMode = Literal["open", "closed"]
@@ -109,7 +111,7 @@ class Confinement(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
         return (self.total_memory_bytes, self.total_processes, self.cpu_cores) != (None, None, None)
 
 
-class ProcessSpec(Struct, frozen=True):
+class ProcessSpec(Struct, frozen=True, omit_defaults=True):
     """What to start and how. `process_id` is a key that the caller chooses, never an OS pid."""
 
     process_id: str
@@ -125,7 +127,7 @@ class ProcessSpec(Struct, frozen=True):
     #: Keep stdin writable; False gives the process an empty stdin. A terminal is always writable.
     pipe_stdin: bool = False
     user: str | None = None
-    overflow: Overflow = "drop"
+    overflow: Overflow = "follow"
     lifetime: Lifetime = "server"
     limits: Limits | None = None
     confinement: Confinement | None = None

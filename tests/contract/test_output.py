@@ -211,7 +211,7 @@ async def test_two_readers_at_different_speeds_get_the_same(box: Sandbox) -> Non
 
 
 async def test_a_reader_that_never_reads_holds_up_nobody(box: Sandbox) -> None:
-    flood = await box.start(["sh", "-c", "yes | head -c 60000000; echo done >&2"])
+    flood = await box.start(["sh", "-c", "yes | head -c 60000000; echo done >&2"], overflow="drop")
     asleep = flood.events()
     await anext(asleep)
     quiet = await box.start(print_blocks(4), overflow="block")

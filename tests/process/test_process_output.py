@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import InvalidParams
 from holdfast.exec_api import EventStream
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, ProcessSpec
+from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow, ProcessEvent, ProcessSpec
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.reader import Reader
@@ -149,7 +149,7 @@ async def child_of(box: LocalExec) -> int:
 async def test_gaps_are_exact_for_readers_of_any_speed(make_exec: MakeExec) -> None:
     box = make_exec(retained_output_bytes_per_process=128 * KIB)
     printed = counted(100_000)
-    process = await box.start_process(py(COUNT.format(lines=100_000, then="")))
+    process = await box.start_process(py(COUNT.format(lines=100_000, then=""), overflow="drop"))
     fast, slow, late = box.events("p"), box.events("p"), box.events("p")
     first = [await anext(slow)]
     fast_events = await rest(fast)
@@ -169,6 +169,7 @@ async def test_what_is_lost_after_a_gap_was_told_is_told_too(make_exec: MakeExec
             "import sys\nfor line in sys.stdin.buffer:\n sys.stdout.buffer.write(b'x' * int(line))\n"
             " sys.stdout.buffer.flush()\n sys.stderr.write('.')\n sys.stderr.flush()",
             pipe_stdin=True,
+            overflow="drop",
         )
     )
     process = box.process("p")
@@ -191,12 +192,16 @@ async def wait_for_stdout(process: ManagedProcess, size: int) -> None:
             await process.changed()
 
 
+@pytest.mark.parametrize("overflow", ["follow", "drop"])
 async def test_output_lost_at_the_very_end_is_told_before_the_exit(
-    make_exec: MakeExec, monkeypatch: pytest.MonkeyPatch
+    make_exec: MakeExec, monkeypatch: pytest.MonkeyPatch, overflow: Overflow
 ) -> None:
-    """A full spool loses the newest bytes: no later chunk shows by its offset that they are missing."""
-    box = make_exec()
-    await box.start(sh("echo kept; read x; echo lost; echo lost >&2", pipe_stdin=True))
+    """A full spool loses the newest bytes: no later chunk shows by its offset that they are missing.
+
+    A process with a reader waits for room first, no longer than for the reader.
+    """
+    box = make_exec(reader_stall_seconds=0.05)
+    await box.start(sh("echo kept; read x; echo lost; echo lost >&2", pipe_stdin=True, overflow=overflow))
     events = box.events("p")
     first = await anext(events)
 
@@ -280,11 +285,14 @@ async def test_blocking_loses_nothing_to_a_reader_that_polls(make_exec: MakeExec
     assert data == printed
 
 
-async def test_blocking_loses_nothing_when_chunks_are_many_and_small(make_exec: MakeExec) -> None:
+@pytest.mark.parametrize("overflow", ["follow", "block"])
+async def test_waiting_loses_nothing_when_chunks_are_many_and_small(
+    make_exec: MakeExec, overflow: Overflow
+) -> None:
     """Two streams in turn make a record a byte: it is the journal that is full, not the log."""
     box = make_exec(retained_chunks_per_process=64)
     script = "import os\nfor n in range(2000):\n os.write(1, b'o')\n os.write(2, b'e')"
-    process = await box.start_process(py(script, overflow="block"))
+    process = await box.start_process(py(script, overflow=overflow))
     reader = box.events("p")
     events = [await anext(reader)]
     for _ in range(200):
@@ -295,10 +303,13 @@ async def test_blocking_loses_nothing_when_chunks_are_many_and_small(make_exec: 
     assert process.closed
 
 
-async def test_the_total_bound_takes_nothing_from_a_blocking_process(make_exec: MakeExec) -> None:
+@pytest.mark.parametrize("overflow", ["follow", "block"])
+async def test_the_total_bound_takes_nothing_from_a_process_that_waits(
+    make_exec: MakeExec, overflow: Overflow
+) -> None:
     box = make_exec(retained_output_bytes_per_process=2048 * KIB, retained_output_bytes_total=300 * KIB)
     printed = counted(100_000)
-    await box.start(py(COUNT.format(lines=100_000, then=""), overflow="block"))
+    await box.start(py(COUNT.format(lines=100_000, then=""), overflow=overflow))
     assert_exact(await rest(box.events("p")), {"stdout": printed, "stderr": b"done"})
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import ExecServerConfig
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk
+from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow
 from holdfast.runtime.local_events import LocalEvents
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.reader import Reader
-from holdfast.runtime.recorded import Recorded
+from holdfast.runtime.recorded import Output, Past, Recorded
 
 SAFETY_NET = 30
 RETAINED = 64 * 1024
@@ -39,11 +39,11 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     spool, poller = Spool(str(tmp_path)), Poller()
     made: list[Giving] = []
 
-    def make(name: str, *, blocking: bool = False) -> Giving:
-        config = ExecServerConfig(retained_output_bytes_per_process=2 * RETAINED)
+    def make(name: str, *, overflow: Overflow = "drop", stall: float = 3600.0) -> Giving:
+        config = ExecServerConfig(retained_output_bytes_per_process=2 * RETAINED, reader_stall_seconds=stall)
         made.append(
             Giving(
-                name, (0, 1), blocking=blocking, spool=spool, poller=poller, config=config, on_growth=lambda: None
+                name, (0, 1), overflow=overflow, spool=spool, poller=poller, config=config, on_growth=lambda: None
             )
         )
         return made[-1]
@@ -143,7 +143,7 @@ async def test_a_record_that_is_forgotten_leaves_the_streams_that_it_gave_away(m
 
 
 async def test_a_stream_that_waits_for_a_reader_goes_on_with_another_owner(make: Make, pipe: Pipe) -> None:
-    command, shell = make("command", blocking=True), make("shell")
+    command, shell = make("command", overflow="block"), make("shell")
     reader = Reader(command, 0, lambda: None)
     output = command.watch(0, pipe.read)
     os.set_blocking(pipe.write, False)
@@ -162,7 +162,7 @@ async def test_a_stream_that_waits_for_a_reader_goes_on_with_another_owner(make:
 
 
 async def test_the_exit_of_one_that_blocks_waits_for_its_reader_and_then_gives(make: Make, pipe: Pipe) -> None:
-    command, shell = make("command", blocking=True), make("shell")
+    command, shell = make("command", overflow="block"), make("shell")
     command.heir = shell
     reader = Reader(command, 0, lambda: None)
     output = command.watch(0, pipe.read)
@@ -203,3 +203,110 @@ async def test_both_streams_go_and_what_is_there_is_taken_first(make: Make, pipe
     assert (command.snapshot().stdout, command.snapshot().stderr) == (b"out", b"err")
     assert (shell.snapshot().stdout, shell.snapshot().stderr) == (b"more out", b"more err")
     other.close()
+
+
+# --- readers that are followed ---------------------------------------------------------------------------------------
+
+
+async def fill(record: Giving, output: Output, pipe: Pipe) -> int:
+    """Print until the stream is held back; returns how much the log has."""
+    async with asyncio.timeout(SAFETY_NET):
+        while not output.paused:
+            pipe.print(b"x" * 4096)
+            await record.changed()
+    return record.logs[0].end
+
+
+async def test_a_stream_is_held_for_the_slowest_reader_and_read_when_it_leaves(make: Make, pipe: Pipe) -> None:
+    process = make("process", overflow="follow")
+    slow, eager = Reader(process, 0, lambda: None), Reader(process, 0, lambda: None)
+    output = process.watch(0, pipe.read)
+    held = await fill(process, output, pipe)
+    eager.consume(0, held)
+    assert output.paused
+    assert not process.logs[0].truncated
+    slow.close()
+    assert not output.paused
+    pipe.print(b"more")
+    await until(process, 0, held + 4)
+    eager.close()
+
+
+async def test_a_reader_that_stalls_is_given_up_and_follows_again_once_it_takes(make: Make, pipe: Pipe) -> None:
+    process = make("process", overflow="follow", stall=0.0)
+    stalled, eager = Reader(process, 0, lambda: None), Reader(process, 0, lambda: None)
+    output = process.watch(0, pipe.read)
+    held = await fill(process, output, pipe)
+    eager.consume(0, held)
+    async with asyncio.timeout(SAFETY_NET):
+        while output.paused:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    # Twice as much: its place is lost, the eager reader's is not.
+    while process.logs[0].end < 3 * held:
+        pipe.print(b"y" * 4096)
+        await process.changed()
+        eager.consume(0, process.logs[0].end)
+    assert process.logs[0].truncated
+    assert not output.paused
+    record = stalled.next(1)
+    while not isinstance(record, OutputGap):
+        assert record is not None
+        stalled.consume(0, record.offset + record.length)
+        record = stalled.next(1)
+    assert record.offset + record.length == process.logs[0].lost_end
+    process._stall_seconds = 3600.0
+    await fill(process, output, pipe)
+    lost = process.logs[0].lost_end
+    pipe.print(b"held")
+    assert (output.paused, process.logs[0].lost_end) == (True, lost)
+    for reader in (stalled, eager):
+        reader.close()
+
+
+async def test_a_reader_with_nothing_to_take_is_not_given_up_for_another(make: Make, pipe: Pipe) -> None:
+    process = make("process", overflow="follow", stall=0.0)
+    stalled, eager = Reader(process, 0, lambda: None), Reader(process, 0, lambda: None)
+    output = process.watch(0, pipe.read)
+    eager.consume(0, await fill(process, output, pipe))
+    async with asyncio.timeout(SAFETY_NET):
+        while output.paused:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert list(process._following) == [eager]
+    for reader in (stalled, eager):
+        reader.close()
+
+
+async def test_without_a_reader_nothing_is_held(make: Make, pipe: Pipe) -> None:
+    process = make("process", overflow="follow")
+    output = process.watch(0, pipe.read)
+    while process.logs[0].end < 4 * RETAINED:
+        pipe.print(b"x" * 4096)
+        await process.changed()
+    assert process.logs[0].truncated
+    assert not output.paused
+
+
+async def test_after_a_recovery_all_is_kept_until_a_reader_is_back(make: Make, pipe: Pipe) -> None:
+    process = make("process", overflow="follow")
+    process.restore(Past(0.0, None, None, None))
+    output = process.watch(0, pipe.read)
+    held = await fill(process, output, pipe)
+    process.read(0, 1)  # one that looks once is none of those that are waited for
+    assert output.paused
+    back = Reader(process, 0, lambda: None)
+    assert output.paused
+    back.consume(0, held)
+    assert not output.paused
+    back.close()
+
+
+async def test_after_a_recovery_a_process_waits_for_readers_for_a_limited_time(make: Make, pipe: Pipe) -> None:
+    process = make("process", overflow="follow", stall=0.0)
+    process.restore(Past(0.0, None, None, None))
+    output = process.watch(0, pipe.read)
+    async with asyncio.timeout(SAFETY_NET):
+        while process.logs[0].end < 4 * RETAINED:
+            pipe.print(b"x" * 4096)
+            await process.changed()
+    assert process.logs[0].truncated
+    assert not output.paused

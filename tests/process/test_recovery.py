@@ -18,7 +18,7 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, UnknownProcess
-from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessSpec, TerminalSize
+from holdfast.model import Closed, Exited, OutputChunk, OutputGap, Overflow, ProcessSpec, TerminalSize
 from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
 from holdfast.testing.signalling import send_signal
 
@@ -94,12 +94,13 @@ async def test_a_process_goes_on_with_its_output_input_and_exit_code() -> None:
         assert [type(event) for event in events] == [Exited, Closed]
 
 
-async def test_the_middle_of_a_flood() -> None:
+@pytest.mark.parametrize("overflow", ["follow", "block"])
+async def test_the_middle_of_a_flood(overflow: Overflow) -> None:
     """Both streams, read while the server is killed again and again; the hash of the whole is right."""
     amount = 100_000_000
     flood = f"yes 0123456789abcdef | head -c {amount}; echo error >&2; exit 3"
     async with kept() as (_, box, kill):
-        process = await box.start(["sh", "-c", flood], overflow="block")
+        process = await box.start(["sh", "-c", flood], overflow=overflow)
         digests: dict[str, str] = {}
         reading = asyncio.create_task(read_all(process, digests))
         for _ in range(4):

@@ -58,7 +58,7 @@ async def test_start_has_quiet_defaults(fake: FakeExec) -> None:
     assert max(len(first.id), len(second.id)) <= 16
     spec = fake.started[0]
     assert (spec.pipe_stdin, spec.tty, spec.env, spec.env_policy) == (False, False, None, None)
-    assert (spec.overflow, spec.lifetime) == ("drop", "server")
+    assert (spec.overflow, spec.lifetime) == ("follow", "server")
 
 
 async def test_env_adds_unless_it_is_exact(fake: FakeExec) -> None:

@@ -81,8 +81,8 @@ def command(
         size=(terminal_size(STDIN, STDOUT, STDERR) or TerminalSize()) if tty else None,
         pipe_stdin=bool(stdin) if detach else forwards_stdin(stdin, tty=tty),
         user=user,
-        # In the foreground the command waits for whoever reads our stdout, as on any pipe, and nothing is lost.
-        overflow="drop" if detach else "block",
+        # In the foreground the command waits for the reader of our stdout without a limit, as on any pipe.
+        overflow="follow" if detach else "block",
         limits=limits(limit) if limit else None,
         start_id=secrets.token_hex(8),
     )

@@ -15,7 +15,7 @@ MIB: Final = 1024 * 1024
 
 #: How far back a regular expression may reach: a match longer than this is not found.
 SEARCH_WINDOW_BYTES: Final = 64 * 1024
-#: How much of the latest output an error message shows.
+#: How much of the latest output an error message shows, and of each stream the `repr` of a result.
 SHOWN_TAIL_BYTES: Final = 2_000
 
 
@@ -42,6 +42,14 @@ def _cut(data: bytearray, length: int) -> bytes:
     cut = bytes(data[len(data) - length :])
     del data[len(data) - length :]
     return cut
+
+
+def shown(data: bytes | str) -> str:
+    """`data` as `repr` shows it, the middle of a long one left out."""
+    if len(data) <= SHOWN_TAIL_BYTES:
+        return repr(data)
+    half = SHOWN_TAIL_BYTES // 2
+    return f"{data[:half]!r} + <{len(data) - 2 * half} more> + {data[-half:]!r}"
 
 
 class TailBuffer:
@@ -86,6 +94,8 @@ class StreamTails:
     def __init__(self, limit: int) -> None:
         self.stdout = TailBuffer(limit)
         self.stderr = TailBuffer(limit)
+        #: Bytes in gaps: they never reached us.
+        self.lost = 0
 
     def take(self, event: OutputChunk | OutputGap) -> None:
         buffer = self.stderr if event.stream == "stderr" else self.stdout
@@ -96,6 +106,7 @@ class StreamTails:
             # part of a stream, so what follows is what the caller wants.
             buffer.clear()
             buffer.skip(event.length)
+            self.lost += event.length
 
     @property
     def truncated(self) -> bool:

@@ -13,9 +13,10 @@ import shlex
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
-from holdfast.client.collect import MIB, StreamTails, leading_continuation
+from holdfast.client.collect import MIB, StreamTails, leading_continuation, shown
 from holdfast.client.process import READER_WINDOW_BYTES, write_pieces
 from holdfast.errors import (
+    DuplicateProcess,
     HoldfastError,
     InternalError,
     InvalidParams,
@@ -34,12 +35,21 @@ _END_AFTER_KILL_SECONDS: Final = 5.0
 
 
 class ExecResult(Struct, frozen=True):
-    """What a command came to. On overflow the most recent 10 MiB a stream are kept, and `truncated` says so."""
+    """What a command came to. Of each stream the most recent 10 MiB are here; `truncated`: something is missing."""
 
     returncode: int
     stdout_bytes: bytes
     stderr_bytes: bytes
     truncated: bool = False
+    #: How much each stream printed before what is here.
+    omitted_stdout_bytes: int = 0
+    omitted_stderr_bytes: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"ExecResult(returncode={self.returncode}, stdout_bytes={shown(self.stdout_bytes)}, "
+            f"stderr_bytes={shown(self.stderr_bytes)}, truncated={self.truncated})"
+        )
 
     @property
     def success(self) -> bool:
@@ -48,12 +58,12 @@ class ExecResult(Struct, frozen=True):
     @property
     def stdout(self) -> str:
         """stdout as text; bytes that are not UTF-8 become U+FFFD."""
-        return _text(self.stdout_bytes, self.truncated)
+        return _text(self.stdout_bytes, bool(self.omitted_stdout_bytes))
 
     @property
     def stderr(self) -> str:
         """stderr as text; bytes that are not UTF-8 become U+FFFD."""
-        return _text(self.stderr_bytes, self.truncated)
+        return _text(self.stderr_bytes, bool(self.omitted_stderr_bytes))
 
 
 def check_command(cmd: Sequence[str]) -> tuple[str, ...]:
@@ -100,8 +110,25 @@ async def start_streaming(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo,
     return info, api.events(spec.process_id, window=READER_WINDOW_BYTES)
 
 
+async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo, EventStream, bool]:
+    """As `start_streaming`; where the same command has this id already, read that one. Whether it was started now.
+
+    `DuplicateProcess` if the id is another command's.
+    """
+    try:
+        return *await start_streaming(api, spec), True
+    except DuplicateProcess:
+        info = await api.describe(spec.process_id)
+        if info.argv != spec.argv or info.tty:
+            raise
+        return info, api.events(spec.process_id, window=READER_WINDOW_BYTES), False
+
+
 def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
-    return ExecResult(exit_code, printed.stdout.value(), printed.stderr.value(), printed.truncated)
+    stdout, stderr = printed.stdout, printed.stderr
+    return ExecResult(
+        exit_code, stdout.value(), stderr.value(), printed.truncated, stdout.dropped, stderr.dropped
+    )
 
 
 def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float) -> TimeoutError:
@@ -146,10 +173,13 @@ async def feed(api: ExecApi, process_id: str, input: str | bytes | None, close: 
 
 
 async def run_command(
-    api: ExecApi, spec: ProcessSpec, *, input: str | bytes | None, timeout: float | None
+    api: ExecApi, spec: ProcessSpec, *, input: str | bytes | None, timeout: float | None, attach: bool = False
 ) -> ExecResult:
-    """Run a command to its end. A timeout or a cancellation kills its tree before it is raised."""
-    run = _Run(api, spec)
+    """Run a command to its end. A timeout or a cancellation kills its tree before it is raised.
+
+    `attach`: the same command under the same id is read, and not started a second time.
+    """
+    run = _Run(api, spec, attach=attach)
     try:
         async with asyncio.timeout(timeout) as deadline:
             return await run.to_end(input)
@@ -173,17 +203,22 @@ async def run_command(
 class _Run:
     """The reading of one command that nobody else sees."""
 
-    def __init__(self, api: ExecApi, spec: ProcessSpec) -> None:
+    def __init__(self, api: ExecApi, spec: ProcessSpec, *, attach: bool) -> None:
         self._api = api
         self._spec = spec
+        self._attach = attach
         self._stream: EventStream | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._last_seq = 0
         self.printed = StreamTails(OUTPUT_LIMIT_BYTES)
 
     async def to_end(self, input: str | bytes | None) -> ExecResult:
-        _, self._stream = await start_streaming(self._api, self._spec)
-        if input is not None:
+        started = True
+        if self._attach:
+            _, self._stream, started = await start_or_attach(self._api, self._spec)
+        else:
+            _, self._stream = await start_streaming(self._api, self._spec)
+        if input is not None and started:
             self._feeding = asyncio.create_task(feed(self._api, self._spec.process_id, input, True, asyncio.Lock()))
         return result_of(self.printed, await self._exit_code(self._stream))
 

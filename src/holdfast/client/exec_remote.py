@@ -14,20 +14,21 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from holdfast.client.collect import StreamTails
+from holdfast.client.collect import StreamTails, shown
 from holdfast.client.command import (
     OUTPUT_LIMIT_BYTES,
     ExecResult as ExecResult,
     feed,
     kill_cancelled,
     result_of,
+    start_or_attach,
     start_streaming,
     timeout_error,
 )
 from holdfast.client.process import write_pieces
 from holdfast.errors import HoldfastError, InvalidRequest, StdinClosed, UnknownProcess
 from holdfast.exec_api import EventStream, ExecApi, PolledStream
-from holdfast.model import Exited, Lifetime, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
+from holdfast.model import Exited, Lifetime, OutputChunk, OutputGap, Overflow, ProcessInfo, ProcessSpec, Struct
 
 T = TypeVar("T")
 
@@ -45,19 +46,31 @@ class StderrChunk(Struct, frozen=True):
 
 
 class Completed(Struct, frozen=True):
-    """The command ended; `stdout` and `stderr` are all its output, or the most recent 10 MiB of each."""
+    """The command ended; `stdout` and `stderr` are all its output, or the most recent 10 MiB of each.
+
+    `truncated`: one of the two lacks something that was printed. The events before may have had it all the same:
+    only the bytes in `OutputGap` events, `lost_bytes` of them, were not delivered.
+    """
 
     exit_code: int
     stdout: str
     stderr: str
     truncated: bool = False
+    lost_bytes: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Completed(exit_code={self.exit_code}, stdout={shown(self.stdout)}, stderr={shown(self.stderr)}, "
+            f"truncated={self.truncated}, lost_bytes={self.lost_bytes})"
+        )
 
     @property
     def success(self) -> bool:
         return self.exit_code == 0
 
 
-ExecRemoteEvent = StdoutChunk | StderrChunk | Completed
+#: A gap is where output is missing between the chunks: bytes of one stream that were not taken in time.
+ExecRemoteEvent = StdoutChunk | StderrChunk | OutputGap | Completed
 
 
 class ExecRemoteOptions(Struct, frozen=True):
@@ -83,6 +96,11 @@ class ExecRemoteOptions(Struct, frozen=True):
     stdin_open: bool = False
     #: `connection`: the server ends the command when this client is gone for good.
     lifetime: Lifetime = "server"
+    #: What happens when output is not taken as fast as it is printed.
+    overflow: Overflow = "follow"
+    #: A name for the command. If the same command has it already, that one is read, from its first byte that is
+    #: kept, and nothing is started; its `input` is not written again. So a restarted script finds its command.
+    id: str | None = None
 
 
 class Spawn(Protocol):
@@ -95,8 +113,9 @@ class ExecRemoteProcess:
     """A command that streams its output; it starts when this object is made, with nothing to await.
 
     Iterate over it, or over `events`, once: text as it is printed, then `Completed`. A start that failed and a
-    timeout are raised by the iteration. An iteration that is cancelled kills the command, then re-raises. Output
-    that nobody takes stays in the sandbox, the latest 16 MiB of each stream, and holds up nobody.
+    timeout are raised by the iteration. An iteration that is cancelled kills the command, then re-raises. The
+    command waits for its reader, as on a pipe. If nothing is taken for `reader_stall_seconds`, the sandbox keeps the
+    beginning and the latest of its output, 16 MiB of each stream, and an `OutputGap` shows what is missing.
     """
 
     def __init__(self, api: ExecApi, spec: ProcessSpec, options: ExecRemoteOptions, spawn: Spawn) -> None:
@@ -108,6 +127,7 @@ class ExecRemoteProcess:
         self._decoders = {"stdout": _decoder(), "stderr": _decoder()}
         self._ready: deque[ExecRemoteEvent] = deque()
         self._finished = False
+        self._is_new = True
         self._killed = False
         self._timed_out = False
         self._failure: HoldfastError | None = None
@@ -118,7 +138,10 @@ class ExecRemoteProcess:
         self._tending = spawn(self._tend())
 
     async def _start(self) -> EventStream:
-        self._info, stream = await start_streaming(self._api, self._spec)
+        if self._options.id is None:
+            self._info, stream = await start_streaming(self._api, self._spec)
+        else:
+            self._info, stream, self._is_new = await start_or_attach(self._api, self._spec)
         if isinstance(stream, PolledStream):
             stream.poll_interval = self._options.poll_interval
         return stream
@@ -131,7 +154,7 @@ class ExecRemoteProcess:
         timeout = self._options.timeout
         watching = None if timeout is None else asyncio.create_task(self._watch(timeout))
         try:
-            if self._spec.pipe_stdin:
+            if self._spec.pipe_stdin and self._is_new:
                 close = not self._options.stdin_open
                 await feed(self._api, self.id, self._options.input, close, self._turn)
             self._fed.set()
@@ -199,6 +222,7 @@ class ExecRemoteProcess:
                 self._printed.take(event)
                 # What follows a gap does not continue the character before it.
                 self._decoders[event.stream].reset()
+                return event
             elif isinstance(event, Exited):
                 return await self._end(event.status.exit_code, stream)
         await self._finish(stream)
@@ -224,7 +248,9 @@ class ExecRemoteProcess:
             self._ready.append(StdoutChunk(rest))
         if rest := self._decoders["stderr"].decode(b"", True):
             self._ready.append(StderrChunk(rest))
-        self._ready.append(Completed(exit_code, result.stdout, result.stderr, result.truncated))
+        self._ready.append(
+            Completed(exit_code, result.stdout, result.stderr, result.truncated, self._printed.lost)
+        )
         return self._ready.popleft()
 
     async def _finish(self, stream: EventStream) -> None:

@@ -214,7 +214,7 @@ class Process:
                 elif isinstance(event, OutputGap):
                     raise LimitReached(
                         f"process {self.id!r}: {event.length} bytes of {event.stream} at offset {event.offset} "
-                        "are no longer kept; start it with overflow='block' to lose nothing"
+                        "are no longer kept; attach before so much is printed, or start it with overflow='block'"
                     )
                 elif isinstance(event, Exited | Closed):
                     break

@@ -107,7 +107,7 @@ class Sandbox(FileMethods):
         tty: TerminalSize | None = None,
         stdin: StdinMode = "closed",
         user: str | None = None,
-        overflow: Overflow = "drop",
+        overflow: Overflow = "follow",
         lifetime: Lifetime = "server",
         limits: Limits | None = None,
         confinement: Confinement | None = None,
@@ -118,8 +118,9 @@ class Sandbox(FileMethods):
 
         `id` names it for later (`process`); without one it gets a short unique id. With a `tty` size it runs on a
         terminal, which is always writable. `env` adds to the sandbox's environment, or to what `env_policy` leaves
-        of it; with `exact_env` it is the whole environment. `overflow="block"` makes the process wait for its
-        readers rather than lose output; `lifetime="connection"` ends it when this client is gone for good.
+        of it; with `exact_env` it is the whole environment. By `overflow` the process waits for readers that follow
+        it (`"follow"`), for every reader that is attached (`"block"`), or for none (`"drop"`).
+        `lifetime="connection"` ends it when this client is gone for good.
         """
         if exact_env and (env is None or env_policy is not None):
             raise InvalidParams("exact_env: needs env, and no env_policy")
@@ -226,7 +227,8 @@ class Sandbox(FileMethods):
             return await self._attempts(argv, options)
 
     async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
-        *earlier, last = retry_timeouts(options.timeout, options.timeout_retry)
+        # An id names one run of the command: another attempt would find the one that was killed.
+        *earlier, last = retry_timeouts(options.timeout, options.timeout_retry and options.id is None)
         for timeout in earlier:
             try:
                 return await self._attempt(argv, options, timeout)
@@ -240,7 +242,9 @@ class Sandbox(FileMethods):
     ) -> ExecResult:
         # Nobody could write to it later, so `stdin_open` would only make the command wait.
         spec = _command_spec(argv, options, pipe_stdin=options.input is not None)
-        return await run_command(self._api, spec, input=options.input, timeout=timeout)
+        return await run_command(
+            self._api, spec, input=options.input, timeout=timeout, attach=options.id is not None
+        )
 
     # --- services of this program --------------------------------------------------------------------------------
 
@@ -515,13 +519,14 @@ def _policy(env: Mapping[str, str] | None, policy: EnvPolicy | None) -> EnvPolic
 
 def _command_spec(argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool) -> ProcessSpec:
     return ProcessSpec(
-        process_id=f"exec-{_new_id()}",
+        process_id=f"exec-{_new_id()}" if options.id is None else options.id,
         argv=argv,
         cwd=options.cwd,
         env=options.env,
         env_policy=_policy(options.env, None),
         pipe_stdin=pipe_stdin,
         user=options.user,
+        overflow=options.overflow,
         lifetime=options.lifetime,
         start_id=_new_id(),
     )

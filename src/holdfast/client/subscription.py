@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Credit for less than half a window is given after this long: soon for a process, and rarely for the wire.
 LATE_CREDIT_SECONDS: Final = 0.02
+#: And as the consumer takes something, after this long since the last: one that takes little at a time follows, and
+#: must not look to the server as if it had stalled (`reader_stall_seconds`).
+SLOW_CREDIT_SECONDS: Final = 1.0
 #: And not for less than this part of a window: no process waits for so little.
 LATE_CREDIT_FRACTION: Final = 1024
 
@@ -46,6 +49,7 @@ class Subscription:
         self._next_offset: dict[Stream, int] = {} if after_seq else {"stdout": 0, "stderr": 0, "pty": 0}
         #: Taken and not yet credited; and held since before the last subscription, for which none is due.
         self._taken = 0
+        self._credited_at = self._loop.time()
         self._not_due = 0
         #: The start that opens this reader in the same round trip.
         self._starting: Call[Any] | None = None
@@ -111,7 +115,7 @@ class Subscription:
         if self._deferred:
             if self._buffered * 2 < self.window:
                 self._subscribe()
-        elif self._taken * 2 >= self.window:
+        elif self._taken * 2 >= self.window or self._loop.time() - self._credited_at >= SLOW_CREDIT_SECONDS:
             self._give_credit()
 
     def _give_credit(self) -> None:
@@ -119,6 +123,7 @@ class Subscription:
         if self._taken and not self._ended and not self._deferred:
             self._connection.credit(self.id, self._taken_seq, self._taken)
             self._taken = 0
+            self._credited_at = self._loop.time()
 
     # --- the connection's side -------------------------------------------------------------------------------
 

@@ -147,9 +147,14 @@ class Journal:
             return self._ends[2 * index + _slot(kind)]
         return self._head_ends[2 * seq + _slot(kind)]
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether it has so many records that `is_full` may hold."""
+        return len(self._kinds) > self._limit // 2
+
     def is_full(self, taken: Sequence[int]) -> bool:
         """Whether so many records lie beyond these offsets (one a stream) that more might push them out."""
-        if len(self._kinds) <= self._limit // 2:
+        if not self.is_crowded:
             return False
         ends, low, high = self._ends, 0, len(self._kinds)
         while low < high:

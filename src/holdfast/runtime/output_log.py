@@ -260,6 +260,10 @@ class OutputLog:
         """Whether all of this range can be read."""
         return offset + length <= self._first_lost() or offset >= self.lost_end
 
+    def next_kept(self, offset: int) -> int:
+        """The first byte at or after `offset` that is not lost."""
+        return self.lost_end if self.lost_start <= offset < self.lost_end else offset
+
     def trim(self, floor: int | None = None) -> None:
         """Give back what is over the bound: the middle, and nothing at or after `floor`."""
         tail_start = max(self._head, self.end - self._tail)

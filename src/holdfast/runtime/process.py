@@ -104,7 +104,7 @@ class ManagedProcess(Recorded):
         super().__init__(
             spec.process_id,
             outputs,
-            blocking=spec.overflow == "block",
+            overflow=spec.overflow,
             spool=spool,
             poller=poller,
             config=config,

@@ -1,4 +1,4 @@
-"""A cursor in one process's journal: what it gives next, and what it keeps a blocking process from dropping.
+"""A cursor in one process's journal: what it gives next, and what is kept for it meanwhile.
 
 Readers do not steal from each other, and each goes at its own speed. Pure memory over the logs.
 """
@@ -20,11 +20,16 @@ EVENT_BYTES: Final = 1024 * 1024
 
 
 class Reader:
-    """Reads on after `seq`. `on_ready` is called whenever there may be something new."""
+    """Reads on after `seq`. `on_ready` is called whenever there may be something new.
+
+    One that does not stay looks once, and the process does not wait for it.
+    """
 
     __slots__ = ("_expected", "consumed", "on_ready", "process", "seq")
 
-    def __init__(self, process: Recorded, after_seq: int, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, process: Recorded, after_seq: int, on_ready: Callable[[], None], *, stays: bool = True
+    ) -> None:
         if after_seq < 0:
             raise InvalidParams(f"afterSeq {after_seq}: must not be negative")
         self.process = process
@@ -33,9 +38,9 @@ class Reader:
         process.journal.seal(after_seq)
         #: Where each stream goes on for this reader.
         self._expected = [process.journal.offset_at(after_seq, kind) for kind in range(len(STREAMS))]
-        #: How far the reader has taken each stream for good: a blocking process keeps what comes after.
+        #: How far the reader has taken each stream for good: what comes after is kept for it while it follows.
         self.consumed = list(self._expected)
-        process.attach(self)
+        process.attach(self, stays=stays)
 
     def close(self) -> None:
         self.process.detach(self)
@@ -109,7 +114,7 @@ class Reader:
         """Everything of this stream before `offset` has been taken."""
         if offset > self.consumed[kind]:
             self.consumed[kind] = offset
-            self.process.reader_advanced()
+            self.process.reader_advanced(self)
 
     def _gap_before(self, event: Record) -> OutputGap | None:
         """Output before the exit or the close that is lost: no later chunk shows that it is missing."""

@@ -6,6 +6,14 @@ What happens to it, in the order in which its journal tells it:
     output ... (of children that hold the streams), close (every stream ended)
 
 A process is one, and so is a command in a live shell. Reads descriptors and knows nothing of pids.
+
+What it does when its output exceeds the retained size is its `overflow` (docs/decisions/0026):
+
+    follow  a stream is not read while a following reader is a full log behind: nothing is dropped, and the writer
+            blocks as on a pipe. A reader that takes nothing of a held stream for `reader_stall_seconds` stops
+            following until it takes something again; without a following reader the middle of the log is dropped.
+    block   the same for every reader without a time limit; after the last reader, for `detached_session_seconds`.
+    drop    readers never delay it.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from holdfast.model import ExitStatus, OutputChunk, OutputGap, ReadResult, Snapshot
+from holdfast.model import ExitStatus, OutputChunk, OutputGap, Overflow, ReadResult, Snapshot
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, OutputLog, Spool
 from holdfast.runtime.poller import Poller
@@ -63,7 +71,7 @@ class Past(NamedTuple):
 class Output:
     """One stream that is still open, and whose it is now."""
 
-    __slots__ = ("fd", "kind", "log", "owed", "owner", "paused")
+    __slots__ = ("fd", "held_since", "kind", "log", "owed", "owner", "paused")
 
     def __init__(self, kind: int, fd: int, owner: Recorded) -> None:
         self.kind = kind
@@ -71,6 +79,8 @@ class Output:
         self.owner = owner
         self.log = owner.logs[kind]
         self.paused = False
+        #: By the loop's clock: when it was paused, with nothing moved since.
+        self.held_since: float | None = None
         #: Bytes that were in the pipe when their owner ended: the exit is told after them.
         self.owed = 0
 
@@ -83,16 +93,20 @@ class Recorded:
 
     __slots__ = (
         "_abandoned",
-        "_blocking",
         "_ending",
         "_exit",
+        "_following",
         "_grown",
         "_loop",
         "_on_growth",
         "_outputs",
+        "_overflow",
         "_patience",
         "_poller",
         "_readers",
+        "_returning",
+        "_stall_seconds",
+        "_stall_timer",
         "_taken",
         "_waiters",
         "closed_at",
@@ -110,7 +124,7 @@ class Recorded:
         process_id: str,
         kinds: Iterable[int],
         *,
-        blocking: bool,
+        overflow: Overflow,
         spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
@@ -135,24 +149,28 @@ class Recorded:
             self.logs = {kind: OutputLog(spool, retained) for kind in kinds}
         else:
             self.journal, self.logs = notes.journal, notes.logs
-        if blocking:
-            for log in self.logs.values():
-                log.waits_for = NO_DESCRIPTORS | NO_ROOM
         self._outputs: list[Output] = []
         self._readers: set[Follower] = set()
+        #: Readers that hold the process back, and when each last took something, by the loop's clock.
+        self._following: dict[Follower, float] = {}
         #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
         self._taken = [0, 0, 0]
+        #: Whether readers of an earlier server are expected: until one attaches, everything is kept for them.
+        self._returning = False
         self._waiters: set[asyncio.Event] = set()
         self._exit = asyncio.Event()
         #: Gives the status of one that has ended and is not told yet.
         self._ending: Callable[[], ExitStatus] | None = None
         self._on_growth = on_growth
         self._grown = False
-        self._blocking = blocking
+        self._overflow: Overflow = overflow
         self._patience = config.detached_session_seconds
         self._abandoned: asyncio.TimerHandle | None = None
+        self._stall_seconds = config.reader_stall_seconds
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._poller = poller
+        self._choose_patience()
 
     # --- what it is ------------------------------------------------------------------------------------------
 
@@ -182,7 +200,7 @@ class Recorded:
 
     def read(self, after_seq: int, max_bytes: int) -> ReadResult:
         """What is there after `after_seq`, without waiting. Reading on acknowledges what came before."""
-        reader = Reader(self, after_seq, _ignore)
+        reader = Reader(self, after_seq, _ignore, stays=False)
         chunks: list[OutputChunk] = []
         gaps: list[OutputGap] = []
         before: list[OutputGap] = []
@@ -240,28 +258,102 @@ class Recorded:
 
     # --- readers ---------------------------------------------------------------------------------------------
 
-    def attach(self, reader: Follower) -> None:
+    @property
+    def follows(self) -> bool:
+        """Whether it waits for the readers that follow it, for a limited time."""
+        return self._overflow == "follow"
+
+    def attach(self, reader: Follower, *, stays: bool = True) -> None:
+        """`stays`: the reader takes output as it comes, and does not look once."""
         self._readers.add(reader)
-        if self._abandoned is not None:
+        if self._abandoned is not None and (stays or not self.follows):
             self._abandoned.cancel()
             self._abandoned = None
+        if stays and self.follows:
+            self._returning = False
+            self._following[reader] = self._loop.time()
+            self._choose_patience()
+            self.resume_streams()
+            self._watch_stalls()
 
     def detach(self, reader: Follower) -> None:
         self._readers.discard(reader)
+        if self._following.pop(reader, None) is not None:
+            self._choose_patience()
         if not self._readers:
             # One that looked at the beginning again takes nothing back.
             self._taken = [max(pair) for pair in zip(self._taken, reader.consumed, strict=True)]
-            if self._blocking and not self.closed:
+            if self._overflow == "block" and not self.closed:
                 # A reader that is gone for good must not hold its process for ever.
                 self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
-        self.reader_advanced()
+        self.resume_streams()
 
-    def reader_advanced(self) -> None:
-        """A reader took something: a blocking process may have room again."""
+    def reader_advanced(self, reader: Follower) -> None:
+        """This reader took something: it follows (again), and there may be room for more."""
+        if self.follows and reader in self._readers:
+            followed = reader in self._following
+            self._following[reader] = self._loop.time()
+            if not followed:
+                self._choose_patience()
+        self.resume_streams()
+
+    def resume_streams(self) -> None:
+        """Read the streams again that no reader holds any more."""
         for output in self._outputs:
             if output.paused and not self._is_full(output):
                 output.paused = False
                 self._poller.watch(output.fd, output.ready)
+
+    def _choose_patience(self) -> None:
+        """Whether a full disk delays the writer, as a slow reader does, or costs output."""
+        waits = self._overflow == "block" or bool(self._following) or self._returning
+        for log in self.logs.values():
+            log.waits_for = NO_DESCRIPTORS | NO_ROOM if waits else NO_DESCRIPTORS
+
+    def _pause(self, output: Output) -> None:
+        """Leave what comes in the pipe: its writer blocks once the pipe is full."""
+        output.paused = True
+        self._poller.unwatch(output.fd)
+        if output.held_since is None:
+            output.held_since = self._loop.time()
+        self._watch_stalls()
+
+    def _watch_stalls(self) -> None:
+        """Look for stalled readers in time, while a stream is held and there are readers."""
+        if self._stall_timer is None and self._following and any(output.paused for output in self._outputs):
+            self._stall_timer = self._loop.call_later(self._stall_seconds, self._end_stalls)
+
+    def _end_stalls(self) -> None:
+        """Readers that have held a stream for too long without taking anything follow no more."""
+        self._stall_timer = None
+        latest = self._loop.time() - self._stall_seconds
+        left: list[float] = []
+        stalled: set[Follower] = set()
+        for output in self._outputs:
+            if not output.paused or output.held_since is None:
+                continue
+            # Held by none of them, the stream waits for room on the disk: this has the same limit.
+            holding = [reader for reader in self._following if self._is_behind(reader, output)]
+            for reader in holding or self._following:
+                since = max(self._following[reader], output.held_since)
+                if since <= latest:
+                    stalled.add(reader)
+                else:
+                    left.append(since)
+        for reader in stalled:
+            del self._following[reader]
+        if left and self._following:
+            self._stall_timer = self._loop.call_at(min(left) + self._stall_seconds, self._end_stalls)
+        if stalled:
+            self._choose_patience()
+            self.resume_streams()
+
+    def _stop_returning(self) -> None:
+        """No reader came back to what an earlier server had kept for it."""
+        self._abandoned = None
+        self._returning = False
+        self._choose_patience()
+        self.resume_streams()
 
     def give_up_output(self) -> None:
         """All of it: readers are told that it is lost. What is printed from now on is kept again."""
@@ -269,18 +361,21 @@ class Recorded:
             log.close()
 
     def keep_less(self, kind: int) -> None:
-        """Half as much of one stream; a blocking process still keeps what its readers have not taken."""
-        self.logs[kind].shrink(self._floor(kind) if self._blocking else None)
+        """Half as much of one stream, and still all that the readers have not taken for which it waits."""
+        self.logs[kind].shrink(self._floor(kind))
 
     def stop_blocking(self) -> None:
         """From now on output is dropped rather than held back: the process is being ended."""
-        self._blocking = False
+        self._overflow = "drop"
+        self._following.clear()
+        self._returning = False
         for log in self.logs.values():
             log.waits_for = frozenset()
-        if self._abandoned is not None:
-            self._abandoned.cancel()
-            self._abandoned = None
-        self.reader_advanced()
+        for timer in (self._abandoned, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._abandoned = self._stall_timer = None
+        self.resume_streams()
 
     def restore(self, past: Past) -> None:
         """Be what an earlier server had of it. Its readers are gone with that server, and may come back."""
@@ -293,8 +388,12 @@ class Recorded:
             # Bytes that came into the log and were not noted any more: no reader has seen them.
             self._note_output(kind, log, log.end - self.journal.offset_at(self.journal.last_seq, kind))
         self._taken = [self.logs[kind].lost_end if kind in self.logs else 0 for kind in range(3)]
-        if self._blocking and self.closed_at is None:
+        if self.closed_at is None and self._overflow == "block":
             self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
+        elif self.closed_at is None and self._overflow == "follow":
+            self._returning = True
+            self._choose_patience()
+            self._abandoned = self._loop.call_later(self._stall_seconds, self._stop_returning)
 
     # --- its streams -----------------------------------------------------------------------------------------
 
@@ -320,6 +419,7 @@ class Recorded:
         output.owner._outputs.remove(output)
         output.owner, output.log = self, self.logs[output.kind]
         output.owed = 0
+        output.held_since = None
         self._outputs.append(output)
         if output.paused:
             output.paused = False
@@ -359,13 +459,10 @@ class Recorded:
         self._note_output(output.kind, output.log, amount)
         if amount >= _PIPE_BYTES and not self._grown:
             self._grow_pipes()
-        if not self._blocking:
-            output.log.trim()
-        else:
-            output.log.trim(self._floor(output.kind))
-            if self._is_full(output):
-                output.paused = True
-                self._poller.unwatch(output.fd)
+        output.held_since = None
+        output.log.trim(self._floor(output.kind))
+        if self._is_full(output):
+            self._pause(output)
         self._on_growth()
         self._tell_readers()
 
@@ -400,9 +497,8 @@ class Recorded:
         """What is in the pipe stays there until it can be kept."""
         if error.errno not in output.log.waits_for:
             raise error
-        output.paused = True
-        self._poller.unwatch(output.fd)
-        self._loop.call_later(_LOOK_AGAIN_SECONDS, self.reader_advanced)
+        self._pause(output)
+        self._loop.call_later(_LOOK_AGAIN_SECONDS, self.resume_streams)
 
     def _waiting_bytes(self, output: Output) -> int:
         count: int = struct.unpack("i", fcntl.ioctl(output.fd, termios.FIONREAD, b"\0\0\0\0"))[0]
@@ -508,17 +604,38 @@ class Recorded:
             except OSError:
                 return  # over the user's share of pipe memory: it works as it is
 
-    def _floor(self, kind: int) -> int:
-        """What a blocking process must keep: everything that some reader has not taken."""
-        return min((reader.consumed[kind] for reader in self._readers), default=self._taken[kind])
+    def _floor(self, kind: int) -> int | None:
+        """The first byte of a stream that must be kept for a reader; None: nothing is kept for readers."""
+        if self._overflow == "drop":
+            return None
+        readers: Iterable[Follower] = self._following if self.follows else self._readers
+        floor = min((self._position(reader, kind) for reader in readers), default=None)
+        if floor is None and (self._returning or self._overflow == "block"):
+            floor = self.logs[kind].next_kept(self._taken[kind])
+        return floor
+
+    def _position(self, reader: Follower, kind: int) -> int:
+        """Where a reader goes on; it need not take what is lost."""
+        return self.logs[kind].next_kept(reader.consumed[kind])
 
     def _is_full(self, output: Output) -> bool:
-        if not self._blocking:
+        return self._is_full_beyond(output, self._floor)
+
+    def _is_behind(self, reader: Follower, output: Output) -> bool:
+        """Whether the stream would be held for this reader alone."""
+        return self._is_full_beyond(output, lambda kind: self._position(reader, kind))
+
+    def _is_full_beyond(self, output: Output, floor: Callable[[int], int | None]) -> bool:
+        """Whether what lies beyond these positions, one a stream, is as much as is kept."""
+        taken = floor(output.kind)
+        if taken is None:
             return False
-        if output.log.end - self._floor(output.kind) >= output.log.capacity:
+        if output.log.end - taken >= output.log.capacity:
             return True
-        taken = (self._floor(2), 0) if 2 in self.logs else (self._floor(0), self._floor(1))
-        return self.journal.is_full(taken)
+        if not self.journal.is_crowded:
+            return False
+        first, second = (2, None) if 2 in self.logs else (0, 1)
+        return self.journal.is_full((floor(first) or 0, 0 if second is None else floor(second) or 0))
 
 
 def _ignore() -> None:

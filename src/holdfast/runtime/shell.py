@@ -123,7 +123,7 @@ class LiveShell:
         self.record = Recorded(
             spec.shell_id,
             (0, 1),
-            blocking=False,
+            overflow="follow",
             spool=spool,
             poller=poller,
             config=config,

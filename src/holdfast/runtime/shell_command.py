@@ -48,11 +48,10 @@ class ShellCommand(Recorded):
         on_end: Callable[[ShellCommand], None],
         notes: CommandNotes | None = None,
     ) -> None:
-        # A command waits for whoever reads it; one that nobody reads (any more) drops what is too much.
         super().__init__(
             spec.command_id,
             (0, 1),
-            blocking=True,
+            overflow="follow",
             spool=spool,
             poller=poller,
             config=config,
@@ -125,7 +124,7 @@ class ShellCommand(Recorded):
         self.discard()
 
     def _exited(self) -> None:
-        self._blocking = False  # all that it printed is taken, and its streams go back to the shell
+        self.stop_blocking()  # all that it printed is in the log, and its streams go back to the shell
         # Who waits goes on while we tidy up.
         self._call_back()
         self._on_end(self)

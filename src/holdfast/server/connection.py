@@ -27,6 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.server.later import CANCELLED_BY_CALLER, Later
 from holdfast.server.outbox import Outbox
+from holdfast.server.sessions import Left
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
 from holdfast.wire.messages import InitializeParams, InitializeResult
@@ -100,17 +101,20 @@ class ServerConnection:
         for task in tuple(self._tasks.values()):
             task.cancel()
         if self.session is not None:
-            self._sessions.detach(self.session, self._close, self.outbox.positions())
+            self._sessions.detach(self.session, self._close, self._left())
             self.session = None
         self.outbox.close()
         self._dispatcher.services.connection_lost(self)
         self.on_close()
 
-    def _hand_over(self) -> dict[str, int]:
+    def _hand_over(self) -> Left:
         """Our client is back on another connection, which goes on where our pushes had come to."""
-        positions = self.outbox.positions()
+        left = self._left()
         self.channel.close()
-        return positions
+        return left
+
+    def _left(self) -> Left:
+        return Left(self.outbox.positions(), self.outbox.leave())
 
     # --- requests --------------------------------------------------------------------------------------------
 
@@ -186,10 +190,11 @@ class ServerConnection:
         if params.encoding == "msgpack":
             codec.encoding = "msgpack"
             self.channel.use_lengths()
-        for process_id, seq in session.positions.items():
+        self.outbox.expect(session.left.readers)
+        for process_id, seq in session.left.positions.items():
             with contextlib.suppress(HoldfastError):  # forgotten meanwhile
                 self.outbox.subscribe(self._exec.recorded(process_id), after_seq=seq)
-        session.positions = {}
+        session.left = Left()
 
     def _notice(self, notice: Notice) -> None:
         codec = self._peer.codec

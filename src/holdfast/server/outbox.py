@@ -6,7 +6,8 @@ connection frame by frame. Touches no descriptor itself: it hands the channel a 
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from holdfast.model import OutputGap
 from holdfast.runtime.journal import EXIT, STREAMS, Record
@@ -24,6 +25,10 @@ FRAME_BYTES: Final = 1024 * 1024
 JSON_FRAME_BYTES: Final = 256 * 1024
 #: Below this, reading the bytes and sending them with their header is cheaper than sendfile.
 SENDFILE_BYTES: Final = 32 * 1024
+
+
+#: A subscription of one client: its name, or the process of a plain push.
+Key = tuple[Literal["named", "plain"], str]
 
 
 class Subscription:
@@ -98,6 +103,8 @@ class Outbox:
         self._named: dict[str, Subscription] = {}
         self._plain: dict[str, Subscription] = {}
         self._ready: dict[Subscription, None] = {}
+        #: Readers of the client's earlier connection: each holds its process until its subscription is back.
+        self._absent: dict[Key, Reader] = {}
         #: The frame on its way: its log must not give the bytes back under it.
         self._under_way: tuple[Subscription, Record] | None = None
         self._leased: OutputLog | None = None
@@ -111,10 +118,16 @@ class Outbox:
         table = self._plain if name is None else self._named
         self._drop(table.pop(key, None))
         table[key] = subscription = Subscription(self, process, after_seq, name, window)
+        absent = self._absent.pop(("plain" if name is None else "named", key), None)
+        if absent is not None:
+            absent.close()
         self.enqueue(subscription)
 
     def unsubscribe(self, name: str) -> None:
         self._drop(self._named.pop(name, None))
+        absent = self._absent.pop(("named", name), None)
+        if absent is not None:
+            absent.close()
 
     def give_credit(self, name: str, seq: int, amount: int) -> None:
         subscription = self._named.get(name)
@@ -130,10 +143,33 @@ class Outbox:
         """How far each plain subscription has been pushed, for a session that is resumed."""
         return {process_id: plain.reader.seq for process_id, plain in self._plain.items()}
 
+    def expect(self, absent: Mapping[Key, Reader]) -> None:
+        """The client had these readers on an earlier connection, and opens them again."""
+        self._absent.update(absent)
+
+    def leave(self) -> dict[Key, Reader]:
+        """Close; returns the readers that still hold their processes, for a client that may come back."""
+        absent = self._absent
+        self._absent = {}
+        tables: tuple[tuple[Literal["named", "plain"], dict[str, Subscription]], ...]
+        tables = (("named", self._named), ("plain", self._plain))
+        for kind, table in tables:
+            for key, subscription in tuple(table.items()):
+                process = subscription.reader.process
+                if process.follows and not process.closed:
+                    del table[key]
+                    subscription.queued = True  # calls of its reader put it nowhere
+                    absent[kind, key] = subscription.reader
+        self.close()
+        return absent
+
     def close(self) -> None:
         self._finish_frame()
         for subscription in (*self._named.values(), *self._plain.values()):
             subscription.reader.close()
+        for reader in self._absent.values():
+            reader.close()
+        self._absent.clear()
         self._named.clear()
         self._plain.clear()
         self._ready.clear()

@@ -9,20 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import UnknownProcess, UnknownShell
 from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.records import SessionEnded, SessionOpened, SessionRecord, SessionShell, SessionStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.memory import RememberedSession
+    from holdfast.runtime.reader import Reader
+    from holdfast.server.outbox import Key
 
-Takeover = Callable[[], dict[str, int]]
+
+class Left(NamedTuple):
+    """What the client of a broken connection comes back to."""
+
+    #: How far the plain pushes had come.
+    positions: Mapping[str, int] = {}
+    #: Readers that hold their processes until the client opens them again, or has not for too long.
+    readers: Mapping[Key, Reader] = {}
+
+
+Takeover = Callable[[], Left]
 
 
 class Session:
@@ -37,9 +49,9 @@ class Session:
         self.bound: set[str] = set()
         #: Shells that it opened, and whether they end with it.
         self.shells: dict[str, bool] = {}
-        #: How far the plain pushes had come when the connection broke.
-        self.positions: dict[str, int] = {}
-        #: Ends the connection that holds the session now; tells how far its plain pushes had come.
+        #: Of the connection that broke.
+        self.left = Left()
+        #: Ends the connection that holds the session now, and returns what it leaves to the next.
         self.takeover: Takeover | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
@@ -74,24 +86,26 @@ class Sessions:
             self._sessions[session.id] = session
             self._note(SessionOpened(session.id, client_name))
         if session.takeover is not None:
-            session.positions = session.takeover()
+            session.left = session.takeover()
         if session.expiry is not None:
             session.expiry.cancel()
             session.expiry = None
         session.takeover = takeover
         return session, resumed
 
-    def detach(self, session: Session, takeover: Takeover, positions: dict[str, int]) -> None:
+    def detach(self, session: Session, takeover: Takeover, left: Left) -> None:
         """The connection that took it over with `takeover` is gone; its client may come back, or already has."""
         if session.takeover is not takeover:
+            close_readers(left)
             return
-        session.takeover = None
+        session.takeover, session.left = None, left
         running = any(self._exec.is_running(id) for id in session.processes)
-        if not positions and not running and not any(self._exec.shells.is_open(id) for id in session.shells):
+        if not (
+            any(left) or running or any(self._exec.shells.is_open(id) for id in session.shells)
+        ):
             # Nothing to come back to: callers of single requests would leave a heap of these.
             self._forget(session)
             return
-        session.positions = positions
         self._await_return(session)
 
     def started(self, session: Session, process_id: str, *, bound: bool, pushed: bool = False) -> None:
@@ -113,7 +127,7 @@ class Sessions:
             session = self._sessions[each.opened.id] = Session(each.opened.client_name, each.opened.id)
             session.processes = {id for id in each.processes if self._exec.is_running(id)}
             session.bound = {id for id in session.processes if each.processes[id]}
-            session.positions = {id: told[id] for id in each.pushed if id in told}
+            session.left = Left({id: told[id] for id in each.pushed if id in told})
             claimed |= session.bound
             session.shells = {id: bound for id, bound in each.shells.items() if self._exec.shells.is_open(id)}
             claimed_shells |= session.shells.keys()
@@ -151,6 +165,7 @@ class Sessions:
 
     def _expire(self, session: Session) -> None:
         self._forget(session)
+        close_readers(session.left)
         endings = [self._end(process_id) for process_id in session.bound]
         endings += [self._close(shell_id) for shell_id, bound in session.shells.items() if bound]
         for ending in endings:
@@ -170,3 +185,10 @@ class Sessions:
         for session in (*self._sessions.values(), self._unclaimed):
             if session.expiry is not None:
                 session.expiry.cancel()
+            close_readers(session.left)
+
+
+def close_readers(left: Left) -> None:
+    """Their client does not come back for them."""
+    for reader in left.readers.values():
+        reader.close()

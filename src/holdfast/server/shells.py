@@ -56,10 +56,12 @@ class _Run(Later):
 
     def cancel(self, reason: str = "") -> None:
         self._cancelled = True
-        self._close()
-        # A connection that broke comes back and asks again: the command goes on.
         if reason == CANCELLED_BY_CALLER:
             self._shells.withdraw(self._command.process_id)
+        elif not self._pushed:
+            # A client whose connection broke comes back and asks again: its subscription holds the command till then.
+            self._push()
+        self._close()
 
     def _over(self) -> None:
         if self._cancelled:

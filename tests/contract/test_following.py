@@ -1,0 +1,292 @@
+"""A reader that follows gets every byte, however little is kept; one that stalls delays others for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from contract.cutting_proxy import cutting_unix
+from contract.test_output import BLOCK, blocks_hash, print_blocks
+from contract.ways import end_everything, open_box
+from faults.relay import Relay, Way
+from holdfast import (
+    Completed,
+    ExecRemoteOptions,
+    Exited,
+    OutputChunk,
+    OutputGap,
+    Process,
+    Sandbox,
+    StdoutChunk,
+)
+from holdfast.client.connection import Connection
+from holdfast.client.dial import dialer
+from holdfast.client.remote import RemoteExec
+from holdfast.testing.servers import RunningServer, running_server
+
+MIB = 1024 * 1024
+#: Of each stream a twelfth of what the tests print is kept, or less. No reader is ever given up.
+PATIENT: dict[str, Any] = {"retained_output_bytes_per_process": 2 * MIB, "reader_stall_seconds": 3600.0}
+#: A reader that takes nothing is given up soon, and one that reads all the time is not, on a busy machine either.
+HASTY: dict[str, Any] = {**PATIENT, "reader_stall_seconds": 3.0}
+#: The ways that differ in where a reader's progress is seen; each of these tests waits for the time to pass.
+STALLING_WAYS = ("inprocess", "unix", "ws-json")
+#: Eight bytes a line, so that every offset has one right content. More than the 10 MiB that results hold.
+FIRST, LINES = 1_000_000, 1_500_000
+COUNT = ["seq", str(FIRST), str(FIRST + LINES - 1)]
+
+
+@functools.cache
+def all_counted() -> bytes:
+    return b"".join(b"%d\n" % number for number in range(FIRST, FIRST + LINES))
+
+
+def counted(offset: int, length: int) -> bytes:
+    """What `COUNT` prints there."""
+    return all_counted()[offset : offset + length]
+
+
+@pytest.fixture(scope="module")
+def shared_patient_server() -> Iterator[RunningServer]:
+    with running_server(["unix", "ws"], settings=PATIENT) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_hasty_server() -> Iterator[RunningServer]:
+    with running_server(["unix", "ws"], settings=HASTY) as server:
+        yield server
+
+
+@pytest.fixture
+async def patient_server(shared_patient_server: RunningServer) -> AsyncIterator[RunningServer]:
+    yield shared_patient_server
+    await end_everything(shared_patient_server)
+
+
+@pytest.fixture
+async def patient(way: str, patient_server: RunningServer) -> AsyncIterator[Sandbox]:
+    async with open_box(way, patient_server, PATIENT) as box:
+        yield box
+
+
+@pytest.fixture
+async def hasty(way: str, shared_hasty_server: RunningServer) -> AsyncIterator[Sandbox]:
+    async with open_box(way, shared_hasty_server, HASTY) as box:
+        yield box
+    await end_everything(shared_hasty_server)
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    yield path
+    shutil.rmtree(path)
+
+
+async def output_hash(process: Process) -> tuple[int, str]:
+    """Of stdout, which must come without a gap and be followed by the exit."""
+    digest, size = hashlib.sha256(), 0
+    async for event in process.events():
+        assert not isinstance(event, OutputGap), event
+        if isinstance(event, OutputChunk):
+            assert event.offset == size
+            digest.update(event.data)
+            size += len(event.data)
+        if isinstance(event, Exited):
+            assert event.status.exit_code == 0
+            return size, digest.hexdigest()
+    raise AssertionError("no exit")
+
+
+async def test_a_reader_that_follows_gets_every_byte(patient: Sandbox) -> None:
+    process = await patient.start(print_blocks(16))
+    assert await output_hash(process) == (16 * (BLOCK + 8), blocks_hash(16))
+
+
+@pytest.mark.parametrize("way", ["inprocess", "unix"])
+async def test_two_hundred_megabytes_with_the_settings_as_they_come(box: Sandbox) -> None:
+    process = await box.start(print_blocks(191))
+    assert await output_hash(process) == (191 * (BLOCK + 8), blocks_hash(191))
+
+
+async def test_exec_remote_delivers_every_byte(patient: Sandbox) -> None:
+    digest = hashlib.sha256()
+    completed = None
+    async for event in patient.exec_remote(COUNT):
+        if isinstance(event, Completed):
+            completed = event
+        else:
+            assert isinstance(event, StdoutChunk), event
+            digest.update(event.data.encode())
+    whole = counted(0, 8 * LINES)
+    assert digest.digest() == hashlib.sha256(whole).digest()
+    assert completed is not None
+    assert (completed.exit_code, completed.lost_bytes) == (0, 0)
+    assert completed.stdout.encode() == whole[-10 * MIB :]
+    assert completed.truncated  # `stdout` is not all of it
+
+
+async def test_exec_returns_the_latest_and_how_much_came_before(patient: Sandbox) -> None:
+    result = await patient.exec(COUNT)
+    assert (result.returncode, result.truncated, len(result.stdout_bytes)) == (0, True, 10 * MIB)
+    assert result.omitted_stdout_bytes == 8 * LINES - 10 * MIB
+    assert result.omitted_stderr_bytes == 0
+    assert result.stdout_bytes == counted(8 * LINES - 10 * MIB, 10 * MIB)
+
+
+async def test_a_command_in_a_shell_delivers_every_byte(patient: Sandbox) -> None:
+    digest = hashlib.sha256()
+    async with await patient.shell() as shell:
+        async for event in shell.stream(" ".join(COUNT)):
+            assert not isinstance(event, OutputGap), event
+            if isinstance(event, OutputChunk):
+                digest.update(event.data)
+    assert digest.digest() == hashlib.sha256(counted(0, 8 * LINES)).digest()
+
+
+@pytest.mark.parametrize("way", STALLING_WAYS)
+async def test_a_stalled_reader_delays_an_eager_one_and_gets_a_gap(hasty: Sandbox) -> None:
+    process = await hasty.start(COUNT)
+    stalled = process.events()
+    events = [await anext(stalled)]
+    size, digest = await output_hash(process)
+    assert (size, digest) == (8 * LINES, hashlib.sha256(counted(0, 8 * LINES)).hexdigest())
+    events += [event async for event in stalled]
+    position, gaps = 0, 0
+    for event in events:
+        if isinstance(event, OutputGap):
+            assert (event.stream, event.offset) == ("stdout", position)
+            position += event.length
+            gaps += 1
+        elif isinstance(event, OutputChunk):
+            assert event.offset == position
+            assert event.data == counted(position, len(event.data))
+            position += len(event.data)
+    assert (position, gaps > 0) == (8 * LINES, True)
+
+
+@pytest.mark.parametrize("way", STALLING_WAYS)
+async def test_exec_remote_shows_what_was_not_taken_in_time(hasty: Sandbox) -> None:
+    command = hasty.exec_remote(COUNT)
+    first = await anext(command)
+    assert isinstance(first, StdoutChunk)
+    assert (await hasty.api.wait(command.id)) is not None
+    printed, position, lost, completed = [first.data], 0, 0, None
+    async for event in command:
+        if isinstance(event, StdoutChunk):
+            printed.append(event.data)
+        if isinstance(event, OutputGap | Completed):
+            text = "".join(printed).encode()
+            assert text == counted(position, len(text))
+            printed, position = [], position + len(text)
+        if isinstance(event, OutputGap):
+            assert event.offset == position
+            position += event.length
+            lost += event.length
+        if isinstance(event, Completed):
+            completed = event
+    assert completed is not None
+    assert (position, lost > 0) == (8 * LINES, True)
+    assert (completed.lost_bytes, completed.truncated) == (lost, True)
+    assert completed.stdout.encode() == counted(8 * LINES - len(completed.stdout), len(completed.stdout))
+
+
+async def test_a_process_that_is_held_back_can_be_killed(patient: Sandbox) -> None:
+    process = await patient.start(["sh", "-c", "trap '' TERM; while :; do seq 100000; done"])
+    stalled = process.events()
+    await anext(stalled)
+    assert await process.terminate(force=True)
+    events = [event async for event in stalled]
+    exits = [event for event in events if isinstance(event, Exited)]
+    assert [event.status.signal for event in exits] == ["SIGKILL"]
+
+
+async def test_a_reader_that_leaves_holds_nothing_back(patient: Sandbox) -> None:
+    process = await patient.start(COUNT)
+    reader = process.events()
+    await anext(reader)
+    await reader.aclose()
+    assert (await process.wait()).exit_code == 0
+    assert (await process.snapshot()).truncated
+
+
+async def test_drop_still_never_waits(patient: Sandbox) -> None:
+    process = await patient.start(COUNT, overflow="drop")
+    stalled = process.events()
+    await anext(stalled)
+    assert (await process.wait()).exit_code == 0
+    command = patient.exec_remote(COUNT, ExecRemoteOptions(overflow="drop"))
+    await anext(command)
+    assert (await patient.api.wait(command.id)) is not None
+    assert any(isinstance(event, OutputGap) for event in [event async for event in command])
+    await stalled.aclose()
+
+
+# --- connections that are slow, or break ---------------------------------------------------------------------------
+
+
+class SlowRelay(Relay):
+    """Passes at most 64 KiB in 2 ms: a channel that is slower than the process by far."""
+
+    def new_way(self) -> Way:
+        return SlowWay(self, -1)
+
+
+class SlowWay(Way):
+    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(64 * 1024):
+            await asyncio.sleep(0.002)
+            sink.write(data)
+            await sink.drain()
+
+
+@contextlib.asynccontextmanager
+async def connected(path: str) -> AsyncIterator[Sandbox]:
+    connection = Connection(dialer(f"unix:{path}"), address=path, encoding="msgpack")
+    await connection.open()
+    box = Sandbox(RemoteExec(connection))
+    try:
+        yield box
+    finally:
+        await box.aclose()
+
+
+async def test_every_byte_comes_through_a_slow_channel(patient_server: RunningServer, directory: str) -> None:
+    path = os.path.join(directory, "slow.sock")
+    relay = SlowRelay(lambda: asyncio.open_unix_connection(patient_server.socket))
+    listening = await asyncio.start_unix_server(relay.connected, path)
+    try:
+        async with connected(path) as box:
+            process = await box.start(print_blocks(12))
+            assert await output_hash(process) == (12 * (BLOCK + 8), blocks_hash(12))
+    finally:
+        listening.close()
+        await relay.close()
+
+
+async def test_a_process_waits_for_a_reader_whose_connection_breaks(
+    patient_server: RunningServer, directory: str
+) -> None:
+    path = os.path.join(directory, "cut.sock")
+    async with cutting_unix(path, patient_server.socket, seed=26) as proxy, connected(path) as box:
+        process = await box.start(print_blocks(16))
+        assert await output_hash(process) == (16 * (BLOCK + 8), blocks_hash(16))
+        assert proxy.cuts >= 5
+        async with await box.shell() as shell:
+            size = 0
+            async for event in shell.stream(" ".join(COUNT)):
+                if isinstance(event, OutputChunk):
+                    assert event.offset == size
+                    size += len(event.data)
+            assert size == 8 * LINES
+        proxy.peaceful = True
