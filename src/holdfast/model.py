@@ -126,6 +126,8 @@ class ProcessSpec(Struct, frozen=True):
     kind: SpecKind = "direct"
     #: Names this attempt, so that a start which is sent twice starts once.
     start_id: str | None = None
+    #: stderr is the same pipe as stdout, so that both come as one stream in the order in which they were printed.
+    merge_stderr: bool = False
 
 
 class OutputChunk(Struct, frozen=True):

@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.client import exec_remote, process, sandbox, service, shell, terminal
 from holdfast.client.collect import StreamTails
+from holdfast.client.defaults import StrPath
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InternalError, InvalidRequest
 from holdfast.model import (
@@ -294,7 +295,7 @@ class Shell(_Facade[shell.Shell]):
         command: str,
         *,
         timeout: float | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
         on_output: Callable[[OutputChunk | OutputGap], object] | None = None,
@@ -522,7 +523,7 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     @overload
     def exec_remote(
         self,
-        cmd: Sequence[str],
+        cmd: Sequence[StrPath],
         options: exec_remote.ExecRemoteOptions | None = None,
         stream: Literal[True] = True,
     ) -> ExecRemoteProcess: ...
@@ -530,14 +531,14 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     @overload
     def exec_remote(
         self,
-        cmd: Sequence[str],
+        cmd: Sequence[StrPath],
         options: exec_remote.ExecRemoteOptions | None = None,
         *,
         stream: Literal[False],
     ) -> exec_remote.ExecResult: ...
 
     def exec_remote(
-        self, cmd: Sequence[str], options: exec_remote.ExecRemoteOptions | None = None, stream: bool = True
+        self, cmd: Sequence[StrPath], options: exec_remote.ExecRemoteOptions | None = None, stream: bool = True
     ) -> ExecRemoteProcess | exec_remote.ExecResult:
         """Start a command at once and iterate over its events, or, with `stream=False`, wait for its result."""
         if not stream:
@@ -557,6 +558,9 @@ def connect(
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = sandbox.RECONNECT_DEADLINE,
     max_concurrent_execs: int = sandbox.MAX_CONCURRENT_EXECS,
+    user: str | None = None,
+    cwd: StrPath | None = None,
+    env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Iterator[Sandbox]:
     """The sandbox at `address`, for the length of a `with` block; see `holdfast.connect`."""
@@ -568,6 +572,9 @@ def connect(
             config=config,
             reconnect_deadline=reconnect_deadline,
             max_concurrent_execs=max_concurrent_execs,
+            user=user,
+            cwd=cwd,
+            env=env,
             **options,
         )
         box = loop.run(way.__aenter__())

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from holdfast.client.collect import MIB, StreamTails
-from holdfast.client.command import check_env
+from holdfast.client.defaults import StrPath, check_env, optional_path
 from holdfast.client.process import READER_WINDOW_BYTES, Process
 from holdfast.errors import InternalError, InvalidParams, ShellClosed, UnknownShell
 from holdfast.exec_api import CommandStream, ExecApi
@@ -118,7 +118,7 @@ class Shell:
         command: str,
         *,
         timeout: float | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
         on_output: Callable[[OutputChunk | OutputGap], Awaitable[object] | object] | None = None,
@@ -171,7 +171,7 @@ class Shell:
         command: str,
         *,
         timeout: float | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
     ) -> AsyncGenerator[CommandEvent, None]:
@@ -195,7 +195,7 @@ class Shell:
         self,
         command: str,
         timeout: float | None,
-        cwd: str | None,
+        cwd: StrPath | None,
         env: Mapping[str, str] | None,
         input: str | bytes | None,
         *,
@@ -211,7 +211,7 @@ class Shell:
         spec = CommandSpec(
             command_id=secrets.token_hex(8),
             command=command,
-            cwd=cwd,
+            cwd=optional_path(cwd),
             env=check_env(env),
             input=input.encode() if isinstance(input, str) else input,
             timeout=timeout,

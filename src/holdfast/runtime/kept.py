@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.model import ExitStatus, ProcessSpec, TerminalSize
 from holdfast.runtime import records as r
-from holdfast.runtime.journal import CLOSE, Journal
+from holdfast.runtime.journal import CLOSE, Journal, output_kinds
 from holdfast.runtime.kept_input import KeptInput
 from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.output_log import MOVE_BYTES, NO_ROOM, OutputLog, Spool
@@ -116,7 +116,7 @@ class Notes(RecordNotes):
     __slots__ = ("_events", "_gathering", "adopted", "begun", "printed_at")
 
     def __init__(self, keeping: Keeping, begun: r.Begun, *, adopted: bool = False) -> None:
-        kinds = (2,) if begun.spec.tty else (0, 1)
+        kinds = output_kinds(tty=begun.spec.tty, merge_stderr=begun.spec.merge_stderr)
         super().__init__(keeping, begun.key, kinds)
         self.begun = begun
         #: Started by an earlier server: the keeper is its parent.

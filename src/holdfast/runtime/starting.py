@@ -20,6 +20,7 @@ from holdfast.model import ProcessSpec, TerminalSize
 from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.journal import output_kinds
 from holdfast.runtime.oom import OomScore
 from holdfast.runtime.process import set_terminal_size
 from holdfast.runtime.process_table import MARK_VARIABLE, limits_can_mark, new_mark
@@ -85,9 +86,9 @@ class _Streams:
         self.stdin = -1
         self._theirs: list[int] = []
 
-    def open_pipes(self, given: int, *, pipe_stdin: bool) -> None:
+    def open_pipes(self, given: int, *, pipe_stdin: bool, merge_stderr: bool) -> None:
         """`given` is its stdin, if it gets no pipe."""
-        for kind in (0, 1):
+        for kind in output_kinds(tty=False, merge_stderr=merge_stderr):
             self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(write)
             os.set_blocking(self.outputs[kind], False)
@@ -96,7 +97,7 @@ class _Streams:
             stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(stdin)
             os.set_blocking(self.stdin, False)
-        self.for_child = StandardStreams(stdin, self._theirs[0], self._theirs[1])
+        self.for_child = StandardStreams(stdin, self._theirs[0], self._theirs[0 if merge_stderr else 1])
 
     def open_terminal(self, size: TerminalSize, account: Account | None) -> None:
         master, slave = os.openpty()
@@ -301,7 +302,8 @@ class Starter:
             if spec.tty:
                 streams.open_terminal(spec.size or TerminalSize(), account)
             else:
-                streams.open_pipes(self._null if stdin is None else stdin, pipe_stdin=spec.pipe_stdin)
+                given = self._null if stdin is None else stdin
+                streams.open_pipes(given, pipe_stdin=spec.pipe_stdin, merge_stderr=spec.merge_stderr)
             _require_spare_descriptors(streams.highest)
         except OSError as error:
             streams.close()
