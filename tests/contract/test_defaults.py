@@ -57,8 +57,10 @@ async def test_everything_is_done_as_the_connections_user(box: Sandbox, tmp_path
     own = Sandbox(box.api, user="nobody", cwd="/")
     assert (await own.exec(["id", "-un"])).stdout == "nobody\n"
     assert (await own.exec(["id", "-un"], user="root")).stdout == "root\n"
-    async with await own.shell() as shell:
-        assert (await shell.run("id -un")).stdout == "nobody\n"
+    assert await (await own.start(["id", "-un"])).communicate() == (b"nobody\n", b"")
+    async with await own.terminal(["sh", "-c", "id -un; read wait"]) as terminal:
+        await terminal.wait_until_awaiting_input(timeout=30)
+        assert "nobody" in (await terminal.screen()).text
     secret = tmp_path / "secret"
     secret.write_bytes(b"s")
     secret.chmod(0o600)
