@@ -354,6 +354,8 @@ class CommandSpec(Struct, frozen=True):
     input: bytes | None = None
     #: Seconds until it and what it started in the foreground are ended.
     timeout: float | None = None
+    #: Keep its stdin writable, under its id, until it is closed or the command ends; goes without `input`.
+    pipe_stdin: bool = False
 
 
 class CommandEnded(Struct, frozen=True):

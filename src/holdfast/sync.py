@@ -32,6 +32,7 @@ from holdfast.model import (
     OutputGap,
     ProcessInfo,
     ShellState,
+    StdinMode,
     TerminalSize,
     TerminalState,
     TerminalStatus,
@@ -298,6 +299,7 @@ class Shell(_Facade[shell.Shell]):
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
+        stdin: StdinMode = "closed",
         on_output: Callable[[OutputChunk | OutputGap], object] | None = None,
         max_bytes: int = shell.RUN_LIMIT_BYTES,
     ) -> shell.CommandResult:
@@ -307,12 +309,14 @@ class Shell(_Facade[shell.Shell]):
         """
         if on_output is None:
             return self._loop.run(
-                self._inner.run(command, timeout=timeout, cwd=cwd, env=env, input=input, max_bytes=max_bytes)
+                self._inner.run(
+                    command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin, max_bytes=max_bytes
+                )
             )
         # Called in the loop's thread it could use nothing of this sandbox, and whatever it waits for would hold up
         # everybody else.
         printed = StreamTails(max_bytes)
-        with self.stream(command, timeout=timeout, cwd=cwd, env=env, input=input) as events:
+        with self.stream(command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin) as events:
             for event in events:
                 if isinstance(event, CommandEnded):
                     return shell.CommandResult(
@@ -326,6 +330,8 @@ class Shell(_Facade[shell.Shell]):
         raise InternalError(f"the events of a command in shell {self.id!r} ended without its end")
 
     stream = _Streaming(shell.Shell.stream)
+    write = _Blocking(shell.Shell.write)
+    close_stdin = _Blocking(shell.Shell.close_stdin)
     start = _Giving(shell.Shell.start, Process)
     interrupt = _Blocking(shell.Shell.interrupt)
     output = _Streaming(shell.Shell.output)
