@@ -183,7 +183,7 @@ async def run_command(
         await kill_cancelled(kill_now(api, spec.process_id), cancelled)
         raise
     except (CommandNotFound, NotExecutable) as error:
-        if start_errors == "raise":
+        if start_errors != "result":
             raise
         exit_code, line = not_started(error)
         said = line.encode(errors="surrogateescape")
