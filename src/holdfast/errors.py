@@ -35,8 +35,8 @@
     │   ├── SandboxGone            -32030  the container, pod or host is not there, or has ended
     │   └── HelperFailed           -32031  a process of ours that works for the server could not start, or ended
     ├── ProcessError               the command itself
-    │   ├── CommandNotFound        -32040  exit code 127 on the command line
-    │   ├── NotExecutable          -32041  exit code 126
+    │   ├── CommandNotFound        -32040  also Python's FileNotFoundError; exit code 127 on the command line
+    │   ├── NotExecutable          -32041  also Python's PermissionError; exit code 126
     │   └── TimeoutError           -32042  also Python's TimeoutError; exit code 124
     └── TransportError             the way between caller and sandbox
         ├── ConnectionLost         -32060
@@ -283,16 +283,18 @@ class ProcessError(HoldfastError):
     code = -32043
 
 
-class CommandNotFound(ProcessError):
-    """The program is not there."""
+class CommandNotFound(ProcessError, builtins.FileNotFoundError):
+    """The program is not there: `subprocess` raises `FileNotFoundError` then."""
 
     code = -32040
+    errno = errno.ENOENT
 
 
-class NotExecutable(ProcessError):
-    """The program is there and cannot be executed."""
+class NotExecutable(ProcessError, builtins.PermissionError):
+    """The program is there and cannot be executed: `subprocess` raises `PermissionError` then."""
 
     code = -32041
+    errno = errno.EACCES
 
 
 class TimeoutError(ProcessError, builtins.TimeoutError):

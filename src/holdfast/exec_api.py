@@ -210,7 +210,10 @@ class ExecApi(Protocol):
         ...
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
-        """Write to stdin; returns when the data is accepted, which waits while the process does not read."""
+        """Write to stdin; returns when the data is accepted, which waits while the process does not read.
+
+        The id may be that of a command in a shell that has `pipe_stdin`; so also for `close_stdin`.
+        """
         ...
 
     async def close_stdin(self, process_id: str) -> None: ...
@@ -257,9 +260,18 @@ class ExecApi(Protocol):
         ...
 
     async def start_in_shell(
-        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+        self,
+        shell_id: str,
+        command: str,
+        process_id: str,
+        *,
+        start_id: str | None = None,
+        pipe_stdin: bool = False,
     ) -> ProcessInfo:
-        """Start a process of its own with the shell's directory, variables and functions."""
+        """Start a process of its own with the shell's directory, variables and functions.
+
+        Its stdin is empty, or with `pipe_stdin` writable.
+        """
         ...
 
     async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:

@@ -134,6 +134,8 @@ class ProcessSpec(Struct, frozen=True, omit_defaults=True):
     kind: SpecKind = "direct"
     #: Names this attempt, so that a start which is sent twice starts once.
     start_id: str | None = None
+    #: stderr is the same pipe as stdout, so that both come as one stream in the order in which they were printed.
+    merge_stderr: bool = False
 
 
 class OutputChunk(Struct, frozen=True):
@@ -362,6 +364,8 @@ class CommandSpec(Struct, frozen=True):
     input: bytes | None = None
     #: Seconds until it and what it started in the foreground are ended.
     timeout: float | None = None
+    #: Keep its stdin writable, under its id, until it is closed or the command ends; goes without `input`.
+    pipe_stdin: bool = False
 
 
 class CommandEnded(Struct, frozen=True):

@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.client import exec_remote, process, sandbox, service, shell, terminal
 from holdfast.client.collect import StreamTails
+from holdfast.client.defaults import StrPath
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InternalError, InvalidRequest
 from holdfast.model import (
@@ -31,6 +32,7 @@ from holdfast.model import (
     OutputGap,
     ProcessInfo,
     ShellState,
+    StdinMode,
     TerminalSize,
     TerminalState,
     TerminalStatus,
@@ -294,9 +296,10 @@ class Shell(_Facade[shell.Shell]):
         command: str,
         *,
         timeout: float | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
+        stdin: StdinMode = "closed",
         on_output: Callable[[OutputChunk | OutputGap], object] | None = None,
         max_bytes: int = shell.RUN_LIMIT_BYTES,
     ) -> shell.CommandResult:
@@ -306,12 +309,14 @@ class Shell(_Facade[shell.Shell]):
         """
         if on_output is None:
             return self._loop.run(
-                self._inner.run(command, timeout=timeout, cwd=cwd, env=env, input=input, max_bytes=max_bytes)
+                self._inner.run(
+                    command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin, max_bytes=max_bytes
+                )
             )
         # Called in the loop's thread it could use nothing of this sandbox, and whatever it waits for would hold up
         # everybody else.
         printed = StreamTails(max_bytes)
-        with self.stream(command, timeout=timeout, cwd=cwd, env=env, input=input) as events:
+        with self.stream(command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin) as events:
             for event in events:
                 if isinstance(event, CommandEnded):
                     return shell.CommandResult(
@@ -325,6 +330,8 @@ class Shell(_Facade[shell.Shell]):
         raise InternalError(f"the events of a command in shell {self.id!r} ended without its end")
 
     stream = _Streaming(shell.Shell.stream)
+    write = _Blocking(shell.Shell.write)
+    close_stdin = _Blocking(shell.Shell.close_stdin)
     start = _Giving(shell.Shell.start, Process)
     interrupt = _Blocking(shell.Shell.interrupt)
     output = _Streaming(shell.Shell.output)
@@ -522,7 +529,7 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     @overload
     def exec_remote(
         self,
-        cmd: Sequence[str],
+        cmd: Sequence[StrPath],
         options: exec_remote.ExecRemoteOptions | None = None,
         stream: Literal[True] = True,
     ) -> ExecRemoteProcess: ...
@@ -530,14 +537,14 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     @overload
     def exec_remote(
         self,
-        cmd: Sequence[str],
+        cmd: Sequence[StrPath],
         options: exec_remote.ExecRemoteOptions | None = None,
         *,
         stream: Literal[False],
     ) -> exec_remote.ExecResult: ...
 
     def exec_remote(
-        self, cmd: Sequence[str], options: exec_remote.ExecRemoteOptions | None = None, stream: bool = True
+        self, cmd: Sequence[StrPath], options: exec_remote.ExecRemoteOptions | None = None, stream: bool = True
     ) -> ExecRemoteProcess | exec_remote.ExecResult:
         """Start a command at once and iterate over its events, or, with `stream=False`, wait for its result."""
         if not stream:
@@ -557,6 +564,9 @@ def connect(
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = sandbox.RECONNECT_DEADLINE,
     max_concurrent_execs: int = sandbox.MAX_CONCURRENT_EXECS,
+    user: str | None = None,
+    cwd: StrPath | None = None,
+    env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Iterator[Sandbox]:
     """The sandbox at `address`, for the length of a `with` block; see `holdfast.connect`."""
@@ -568,6 +578,9 @@ def connect(
             config=config,
             reconnect_deadline=reconnect_deadline,
             max_concurrent_execs=max_concurrent_execs,
+            user=user,
+            cwd=cwd,
+            env=env,
             **options,
         )
         box = loop.run(way.__aenter__())

@@ -283,6 +283,22 @@ async def test_a_confined_shell_keeps_its_state(box: Sandbox, work: Path, confin
         assert (await process.wait(30)).exit_code == 4
 
 
+async def test_a_confined_shell_reads_from_an_open_stdin(
+    box: Sandbox, work: Path, confinement: Confinement
+) -> None:
+    async with await box.shell(cwd=str(work), confinement=confinement) as shell:
+        await shell.run("name=value")
+        begun = asyncio.Event()
+        command = 'echo begun; read -r line; echo "$name $line"; cat'
+        running = asyncio.create_task(shell.run(command, stdin="open", on_output=lambda _: begun.set()))
+        await begun.wait()
+        await shell.write("one\ntwo")
+        await shell.close_stdin()
+        assert (await running).stdout == "begun\nvalue one\ntwo"
+        process = await shell.start('read -r line; echo "$name $line"; cat', stdin="open")
+        assert await process.communicate("three\nfour") == (b"value three\nfour", b"")
+
+
 async def test_a_timeout_costs_a_confined_shell_nothing(box: Sandbox, work: Path, confinement: Confinement) -> None:
     async with await box.shell(cwd=str(work), confinement=confinement) as shell:
         await shell.run(f"name=value; sleep 4322.{RUN} & job=$!")

@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,63 @@ async def test_write_ids_are_remembered_up_to_a_bound() -> None:
     assert len(queue._writes) == REMEMBERED_WRITES
     queue.abandon()
     os.close(read)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> tuple[Path, int]:
+    """A named pipe, and a writing end of it while it has no reader."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    read = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.close(read)
+    return path, write
+
+
+def whole(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_pipe_is_neither_written_nor_closed_before_it_has_a_reader(
+    pipe: tuple[Path, int], late: bool
+) -> None:
+    path, write = pipe
+    queue = InputQueue(-1 if late else write, name="p", limit=10, owns_fd=True, awaits_reader=True)
+    queue.put(b"early ", "w")
+    queue.put(b"early ", "w")
+    queue.close()
+    with pytest.raises(StdinClosed):
+        queue.put(b"after the end")
+    if late:
+        queue.open(write)
+    # A pipe without a writer would make the reader wait for one.
+    async with asyncio.timeout(SAFETY_NET):
+        assert await asyncio.to_thread(whole, path) == b"early "
+    assert not queue.queued_bytes
+
+
+async def test_much_input_for_a_reader_that_comes_later(pipe: tuple[Path, int]) -> None:
+    path, write = pipe
+    queue = InputQueue(write, name="p", limit=10, owns_fd=True, awaits_reader=True)
+    writing = asyncio.create_task(queue.write(b"x" * 300_000))
+    reading = asyncio.create_task(asyncio.to_thread(whole, path))
+    async with asyncio.timeout(SAFETY_NET):
+        await writing
+        queue.close()
+        assert await reading == b"x" * 300_000
+
+
+async def test_a_pipe_that_never_gets_a_reader_is_let_go(pipe: tuple[Path, int]) -> None:
+    _, write = pipe
+    queue = InputQueue(write, name="p", limit=1, owns_fd=True, awaits_reader=True)
+    waiting = asyncio.create_task(queue.write(b"xx"))
+    await asyncio.sleep(0)
+    queue.abandon()
+    async with asyncio.timeout(SAFETY_NET):
+        await waiting
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(write)
 
 
 async def test_a_process_that_closed_its_stdin_says_so_every_time(box: LocalExec) -> None:

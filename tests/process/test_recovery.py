@@ -94,6 +94,19 @@ async def test_a_process_goes_on_with_its_output_input_and_exit_code() -> None:
         assert [type(event) for event in events] == [Exited, Closed]
 
 
+async def test_a_process_whose_stderr_is_its_stdout() -> None:
+    async with kept() as (_, box, kill):
+        script = "echo out; echo err >&2; read line; echo out $line; echo err $line >&2"
+        process = await box.start(["sh", "-c", script], stdin="open", merge_stderr=True)
+        await process.wait_for_output("err")
+        await kill()
+        await process.write(b"again\n")
+        await process.wait()
+        await kill()
+        assert (await process.snapshot()).stdout == b"out\nerr\nout again\nerr again\n"
+        assert (await process.snapshot()).stderr == b""
+
+
 @pytest.mark.parametrize("overflow", ["follow", "block"])
 async def test_the_middle_of_a_flood(overflow: Overflow) -> None:
     """Both streams, read while the server is killed again and again; the hash of the whole is right."""

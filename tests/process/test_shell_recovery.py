@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -16,8 +17,8 @@ from test_recovery import Kill, gone, kept
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
-from holdfast.errors import ShellClosed, UnknownProcess
-from holdfast.model import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus
+from holdfast.errors import ShellClosed, StdinClosed, UnknownProcess
+from holdfast.model import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
 from holdfast.testing.servers import RunningServer, is_alive
 
 
@@ -57,10 +58,12 @@ async def nobody(server: RunningServer, kill: Kill) -> AsyncIterator[None]:
 class Started:
     """A command that runs by now: it has printed its first line."""
 
-    def __init__(self, shell: Shell, command: str, *, timeout: float | None = None) -> None:
+    def __init__(
+        self, shell: Shell, command: str, *, timeout: float | None = None, stdin: StdinMode = "closed"
+    ) -> None:
         self.begun = asyncio.Event()
         self.printed = {"stdout": b"", "stderr": b""}
-        self.task = asyncio.create_task(shell.run(command, timeout=timeout, on_output=self._printed))
+        self.task = asyncio.create_task(shell.run(command, timeout=timeout, stdin=stdin, on_output=self._printed))
 
     def _printed(self, chunk: OutputChunk | OutputGap) -> None:
         assert isinstance(chunk, OutputChunk)
@@ -215,6 +218,94 @@ async def test_an_interrupt_goes_on(tmp_path: Path) -> None:
         assert result.exit_code == 130
         assert "no" not in result.stdout
         assert (await shell.run("echo $x")).stdout == "kept\n"
+
+
+async def test_a_command_reads_on_under_the_next_server() -> None:
+    async with kept() as (server, box, kill):
+        shell = await box.shell()
+        command = 'word=kept; echo ready; while read -r line; do echo "$word $line"; done; echo over; (exit 3)'
+        run = Started(shell, command, stdin="open")
+        await run.begun.wait()
+        await shell.write("one\n")
+        await kill()
+        await shell.write("two\n")
+        async with nobody(server, kill):
+            writing = asyncio.create_task(shell.write("three\n"))
+        await writing
+        await shell.close_stdin()
+        await kill()
+        result = await run.task
+        assert (result.stdout, result.exit_code) == ("ready\nkept one\nkept two\nkept three\nover\n", 3)
+        with pytest.raises(StdinClosed):
+            await shell.write("late")
+        assert (await shell.run("echo $word; cat")).stdout == "kept\n"
+
+
+async def test_input_that_a_command_does_not_read_yet_survives_the_server(gate: Path) -> None:
+    data = random.Random(7).randbytes(400_000)
+    async with kept() as (_, box, kill):
+        shell = await box.shell()
+        run = Started(shell, f"echo ready; read x <{gate}; sha256sum", stdin="open")
+        await run.begun.wait()
+        await shell.write(data)
+        await shell.close_stdin()
+        await kill()
+        await go(gate)
+        assert (await run.task).stdout.split()[1] == hashlib.sha256(data).hexdigest()
+
+
+async def test_input_of_a_command_that_waits_survives_the_server(gate: Path) -> None:
+    async with kept() as (_, box, kill):
+        shell = await box.shell()
+        first = await started(shell, f"echo ready; read x <{gate}")
+        waiting = asyncio.create_task(shell.run("cat; echo end", stdin="open"))
+        while not (await shell.describe()).queued:  # noqa: ASYNC110 - nothing tells of a queue
+            await asyncio.sleep(0.001)
+        await shell.write("early ")
+        await kill()
+        await shell.write("late ")
+        await shell.close_stdin()
+        await kill()
+        await go(gate)
+        await first
+        assert (await waiting).stdout == "early late end\n"
+
+
+async def test_an_open_stdin_leaves_nothing_with_the_keeper() -> None:
+    async with kept() as (server, box, kill):
+        shell = await box.shell()
+        counts: set[int] = set()
+        for _ in range(5):
+            run = Started(shell, "echo ready; cat", stdin="open")
+            await run.begun.wait()
+            await shell.write("x")
+            await kill()
+            await shell.write("y")
+            await shell.close_stdin()
+            assert (await run.task).stdout == "ready\nxy"
+            assert (await shell.run("echo begun; cat", timeout=0.1, stdin="open")).timed_out
+            await kill()
+            counts.add(_descriptors(server))
+        assert len(counts) == 1
+
+
+def _descriptors(server: RunningServer) -> int:
+    """How many the keeper has."""
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+async def test_a_process_with_the_shells_state_reads_on_under_the_next_server() -> None:
+    async with kept() as (_, box, kill):
+        shell = await box.shell()
+        await shell.run("word=kept")
+        process = await shell.start('echo ready; while read -r line; do echo "$word $line"; done', stdin="open")
+        await process.wait_for_output("ready")
+        await process.write("one\n")
+        await kill()
+        await process.write("two\n")
+        await process.close_stdin()
+        assert (await process.wait()).exit_code == 0
+        assert (await process.snapshot()).stdout == b"ready\nkept one\nkept two\n"
 
 
 async def test_much_output_with_a_kill_in_its_middle() -> None:

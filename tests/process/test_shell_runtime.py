@@ -105,6 +105,13 @@ async def test_a_shell_of_another_user_is_theirs_alone(public: LocalExec) -> Non
     process = await sh.start("id -un; echo $word")
     assert (await process.wait()).success
     assert (await process.snapshot()).stdout == b"nobody\nkept\n"
+    running = Running(sh, "echo ready; id -un; cat", stdin="open")
+    await running.until(b"ready\n")
+    await sh.write("written")
+    await sh.close_stdin()
+    assert (await running.task).stdout == "ready\nnobody\nwritten"
+    process = await sh.start("id -un; echo $word; cat", stdin="open")
+    assert await process.communicate("written") == (b"nobody\nkept\nwritten", b"")
     await sh.close()
     assert not exists(here)
 

@@ -25,6 +25,8 @@ from holdfast.errors import (
     ConnectionLost,
     InvalidParams,
     InvalidRequest,
+    NotExecutable,
+    ProcessError,
     StdinClosed,
     TimeoutError,
 )
@@ -42,6 +44,31 @@ async def drain(process: ExecRemoteProcess) -> list[ExecRemoteEvent]:
     return [event async for event in process]
 
 
+# --- a command that cannot be started ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("error", "exit_code"), [(CommandNotFound, 127), (NotExecutable, 126)])
+async def test_a_command_that_cannot_be_started_can_be_a_result(error: type[ProcessError], exit_code: int) -> None:
+    class Refusing(FakeExec):
+        async def start(self, spec: ProcessSpec) -> ProcessInfo:
+            raise error("nope: no")
+
+    box = Sandbox(Refusing({}))
+    result = await box.exec(["nope"], start_errors="result")
+    assert result == ExecResult(exit_code, b"", b"nope: no\n")
+    merged = await box.exec(["nope"], start_errors="result", merge_stderr=True)
+    assert merged == ExecResult(exit_code, b"nope: no\n", b"")
+    options = ExecRemoteOptions(start_errors="result")
+    assert await box.exec_remote(["nope"], options, stream=False) == result
+    process = box.exec_remote(["nope"], options)
+    assert await drain(process) == [StderrChunk("nope: no\n"), Completed(exit_code, "", "nope: no\n")]
+    options = ExecRemoteOptions(start_errors="result", merge_stderr=True)
+    process = box.exec_remote(["nope"], options)
+    assert await drain(process) == [StdoutChunk("nope: no\n"), Completed(exit_code, "nope: no\n", "")]
+    with pytest.raises(error):
+        await box.exec(["nope"])
+
+
 # --- exec ------------------------------------------------------------------------------------------------------
 
 
@@ -50,6 +77,7 @@ async def test_exec_returns_output_and_code() -> None:
     result = await box.exec(["program", "arg"])
     assert result == ExecResult(3, b"out \xff", b"err")
     assert (result.stdout, result.stderr, result.success, result.truncated) == ("out \ufffd", "err", False, False)
+    assert result.exit_code == result.returncode
 
 
 async def test_exec_passes_on_its_options() -> None:
@@ -140,10 +168,20 @@ def test_a_timeout_is_retried_twice_with_less_time() -> None:
     async def scenario() -> None:
         box, fake = box_with(hang=hangs())
         with pytest.raises(TimeoutError, match="within 25 s"):
-            await box.exec(["hang"], timeout=100)
+            await box.exec(["hang"], timeout=100, timeout_retry=True)
         assert asyncio.get_running_loop().time() == pytest.approx(100 + 50 + 25)
         assert [fake.process(spec.process_id).signals for spec in fake.started] == [["KILL"]] * 3
         assert len({spec.process_id for spec in fake.started}) == 3
+
+    run_in_virtual_time(scenario())
+
+
+def test_a_command_that_timed_out_is_not_run_again_unless_the_caller_says_so() -> None:
+    async def scenario() -> None:
+        box, fake = box_with(hang=hangs())
+        with pytest.raises(TimeoutError, match="within 100 s"):
+            await box.exec(["hang"], timeout=100)
+        assert len(fake.started) == 1
 
     run_in_virtual_time(scenario())
 
@@ -156,7 +194,7 @@ def test_a_retry_may_succeed() -> None:
             return 0
 
         box, fake = box_with(flaky=second_time)
-        assert (await box.exec(["flaky"], timeout=10)).stdout == "done"
+        assert (await box.exec(["flaky"], timeout=10, timeout_retry=True)).stdout == "done"
         assert asyncio.get_running_loop().time() == pytest.approx(11)
 
     run_in_virtual_time(scenario())
@@ -240,10 +278,10 @@ def test_awaited_exec_remote_retries() -> None:
     async def scenario() -> None:
         box, fake = box_with(hang=hangs())
         with pytest.raises(TimeoutError):
-            await box.exec_remote(["hang"], ExecRemoteOptions(timeout=4), stream=False)
+            await box.exec_remote(["hang"], ExecRemoteOptions(timeout=4, timeout_retry=True), stream=False)
         assert len(fake.started) == 3
         with pytest.raises(TimeoutError):
-            await box.exec_remote(["hang"], ExecRemoteOptions(timeout=4, timeout_retry=False), stream=False)
+            await box.exec_remote(["hang"], ExecRemoteOptions(timeout=4), stream=False)
         assert len(fake.started) == 4
 
     run_in_virtual_time(scenario())

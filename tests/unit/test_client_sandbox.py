@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 import holdfast
+from holdfast import CommandSandbox
+from holdfast.client import sandbox
 from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.config import ExecServerConfig
-from holdfast.errors import DuplicateProcess, InvalidParams, TimeoutError, UnknownProcess
+from holdfast.errors import DuplicateProcess, InvalidParams, InvalidRequest, TimeoutError, UnknownProcess
+from holdfast.exec_api import ExecApi
 from holdfast.model import EnvPolicy, Limits, ProcessInfo, ProcessSpec, ProcessUsage, TerminalSize
 from holdfast.testing import FakeExec, hangs, prints
 
@@ -153,6 +157,16 @@ async def test_an_unknown_address_names_itself_and_the_kinds(address: str) -> No
 async def test_settings_are_for_inprocess_only() -> None:
     with pytest.raises(InvalidParams, match="config"):
         await open_exec("unix:/nowhere", config=ExecServerConfig())
+    for address in (
+        "docker:box",
+        "podman:box",
+        "kubernetes:a/b",
+        "ssh:host",
+        "bwrap:/srv",
+        CommandSandbox(["env"]),
+    ):
+        with pytest.raises(InvalidParams, match="config: only for 'inprocess'"):
+            await open_exec(address, config=ExecServerConfig())
 
 
 async def test_the_fake_tells_what_a_test_says_of_usage(fake: FakeExec) -> None:
@@ -166,3 +180,86 @@ async def test_the_fake_tells_what_a_test_says_of_usage(fake: FakeExec) -> None:
     shell, given, _ = sample.usages
     assert (shell.running, shell.process_count, shell.foreground) == (True, 1, None)
     assert (given.memory_bytes, sample.strays) == (1000, (5,))
+
+
+# --- paths and defaults ------------------------------------------------------------------------------------------
+
+
+async def test_paths_may_be_objects(fake: FakeExec) -> None:
+    fake.programs["/bin/tool"] = prints()
+    box = Sandbox(fake)
+    await box.start([Path("/bin/tool"), Path("a"), "b"], cwd=PurePosixPath("/srv"))
+    await box.exec(["true"], cwd=Path("/srv"))
+    await box.exec_remote(["true"], holdfast.ExecRemoteOptions(cwd=Path("/srv")), stream=False)
+    assert fake.started[0].argv == ("/bin/tool", "a", "b")
+    assert [spec.cwd for spec in fake.started] == ["/srv"] * 3
+    with pytest.raises(InvalidParams, match="cwd: a path, not 7"):
+        await box.exec(["true"], cwd=7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParams, match="cwd is empty"):
+        await box.exec(["true"], cwd="")
+
+
+async def test_defaults_are_for_calls_that_do_not_say(fake: FakeExec) -> None:
+    box = Sandbox(fake, user="app", cwd=Path("/srv"), env={"A": "1", "B": "1"})
+    await box.start(["true"])
+    await box.exec(["true"], user="root", cwd="sub", env={"B": "2"})
+    await box.exec_remote(["true"], holdfast.ExecRemoteOptions(cwd="/abs"), stream=False)
+    await box.start(["true"], cwd="file:///uri", env={"C": "3"}, exact_env=True)
+    assert [(spec.user, spec.cwd, spec.env) for spec in fake.started] == [
+        ("app", "/srv", {"A": "1", "B": "1"}),
+        ("root", "/srv/sub", {"A": "1", "B": "2"}),
+        ("app", "/abs", {"A": "1", "B": "1"}),
+        ("app", "file:///uri", {"C": "3"}),
+    ]
+    assert [spec.env_policy for spec in fake.started[:3]] == [EnvPolicy(ignore_default_excludes=True)] * 3
+    assert fake.started[3].env_policy is None
+
+
+async def test_defaults_are_options_of_kinds_that_have_them(
+    fake: FakeExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, object]] = []
+
+    async def opening(address: object, **options: object) -> ExecApi:
+        opened.append({name: value for name, value in options.items() if name in ("user", "cwd", "env")})
+        return fake
+
+    monkeypatch.setattr(sandbox, "open_exec", opening)
+    given = {"user": "app", "cwd": "/srv", "env": {"A": "1"}}
+    for address in ("docker:a", "podman:a", "bwrap:/a", "ssh:a", "local"):
+        async with holdfast.connect(address, **given) as box:  # type: ignore[arg-type]
+            await box.start(["true"])
+    assert opened == [{"user": "app"}, {"user": "app"}, {"env": {"A": "1"}}, {}, {}]
+    assert [(spec.user, spec.cwd, spec.env) for spec in fake.started] == [
+        (None, "/srv", {"A": "1"}),
+        (None, "/srv", {"A": "1"}),
+        ("app", "/srv", None),
+        ("app", "/srv", {"A": "1"}),
+        ("app", "/srv", {"A": "1"}),
+    ]
+    with pytest.raises(InvalidParams, match="'A': 1"):
+        async with holdfast.connect("local", env={"A": 1}):  # type: ignore[dict-item]
+            raise AssertionError
+    assert len(opened) == 5
+
+
+def test_another_event_loop_is_named(fake: FakeExec) -> None:
+    async def make() -> tuple[Sandbox, str]:
+        return Sandbox(fake), repr(asyncio.get_running_loop())
+
+    async def use() -> str:
+        with pytest.raises(InvalidRequest, match="belongs to another event loop") as caught:
+            await box.exec(["true"])
+        with pytest.raises(InvalidRequest, match="belongs to another event loop"):
+            await box.read_file("/x")
+        with pytest.raises(InvalidRequest, match="belongs to another event loop"):
+            await box.aclose()
+        assert repr(asyncio.get_running_loop()) in str(caught.value)
+        return str(caught.value)
+
+    with asyncio.Runner() as first:
+        box, owner = first.run(make())
+        with asyncio.Runner() as second:
+            text = second.run(use())
+    assert owner.partition(" running")[0] in text
+    assert fake.started == []

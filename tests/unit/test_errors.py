@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import errno
+import pickle
 import re
 
 import pytest
@@ -54,3 +56,22 @@ def test_a_timeout_can_be_caught_as_pythons() -> None:
     error = errors.TimeoutError("text", stdout="out", stderr="err", after=3)
     assert isinstance(error, builtins.TimeoutError)
     assert (error.stdout, error.stderr, error.details["after"]) == ("out", "err", 3)
+
+
+@pytest.mark.parametrize(
+    ("cls", "python", "number"),
+    [
+        (errors.CommandNotFound, builtins.FileNotFoundError, errno.ENOENT),
+        (errors.NotExecutable, builtins.PermissionError, errno.EACCES),
+    ],
+)
+def test_a_command_that_cannot_be_started_can_be_caught_as_subprocess_raises_it(
+    cls: type[errors.ProcessError], python: type[OSError], number: int
+) -> None:
+    error = cls("nope: no", path="/nope")
+    assert isinstance(error, python)
+    arrived = error_from_wire(cls.code, error.message, error.details)
+    for each in (error, arrived, pickle.loads(pickle.dumps(error))):
+        assert type(each) is cls
+        assert (str(each), each.message, each.details) == ("nope: no", "nope: no", {"path": "/nope"})
+        assert (each.errno, each.fault) == (number, "process")  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import CommandResult, Shell
-from holdfast.errors import DuplicateProcess, ShellClosed, UnknownProcess, UnknownShell
+from holdfast.errors import DuplicateProcess, ShellClosed, StdinClosed, UnknownProcess, UnknownShell
 from holdfast.model import CommandEnded, CommandSpec, OutputChunk, ShellSpec
 from holdfast.testing import FakeCommand, FakeExec, answers, cat, hangs, prints, run_in_virtual_time
 from holdfast.testing.fake_shell import INTERRUPT_GRACE_SECONDS
@@ -321,3 +321,21 @@ async def test_ids_name_one_shell_until_it_is_closed() -> None:
         exec_.run_in_shell("other", CommandSpec("c", "recall"))
     with pytest.raises(UnknownProcess, match="'other'"):
         await exec_.snapshot("other")
+
+
+def test_a_command_and_a_process_of_a_shell_are_written_to() -> None:
+    async def test(exec_: FakeExec, shell: Shell) -> None:
+        with pytest.raises(StdinClosed, match="stdin='open'"):
+            await shell.write("nobody reads")
+        running = asyncio.create_task(shell.run("cat", stdin="open"))
+        await asyncio.sleep(1)
+        await shell.write("one ")
+        await shell.write("two")
+        await shell.close_stdin()
+        assert (await running).stdout == "one two"
+        with pytest.raises(StdinClosed):
+            await shell.write("late")
+        process = await shell.start("cat", stdin="open")
+        assert await process.communicate("three") == (b"three", b"")
+
+    in_virtual_time(test)

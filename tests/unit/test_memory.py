@@ -28,7 +28,7 @@ def told(memory: Memory) -> list[object]:
     return [
         (
             *(process.begun, process.started, process.lost, process.ended, process.closed, process.resized),
-            *(process.journal.state(), process.input_closed, process.input_end, list(process.writes)),
+            *(process.journal.state(), process.input.closed, process.input.end, list(process.input.writes)),
             *(list(process.signals), process.taken, list(process.times)),
             process.terminal
             and (

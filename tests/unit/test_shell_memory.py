@@ -31,7 +31,8 @@ def history() -> list[r.AnyRecord]:
         r.Printed(SHELL, 0, 0, 5),
         began(FIRST, CommandSpec("a", "echo x"), pipes=0, said=200),
         s.CommandQueued(SECOND, SHELL, CommandSpec("b", "cat", input=b"given")),
-        s.CommandQueued(THIRD, SHELL, CommandSpec("c", "set -u; $x")),
+        s.CommandQueued(THIRD, SHELL, CommandSpec("c", "set -u; $x", pipe_stdin=True)),
+        r.Written(THIRD, "w1", 5),
         r.Printed(FIRST, 0, 0, 2),
         s.Interrupted(SHELL, "i", FIRST),
         s.CommandStopping(FIRST, False),
@@ -42,6 +43,8 @@ def history() -> list[r.AnyRecord]:
         r.Lost(SECOND, 0, 1, 3),
         s.CommandOver(SECOND, end(0, OTHER_ANSWER), 2),
         began(THIRD, None, pipes=1, said=226),
+        r.Written(THIRD, None, 7),
+        r.InputClosed(THIRD),
         s.AnswerPart(SHELL, b"trap -- "),
         s.AnswerPart(SHELL, b"'x' EXIT\n"),
         s.ProgramGivenUp(SHELL, THIRD, 1),
@@ -78,7 +81,7 @@ def told(memory: Memory) -> list[object]:
     commands = [
         (
             *(each.key, each.shell, each.queued, each.began, each.stopping, each.end, each.is_over),
-            *(each.journal.state(), each.lost),
+            *(each.journal.state(), each.lost, each.input.end, each.input.closed, list(each.input.writes)),
         )
         for each in memory.shells.commands.values()
     ]
@@ -105,7 +108,7 @@ def test_what_is_kept_of_commands() -> None:
     assert shell.commands_run == 4
     began = memory.shells.commands[THIRD].began
     assert began is not None
-    assert began.spec == CommandSpec("c", "set -u; $x")
+    assert began.spec == CommandSpec("c", "set -u; $x", pipe_stdin=True)
 
 
 def test_the_input_of_a_command_is_in_a_file_once_it_began() -> None:

@@ -105,6 +105,24 @@ def test_a_command_in_a_shell_is_streamed() -> None:
         assert (ended.exit_code, ended.state, sh.state) == (4, "closed", "closed")
 
 
+def test_a_command_in_a_shell_is_written_to(tmp_path: Path) -> None:
+    with holdfast.sync.connect("inprocess", cwd=tmp_path, env={"GIVEN": "1"}) as box, box.shell("sh") as sh:
+
+        def reply(event: OutputChunk | OutputGap) -> None:
+            if isinstance(event, OutputChunk) and event.data == b"name?\n":
+                sh.write("you\n")
+                sh.close_stdin()
+
+        command = "echo name?; read name; echo $GIVEN $name $(pwd); cat"
+        result = sh.run(command, stdin="open", on_output=reply)
+        assert result.stdout == f"name?\n1 you {tmp_path}\n"
+        process = sh.start("cat", stdin="open")
+        assert process.communicate("text") == (b"text", b"")
+        box.write_file("file", b"x")
+        assert (tmp_path / "file").exists()
+        assert box.exec(["no-such-program"], start_errors="result").exit_code == 127
+
+
 def test_the_callback_of_a_command_runs_in_our_thread() -> None:
     with holdfast.sync.connect("inprocess") as box, box.shell("sh", id="s") as sh:
         seen: list[tuple[bytes, int, str]] = []

@@ -117,7 +117,8 @@ async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: Li
     }
     # Should this program die, the proxy is of no use to anybody.
     options = ExecRemoteOptions(env=env, lifetime="connection")
-    return box.exec_remote([*info.holdfast, "model_proxy"], options)
+    # As the server's own user and in its directory, whatever the connection's defaults are for the agent.
+    return Sandbox(box.api).exec_remote([*info.holdfast, "model_proxy"], options)
 
 
 class _Proxy:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import os
 import shlex
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from holdfast.client.collect import MIB, StreamTails, leading_continuation, shown
+from holdfast.client.defaults import StrPath
 from holdfast.client.process import READER_WINDOW_BYTES, write_pieces
 from holdfast.errors import (
+    CommandNotFound,
     DuplicateProcess,
     HoldfastError,
     InternalError,
     InvalidParams,
+    NotExecutable,
     StdinClosed,
     TimeoutError,
     UnknownProcess,
@@ -27,6 +31,8 @@ from holdfast.errors import (
 from holdfast.exec_api import EventStream, ExecApi
 from holdfast.model import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
 
+#: What becomes of a command that is not there or cannot be executed: an error, or a result as from a shell.
+StartErrors = Literal["raise", "result"]
 #: Kept of each stream of a command; of more, the most recent.
 OUTPUT_LIMIT_BYTES: Final = 10 * MIB
 #: How long a killed command has for its end to be told. The kill itself waits until nothing is left, so this is
@@ -52,6 +58,11 @@ class ExecResult(Struct, frozen=True):
         )
 
     @property
+    def exit_code(self) -> int:
+        """The same as `returncode`, by the name that all other results have."""
+        return self.returncode
+
+    @property
     def success(self) -> bool:
         return self.returncode == 0
 
@@ -66,24 +77,19 @@ class ExecResult(Struct, frozen=True):
         return _text(self.stderr_bytes, bool(self.omitted_stderr_bytes))
 
 
-def check_command(cmd: Sequence[str]) -> tuple[str, ...]:
+def check_command(cmd: Sequence[StrPath]) -> tuple[str, ...]:
     """The argument vector. A plain string would fall apart into its characters."""
     if isinstance(cmd, str | bytes):
         raise InvalidParams(f"cmd: a list of arguments, not a string; for a shell use ['sh', '-c', {cmd!r}]")
     if not cmd:
         raise InvalidParams("cmd: an empty list has no program to run")
+    argv: list[str] = []
     for index, argument in enumerate(cmd):
-        if not isinstance(argument, str):
-            raise InvalidParams(f"cmd[{index}]: a string, not {argument!r}")
-    return tuple(cmd)
-
-
-def check_env(env: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The variables. Numbers are a common slip, and would fail far from here."""
-    for name, value in (env or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidParams(f"env: names and values are strings, not {name!r}: {value!r}")
-    return None if env is None else dict(env)
+        text = os.fspath(argument) if isinstance(argument, os.PathLike) else argument
+        if not isinstance(text, str):
+            raise InvalidParams(f"cmd[{index}]: a string or a path, not {argument!r}")
+        argv.append(text)
+    return tuple(argv)
 
 
 def retry_timeouts(timeout: float | None, retry: bool) -> tuple[float | None, ...]:
@@ -126,9 +132,7 @@ async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo,
 
 def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
     stdout, stderr = printed.stdout, printed.stderr
-    return ExecResult(
-        exit_code, stdout.value(), stderr.value(), printed.truncated, stdout.dropped, stderr.dropped
-    )
+    return ExecResult(exit_code, stdout.value(), stderr.value(), printed.truncated, stdout.dropped, stderr.dropped)
 
 
 def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float) -> TimeoutError:
@@ -172,8 +176,19 @@ async def feed(api: ExecApi, process_id: str, input: str | bytes | None, close: 
         raise
 
 
+def not_started(error: CommandNotFound | NotExecutable) -> tuple[int, str]:
+    """The exit code and the line on stderr by which a shell reports a command that cannot be started."""
+    return (127 if isinstance(error, CommandNotFound) else 126), f"{error.message}\n"
+
+
 async def run_command(
-    api: ExecApi, spec: ProcessSpec, *, input: str | bytes | None, timeout: float | None, attach: bool = False
+    api: ExecApi,
+    spec: ProcessSpec,
+    *,
+    input: str | bytes | None,
+    timeout: float | None,
+    start_errors: StartErrors = "raise",
+    attach: bool = False,
 ) -> ExecResult:
     """Run a command to its end. A timeout or a cancellation kills its tree before it is raised.
 
@@ -196,6 +211,12 @@ async def run_command(
     except asyncio.CancelledError as cancelled:
         await kill_cancelled(kill_now(api, spec.process_id), cancelled)
         raise
+    except (CommandNotFound, NotExecutable) as error:
+        if start_errors != "result":
+            raise
+        exit_code, line = not_started(error)
+        said = line.encode(errors="surrogateescape")
+        return ExecResult(exit_code, said, b"") if spec.merge_stderr else ExecResult(exit_code, b"", said)
     finally:
         await run.aclose()
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import holdfast
 from holdfast.client.backoff import Backoff, Clock, Timer
+from holdfast.client.event_loops import check_loop
 from holdfast.client.subscription import Subscription
 from holdfast.errors import (
     CallerError,
@@ -165,6 +166,7 @@ class Connection:
 
     def begin(self, method: Method[P, R], params: P) -> Call[R]:
         """Send a request without waiting; await it with `reply`."""
+        check_loop(self._loop)
         if self._failure is not None:
             raise self._failed()
         call = Call(method, params, self._loop.create_future())
@@ -205,6 +207,7 @@ class Connection:
 
     def reader(self, process_id: str, after_seq: int = 0, window: int | None = None) -> Subscription:
         """A reader of a process; it subscribes when it is first waited on."""
+        check_loop(self._loop)
         self._last_reader += 1
         return Subscription(self, str(self._last_reader), process_id, after_seq, window or DEFAULT_WINDOW)
 

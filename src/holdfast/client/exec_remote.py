@@ -18,15 +18,25 @@ from holdfast.client.collect import StreamTails, shown
 from holdfast.client.command import (
     OUTPUT_LIMIT_BYTES,
     ExecResult as ExecResult,
+    StartErrors,
     feed,
     kill_cancelled,
+    not_started,
     result_of,
     start_or_attach,
     start_streaming,
     timeout_error,
 )
+from holdfast.client.defaults import StrPath
 from holdfast.client.process import write_pieces
-from holdfast.errors import HoldfastError, InvalidRequest, StdinClosed, UnknownProcess
+from holdfast.errors import (
+    CommandNotFound,
+    HoldfastError,
+    InvalidRequest,
+    NotExecutable,
+    StdinClosed,
+    UnknownProcess,
+)
 from holdfast.exec_api import EventStream, ExecApi, PolledStream
 from holdfast.model import Exited, Lifetime, OutputChunk, OutputGap, Overflow, ProcessInfo, ProcessSpec, Struct
 
@@ -78,14 +88,14 @@ class ExecRemoteOptions(Struct, frozen=True):
 
     #: Written to stdin, which is then closed.
     input: str | bytes | None = None
-    cwd: str | None = None
+    cwd: StrPath | None = None
     #: Additional variables, laid over the sandbox's environment.
     env: dict[str, str] | None = None
     user: str | None = None
     #: Seconds until the command's whole tree is killed and `TimeoutError` is raised.
     timeout: float | None = None
     #: With `stream=False`: run a command that timed out again, up to twice. A stream cannot begin again.
-    timeout_retry: bool = True
+    timeout_retry: bool = False
     #: With `stream=False`: take one of the sandbox's places for commands that run at the same time. A streamed
     #: command takes none, because it may live as long as the sandbox.
     concurrency: bool = True
@@ -101,6 +111,10 @@ class ExecRemoteOptions(Struct, frozen=True):
     #: A name for the command. If the same command has it already, that one is read, from its first byte that is
     #: kept, and nothing is started; its `input` is not written again. So a restarted script finds its command.
     id: str | None = None
+    #: stderr goes to stdout, in the order in which the two were printed.
+    merge_stderr: bool = False
+    #: `result`: a command that cannot be started ends with exit code 127 or 126, as in a shell.
+    start_errors: StartErrors = "raise"
 
 
 class Spawn(Protocol):
@@ -204,9 +218,19 @@ class ExecRemoteProcess:
             self._finished = True
             await kill_cancelled(self._kill(force=True), cancelled)
             raise
-        except HoldfastError:
+        except HoldfastError as error:
             self._finished = True
+            if isinstance(error, CommandNotFound | NotExecutable) and self._options.start_errors == "result":
+                return self._not_started(error)
             raise
+
+    def _not_started(self, error: CommandNotFound | NotExecutable) -> ExecRemoteEvent:
+        exit_code, line = not_started(error)
+        if self._options.merge_stderr:
+            self._ready.append(Completed(exit_code, line, ""))
+            return StdoutChunk(line)
+        self._ready.append(Completed(exit_code, "", line))
+        return StderrChunk(line)
 
     async def _next(self) -> ExecRemoteEvent:
         stream = await asyncio.shield(self._starting)
@@ -248,9 +272,7 @@ class ExecRemoteProcess:
             self._ready.append(StdoutChunk(rest))
         if rest := self._decoders["stderr"].decode(b"", True):
             self._ready.append(StderrChunk(rest))
-        self._ready.append(
-            Completed(exit_code, result.stdout, result.stderr, result.truncated, self._printed.lost)
-        )
+        self._ready.append(Completed(exit_code, result.stdout, result.stderr, result.truncated, self._printed.lost))
         return self._ready.popleft()
 
     async def _finish(self, stream: EventStream) -> None:

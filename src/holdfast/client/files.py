@@ -14,6 +14,7 @@ from typing import IO, Final
 
 import msgspec
 
+from holdfast.client.defaults import Defaults, Path
 from holdfast.client.in_flight import InFlight
 from holdfast.errors import (
     FileError,
@@ -32,8 +33,6 @@ READ_LIMIT_BYTES: Final = 100 * 1024 * 1024
 #: Pieces of one file that are on their way at a time: the wire never runs dry, and 8 MiB are held.
 PIECES_IN_FLIGHT: Final = 8
 
-#: A path as text, as bytes, or as an object that stands for one.
-Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 #: What can be written: bytes, text as UTF-8, a file that is open, a local file by its path, or bytes as they come.
 Content = bytes | bytearray | memoryview | str | IO[bytes] | os.PathLike[str] | AsyncIterable[bytes]
 #: Called with the bytes that were moved so far and the bytes there are in all.
@@ -41,9 +40,16 @@ Progress = Callable[[int, int], object]
 
 
 class FileMethods:
-    """What a sandbox can do with its files. With `user`, all of it as that user of the sandbox."""
+    """What a sandbox can do with its files. With `user`, all of it as that user of the sandbox.
 
-    _api: ExecApi
+    A relative path begins at the connection's `cwd`, and without one at the server's working directory.
+    """
+
+    _defaults: Defaults
+
+    @property
+    def _api(self) -> ExecApi:
+        raise NotImplementedError
 
     async def read_file(
         self,
@@ -59,7 +65,7 @@ class FileMethods:
         More than `max_bytes` (100 MiB) is `LimitReached`: read such a file piece by piece with `open_read`, or
         `download` it.
         """
-        name = path_text(path)
+        name, user = self._defaults.path(path), self._defaults.user(user)
         content = bytearray()
         if size is not None and size > max_bytes:
             raise _too_large(name, size, max_bytes)
@@ -79,7 +85,8 @@ class FileMethods:
         self, path: Path, *, offset: int = 0, size: int | None = None, user: str | None = None
     ) -> AsyncGenerator[bytes, None]:
         """The content of a file piece by piece, from `offset` on. A few pieces are fetched ahead, and no more."""
-        async with aclosing(file_pieces(self._api.files, path_text(path), offset, size, user)) as pieces:
+        name, user = self._defaults.path(path), self._defaults.user(user)
+        async with aclosing(file_pieces(self._api.files, name, offset, size, user)) as pieces:
             async for piece in pieces:
                 if piece.data:
                     yield piece.data
@@ -98,7 +105,8 @@ class FileMethods:
         A file that is replaced keeps its mode and its owner unless `mode` says otherwise. A symbolic link is
         written through. Directories that are missing are made.
         """
-        name, wanted = path_text(path), FileAttributes(mode=mode)
+        name, wanted = self._defaults.path(path), FileAttributes(mode=mode)
+        user = self._defaults.user(user)
         await write_pieces(
             self._api.files, name, content_pieces(data), wanted, make_parents=make_parents, user=user
         )
@@ -111,7 +119,7 @@ class FileMethods:
         With `recursive` those of the directories in it, too, each behind its directory, with names such as
         `src/main.c`; symbolic links are not followed.
         """
-        top = path_text(path)
+        top, user = self._defaults.path(path), self._defaults.user(user)
         found: list[DirEntry] = []
         pending = [""]
         while pending:
@@ -126,7 +134,8 @@ class FileMethods:
 
     async def stat(self, path: Path, *, follow: bool = True, user: str | None = None) -> FileInfo:
         """What a file is; of a symbolic link what it leads to, or with `follow=False` the link itself."""
-        return await self._api.files.stat(path_text(path), follow=follow, user=user)
+        user = self._defaults.user(user)
+        return await self._api.files.stat(self._defaults.path(path), follow=follow, user=user)
 
     async def exists(self, path: Path, *, user: str | None = None) -> bool:
         """Whether there is something; a symbolic link that leads nowhere counts as nothing."""
@@ -140,7 +149,8 @@ class FileMethods:
         self, path: Path, *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
     ) -> None:
         """Remove a file, a symbolic link itself, or a directory: an empty one, or with `recursive` any."""
-        await self._api.files.remove(path_text(path), recursive=recursive, missing_ok=missing_ok, user=user)
+        name, user = self._defaults.path(path), self._defaults.user(user)
+        await self._api.files.remove(name, recursive=recursive, missing_ok=missing_ok, user=user)
 
     async def make_dir(
         self,
@@ -152,15 +162,18 @@ class FileMethods:
         user: str | None = None,
     ) -> None:
         """Make a directory, and with `parents` those above it."""
-        await self._api.files.make_dir(path_text(path), parents=parents, exist_ok=exist_ok, mode=mode, user=user)
+        name, user = self._defaults.path(path), self._defaults.user(user)
+        await self._api.files.make_dir(name, parents=parents, exist_ok=exist_ok, mode=mode, user=user)
 
     async def move(self, source: Path, target: Path, *, user: str | None = None) -> None:
         """Rename a file or a directory; a file that has the new name is replaced."""
-        await self._api.files.move(path_text(source), path_text(target), user=user)
+        ends = self._defaults.path(source), self._defaults.path(target)
+        await self._api.files.move(*ends, user=self._defaults.user(user))
 
     async def copy(self, source: Path, target: Path, *, recursive: bool = False, user: str | None = None) -> None:
         """Copy within the sandbox: a file, or with `recursive` a directory; symbolic links as links."""
-        await self._api.files.copy(path_text(source), path_text(target), recursive=recursive, user=user)
+        ends = self._defaults.path(source), self._defaults.path(target)
+        await self._api.files.copy(*ends, recursive=recursive, user=self._defaults.user(user))
 
 
 def local_error(error: OSError, path: str) -> HoldfastError:
@@ -168,14 +181,6 @@ def local_error(error: OSError, path: str) -> HoldfastError:
     if isinstance(error, HoldfastError):
         return error
     return file_error(error.errno or 0, f"local file {path}: {(error.strerror or str(error)).lower()}")
-
-
-def path_text(path: Path) -> str:
-    """As `os.fsdecode` gives it: bytes that are no UTF-8 stay what they are."""
-    text = os.fsdecode(path)
-    if not text:
-        raise InvalidParams("path is empty")
-    return text
 
 
 async def entries_of(files: FileApi, path: str, user: str | None) -> AsyncIterator[DirEntry]:

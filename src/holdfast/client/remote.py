@@ -162,9 +162,15 @@ class RemoteExec:
         return RemoteCommand(self.connection, shell_id, command, live=live, window=window)
 
     async def start_in_shell(
-        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+        self,
+        shell_id: str,
+        command: str,
+        process_id: str,
+        *,
+        start_id: str | None = None,
+        pipe_stdin: bool = False,
     ) -> ProcessInfo:
-        params = m.ShellStartParams(shell_id, process_id, command, start_id or self._new_id())
+        params = m.ShellStartParams(shell_id, process_id, command, start_id or self._new_id(), pipe_stdin)
         return await self.connection.call(methods.SHELL_START, params)
 
     async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:

@@ -40,6 +40,7 @@ class RemoteCommand:
             timeout_ms=None if spec.timeout is None else milliseconds(spec.timeout),
             subscribe=m.SubscribeSpec(self._reader.id, 0, self._reader.window),
             live=live,
+            pipe_stdin=spec.pipe_stdin,
         )
         self._call: Call[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, self._params)
         self._call.on_reply = self._replied

@@ -7,6 +7,7 @@ runtime is imported when `inprocess` asks for it, so that this module also loads
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, TypeVar, overl
 
 from holdfast.client.command import (
     ExecResult,
+    StartErrors,
     check_command,
-    check_env,
     kill_cancelled,
     kill_now,
     retry_timeouts,
     run_command,
 )
+from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
+from holdfast.client.event_loops import check_loop, running_loop
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
-from holdfast.client.files import FileMethods, Path, Progress, path_text
+from holdfast.client.files import FileMethods, Progress
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
 from holdfast.client.screen import preload
@@ -79,15 +82,33 @@ _PLACES: Final = {
     "ssh": "ssh:USER@HOST",
     "bwrap": "bwrap:DIRECTORY",
 }
+#: Defaults of a connection that a kind of sandbox has as options of its own: there they hold for the server itself.
+_OF_THE_PLACE: Final = {"docker": ("user",), "podman": ("user",), "bwrap": ("env",)}
 
 
 class Sandbox(FileMethods):
     """A place where commands run. `connect` makes one; it can be shared by any number of tasks of one loop."""
 
-    def __init__(self, api: ExecApi, *, max_concurrent_execs: int = MAX_CONCURRENT_EXECS) -> None:
-        self._api = api
+    def __init__(
+        self,
+        api: ExecApi,
+        *,
+        max_concurrent_execs: int = MAX_CONCURRENT_EXECS,
+        user: str | None = None,
+        cwd: StrPath | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`user`, `cwd` and `env` are for every call that has none of its own; see `connect`."""
+        self._connected = api
+        self._loop = running_loop()
+        self._defaults = Defaults(user=user, cwd=cwd, env=env)
         self._exec_places = asyncio.Semaphore(max_concurrent_execs)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def _api(self) -> ExecApi:
+        check_loop(self._loop)
+        return self._connected
 
     @property
     def api(self) -> ExecApi:
@@ -98,10 +119,10 @@ class Sandbox(FileMethods):
 
     async def start(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
         id: str | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         arg0: str | None = None,
         tty: TerminalSize | None = None,
@@ -113,6 +134,7 @@ class Sandbox(FileMethods):
         confinement: Confinement | None = None,
         env_policy: EnvPolicy | None = None,
         exact_env: bool = False,
+        merge_stderr: bool = False,
     ) -> Process:
         """Start a process and return a handle on it; the process does not depend on the handle.
 
@@ -120,26 +142,29 @@ class Sandbox(FileMethods):
         terminal, which is always writable. `env` adds to the sandbox's environment, or to what `env_policy` leaves
         of it; with `exact_env` it is the whole environment. By `overflow` the process waits for readers that follow
         it (`"follow"`), for every reader that is attached (`"block"`), or for none (`"drop"`).
-        `lifetime="connection"` ends it when this client is gone for good.
+        `lifetime="connection"` ends it when this client is gone for good. With `merge_stderr` all that it prints is
+        on stdout, in the order in which it was printed.
         """
         if exact_env and (env is None or env_policy is not None):
             raise InvalidParams("exact_env: needs env, and no env_policy")
+        variables = check_env(env) if exact_env else self._defaults.env(env)
         spec = ProcessSpec(
             process_id=id if id is not None else _new_id(),
             argv=check_command(argv),
-            cwd=cwd,
-            env=check_env(env),
-            env_policy=None if exact_env else _policy(env, env_policy),
+            cwd=self._defaults.cwd(cwd),
+            env=variables,
+            env_policy=None if exact_env else _policy(variables, env_policy),
             arg0=arg0,
             tty=tty is not None,
             size=tty,
             pipe_stdin=stdin == "open",
-            user=user,
+            user=self._defaults.user(user),
             overflow=overflow,
             lifetime=lifetime,
             limits=limits,
             confinement=confinement,
             start_id=_new_id(),
+            merge_stderr=merge_stderr,
         )
         try:
             return Process(self._api, await self._api.start(spec))
@@ -160,22 +185,26 @@ class Sandbox(FileMethods):
 
     async def exec(
         self,
-        cmd: Sequence[str],
+        cmd: Sequence[StrPath],
         *,
         input: str | bytes | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         timeout: float | None = None,
-        timeout_retry: bool = True,
+        timeout_retry: bool = False,
         concurrency: bool = True,
+        merge_stderr: bool = False,
+        start_errors: StartErrors = "raise",
     ) -> ExecResult:
         """Run a command to its end and return what it printed and its exit code.
 
         After `timeout` seconds, and when this call is cancelled, everything that the command started is killed.
-        A command that timed out is run again up to twice, each time with less time; say `timeout_retry=False` for
-        one that must not run twice. The `TimeoutError` holds what the last attempt printed. With `concurrency` at
-        most 64 commands run at a time, and the time counts from when this one starts.
+        With `timeout_retry` a command that timed out is run again up to twice, each time with less time. The
+        `TimeoutError` holds what the last attempt printed. With `concurrency` at most 64 commands run at a time,
+        and the time counts from when this one starts. `merge_stderr` puts stderr into stdout, in the order in which
+        both were printed. A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with
+        `start_errors="result"` it ends with exit code 127 or 126, and the reason on stderr, as in a shell.
         """
         argv = check_command(cmd)
         options = ExecRemoteOptions(
@@ -186,26 +215,28 @@ class Sandbox(FileMethods):
             timeout=timeout,
             timeout_retry=timeout_retry,
             concurrency=concurrency,
+            merge_stderr=merge_stderr,
+            start_errors=start_errors,
         )
         return await self._run(argv, options)
 
     @overload
     def exec_remote(
-        self, cmd: Sequence[str], options: ExecRemoteOptions | None = None, stream: Literal[True] = True
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: Literal[True] = True
     ) -> ExecRemoteProcess: ...
 
     @overload
     def exec_remote(
-        self, cmd: Sequence[str], options: ExecRemoteOptions | None = None, *, stream: Literal[False]
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, *, stream: Literal[False]
     ) -> Coroutine[Any, Any, ExecResult]: ...
 
     @overload
     def exec_remote(
-        self, cmd: Sequence[str], options: ExecRemoteOptions | None, stream: Literal[False]
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None, stream: Literal[False]
     ) -> Coroutine[Any, Any, ExecResult]: ...
 
     def exec_remote(
-        self, cmd: Sequence[str], options: ExecRemoteOptions | None = None, stream: bool = True
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: bool = True
     ) -> ExecRemoteProcess | Coroutine[Any, Any, ExecResult]:
         """Start a command at once and stream it, or, with `stream=False`, await its result.
 
@@ -217,7 +248,7 @@ class Sandbox(FileMethods):
         if not stream:
             return self._run(argv, options)
         check_running_loop()
-        spec = _command_spec(argv, options, pipe_stdin=options.input is not None or options.stdin_open)
+        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None or options.stdin_open)
         return ExecRemoteProcess(self._api, spec, options, self._spawn)
 
     async def _run(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
@@ -241,9 +272,30 @@ class Sandbox(FileMethods):
         self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None
     ) -> ExecResult:
         # Nobody could write to it later, so `stdin_open` would only make the command wait.
-        spec = _command_spec(argv, options, pipe_stdin=options.input is not None)
+        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None)
         return await run_command(
-            self._api, spec, input=options.input, timeout=timeout, attach=options.id is not None
+            self._api,
+            spec,
+            input=options.input,
+            timeout=timeout,
+            start_errors=options.start_errors,
+            attach=options.id is not None,
+        )
+
+    def _command_spec(self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool) -> ProcessSpec:
+        env = self._defaults.env(options.env)
+        return ProcessSpec(
+            process_id=f"exec-{_new_id()}" if options.id is None else options.id,
+            argv=argv,
+            cwd=self._defaults.cwd(options.cwd),
+            env=env,
+            env_policy=_policy(env, None),
+            pipe_stdin=pipe_stdin,
+            user=self._defaults.user(options.user),
+            overflow=options.overflow,
+            lifetime=options.lifetime,
+            start_id=_new_id(),
+            merge_stderr=options.merge_stderr,
         )
 
     # --- services of this program --------------------------------------------------------------------------------
@@ -262,10 +314,10 @@ class Sandbox(FileMethods):
 
     async def shell(
         self,
-        shell: str | None = None,
+        shell: StrPath | None = None,
         *,
         id: str | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         login: bool = False,
@@ -280,13 +332,14 @@ class Sandbox(FileMethods):
         is one, else sh. `id` names it for later (`open_shell`). `env` adds to the sandbox's environment. `login`
         reads the profile files. `lifetime="connection"` closes it when this client is gone for good.
         """
+        variables = self._defaults.env(env)
         spec = ShellSpec(
             shell_id=id if id is not None else _new_id(),
-            shell=shell,
-            cwd=cwd,
-            env=check_env(env),
-            env_policy=_policy(env, env_policy),
-            user=user,
+            shell=optional_path(shell, "shell"),
+            cwd=self._defaults.cwd(cwd),
+            env=variables,
+            env_policy=_policy(variables, env_policy),
+            user=self._defaults.user(user),
             login=login,
             lifetime=lifetime,
             limits=limits,
@@ -311,12 +364,12 @@ class Sandbox(FileMethods):
 
     async def terminal(
         self,
-        command: str | Sequence[str] | None = None,
+        command: StrPath | Sequence[StrPath] | None = None,
         *,
         id: str | None = None,
         rows: int = 24,
         cols: int = 80,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         term: str = "xterm-256color",
@@ -332,21 +385,21 @@ class Sandbox(FileMethods):
     ) -> Terminal:
         """Open a terminal with an interactive shell in it, or the program `command`.
 
-        Without a command it is `/bin/bash --login`, or sh where there is no bash; a str is a shell by name or path,
-        a list a program with its arguments. bash and zsh mark their prompts (unless `integration=False`), so that
-        `state` and `run` know when a command has ended; this returns once the first prompt is shown, or after
-        `ready_timeout` seconds in any case. `env` adds to the sandbox's environment. `id` names it for later
-        (`open_terminal`); it is a process id, too.
+        Without a command it is `/bin/bash --login`, or sh where there is no bash; a str or a path object is a shell
+        by name or path, a list a program with its arguments. bash and zsh mark their prompts (unless
+        `integration=False`), so that `state` and `run` know when a command has ended; this returns once the first
+        prompt is shown, or after `ready_timeout` seconds in any case. `env` adds to the sandbox's environment. `id`
+        names it for later (`open_terminal`); it is a process id, too.
         """
-        argv = None if command is None else (command,) if isinstance(command, str) else check_command(command)
+        variables = self._defaults.env(env)
         spec = TerminalSpec(
             terminal_id=id if id is not None else _new_id(),
-            argv=argv,
+            argv=_terminal_argv(command),
             size=TerminalSize(rows, cols),
-            cwd=cwd,
-            env=check_env(env),
-            env_policy=_policy(env, env_policy),
-            user=user,
+            cwd=self._defaults.cwd(cwd),
+            env=variables,
+            env_policy=_policy(variables, env_policy),
+            user=self._defaults.user(user),
             term=term,
             locale=locale,
             login=login,
@@ -387,8 +440,8 @@ class Sandbox(FileMethods):
         Modes, times, symbolic links and empty directories come along; devices, sockets and FIFOs are left out and
         told. `progress` is called with the bytes so far and the bytes in all.
         """
-        ends = path_text(local), path_text(remote)
-        return await upload(self._api.files, *ends, user=user, progress=progress)
+        ends = path_text(local), self._defaults.path(remote)
+        return await upload(self._api.files, *ends, user=self._defaults.user(user), progress=progress)
 
     async def download(
         self, remote: Path, local: Path, *, user: str | None = None, progress: Progress | None = None
@@ -398,8 +451,8 @@ class Sandbox(FileMethods):
         Nothing is written outside `local` whatever the sandbox says: links that lead out of the tree are left out
         and told, and setuid bits are not taken over.
         """
-        ends = path_text(remote), path_text(local)
-        return await download(self._api.files, *ends, user=user, progress=progress)
+        ends = self._defaults.path(remote), path_text(local)
+        return await download(self._api.files, *ends, user=self._defaults.user(user), progress=progress)
 
     # --- the place itself ----------------------------------------------------------------------------------------
 
@@ -421,6 +474,7 @@ class Sandbox(FileMethods):
 
     async def aclose(self) -> None:
         """Let go of the sandbox. Processes with `lifetime="server"` run on."""
+        check_loop(self._loop)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -443,6 +497,9 @@ async def connect(
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = RECONNECT_DEADLINE,
     max_concurrent_execs: int = MAX_CONCURRENT_EXECS,
+    user: str | None = None,
+    cwd: StrPath | None = None,
+    env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Sandbox]:
     """The sandbox at `address`, for the length of a `with` block.
@@ -453,9 +510,18 @@ async def connect(
     `docker:NAME`, `podman:NAME`, `kubernetes:NAMESPACE/POD`, `ssh:USER@HOST` and `bwrap:DIRECTORY` are sandboxes
     into which the server is put if it is not there; `options` are those of their kind (docs/sandboxes.md).
     A connection that breaks comes back by itself and loses nothing, if it can within `reconnect_deadline` seconds.
+
+    `user`, `cwd` and `env` are for every call that has none of its own: commands, shells, terminals and files. A
+    relative `cwd` or file path of a call begins at the connection's `cwd`, and a call's `env` is laid over the
+    connection's. Containers run their whole server as `user`, and jails have `env` from the beginning.
     """
+    defaults: dict[str, Any] = {"user": user, "cwd": cwd, "env": env}
+    for name in _of_the_place(address):
+        if defaults[name] is not None:
+            options[name] = defaults.pop(name)
+    Defaults(**defaults)  # what is wrong with them is said before anything is opened
     api = await open_exec(address, token=token, config=config, reconnect_deadline=reconnect_deadline, **options)
-    box = Sandbox(api, max_concurrent_execs=max_concurrent_execs)
+    box = Sandbox(api, max_concurrent_execs=max_concurrent_execs, **defaults)
     try:
         yield box
     finally:
@@ -471,6 +537,9 @@ async def open_exec(
     **options: Any,
 ) -> ExecApi:
     """The `ExecApi` behind an address. The caller closes it."""
+    if config is not None and address != "inprocess":
+        shown = address if isinstance(address, str | Sequence) else address.address
+        raise InvalidParams(f"config: only for 'inprocess'; the server at {shown!r} has settings of its own")
     if _is_placed(address):
         from holdfast.sandboxes.reach import open_sandbox
 
@@ -482,8 +551,6 @@ async def open_exec(
         from holdfast.runtime.local import LocalExec
 
         return LocalExec(config)
-    if config is not None:
-        raise InvalidParams(f"config: only for 'inprocess'; the server at {address!r} has settings of its own")
     if isinstance(address, str):
         check_address(address)
     from holdfast.client.dial import open_connection
@@ -509,24 +576,20 @@ def _is_placed(address: str | Sequence[str] | Place) -> TypeGuard[str | Place]:
     return not isinstance(address, Sequence)
 
 
+def _of_the_place(address: str | Sequence[str] | Place) -> tuple[str, ...]:
+    """The defaults of a connection that this kind of sandbox takes itself."""
+    return _OF_THE_PLACE.get(address.partition(":")[0], ()) if isinstance(address, str) else ()
+
+
+def _terminal_argv(command: StrPath | Sequence[StrPath] | None) -> tuple[str, ...] | None:
+    if command is None or isinstance(command, str):
+        return None if command is None else (command,)
+    return (path_text(command, "command"),) if isinstance(command, os.PathLike) else check_command(command)
+
+
 def _new_id() -> str:
     return secrets.token_hex(6)
 
 
 def _policy(env: Mapping[str, str] | None, policy: EnvPolicy | None) -> EnvPolicy | None:
     return _ADD_TO_ALL if policy is None and env is not None else policy
-
-
-def _command_spec(argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool) -> ProcessSpec:
-    return ProcessSpec(
-        process_id=f"exec-{_new_id()}" if options.id is None else options.id,
-        argv=argv,
-        cwd=options.cwd,
-        env=options.env,
-        env_policy=_policy(options.env, None),
-        pipe_stdin=pipe_stdin,
-        user=options.user,
-        overflow=options.overflow,
-        lifetime=options.lifetime,
-        start_id=_new_id(),
-    )

@@ -14,9 +14,16 @@ from types import TracebackType
 from typing import Final
 
 from holdfast.client.collect import MIB, StreamTails
-from holdfast.client.command import check_env
-from holdfast.client.process import READER_WINDOW_BYTES, Process
-from holdfast.errors import InternalError, InvalidParams, ShellClosed, UnknownShell
+from holdfast.client.defaults import StrPath, check_env, optional_path
+from holdfast.client.process import READER_WINDOW_BYTES, Process, write_pieces
+from holdfast.errors import (
+    InternalError,
+    InvalidParams,
+    ShellClosed,
+    StdinClosed,
+    UnknownProcess,
+    UnknownShell,
+)
 from holdfast.exec_api import CommandStream, ExecApi
 from holdfast.model import (
     CommandEnded,
@@ -27,6 +34,7 @@ from holdfast.model import (
     ShellState,
     ShellStatus,
     Snapshot,
+    StdinMode,
     Struct,
 )
 
@@ -81,6 +89,9 @@ class Shell:
         self._status = status
         self._cwd = status.cwd
         self._state: ShellState = status.state
+        #: The command that was begun last with an open stdin.
+        self._reads: str | None = None
+        self._writing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Shell {self.id!r} {self.state} in {self.cwd!r}>"
@@ -118,9 +129,10 @@ class Shell:
         command: str,
         *,
         timeout: float | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
+        stdin: StdinMode = "closed",
         on_output: Callable[[OutputChunk | OutputGap], Awaitable[object] | object] | None = None,
         max_bytes: int = RUN_LIMIT_BYTES,
     ) -> CommandResult:
@@ -129,9 +141,10 @@ class Shell:
         Callers that come at once are served in their order. After `timeout` seconds the command and what it started
         in the foreground are ended, `timed_out` is set, and the shell goes on; so also when this call is cancelled.
         `cwd` and `env` are for this command alone. `on_output` is called with each piece as it is printed; if it
-        returns an awaitable, that is awaited, and the command waits for it.
+        returns an awaitable, that is awaited, and the command waits for it. With `stdin="open"` the command reads
+        what `write` writes, up to `close_stdin` or its own end.
         """
-        stream = self._begin(command, timeout, cwd, env, input, live=on_output is not None)
+        stream = self._begin(command, timeout, cwd, env, input, stdin, live=on_output is not None)
         printed = StreamTails(max_bytes)
         ended: CommandEnded | None = None
         try:
@@ -171,15 +184,16 @@ class Shell:
         command: str,
         *,
         timeout: float | None = None,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
+        stdin: StdinMode = "closed",
     ) -> AsyncGenerator[CommandEvent, None]:
         """The same, event by event as it happens: output, and at last `CommandEnded`.
 
         Nothing is lost to a slow consumer: the command waits. Leaving the iteration early interrupts the command.
         """
-        stream = self._begin(command, timeout, cwd, env, input, live=True)
+        stream = self._begin(command, timeout, cwd, env, input, stdin, live=True)
         try:
             async for event in stream:
                 if isinstance(event, CommandEnded):
@@ -195,9 +209,10 @@ class Shell:
         self,
         command: str,
         timeout: float | None,
-        cwd: str | None,
+        cwd: StrPath | None,
         env: Mapping[str, str] | None,
         input: str | bytes | None,
+        stdin: StdinMode,
         *,
         live: bool,
     ) -> CommandStream:
@@ -211,30 +226,63 @@ class Shell:
         spec = CommandSpec(
             command_id=secrets.token_hex(8),
             command=command,
-            cwd=cwd,
+            cwd=optional_path(cwd),
             env=check_env(env),
             input=input.encode() if isinstance(input, str) else input,
             timeout=timeout,
+            pipe_stdin=stdin == "open",
         )
+        if spec.pipe_stdin and input is not None:
+            raise InvalidParams("input: goes without stdin='open'; write it, and close stdin")
         try:
             stream = self._api.run_in_shell(self.id, spec, live=live, window=READER_WINDOW_BYTES)
         except ShellClosed:
             self._state = "closed"
             raise
         self._state = "running"
+        if spec.pipe_stdin:
+            self._reads = spec.command_id
         return stream
+
+    async def write(self, data: str | bytes) -> None:
+        """Write to the stdin of the command that this handle has begun last with `stdin="open"`.
+
+        Returns when all was accepted, and waits while the command does not read. `StdinClosed` if the command has
+        ended, or there was none.
+        """
+        try:
+            await write_pieces(self._api, self._reading(), data, self._writing)
+        except UnknownProcess:
+            raise self._not_reading() from None
+
+    async def close_stdin(self) -> None:
+        """End of input for that command. Of a command that has ended, stdin is closed already."""
+        with contextlib.suppress(UnknownProcess):
+            await self._api.close_stdin(self._reading())
+
+    def _reading(self) -> str:
+        if self._reads is None:
+            raise self._not_reading()
+        return self._reads
+
+    def _not_reading(self) -> StdinClosed:
+        return StdinClosed(f"no command in shell {self.id!r} reads: run one with stdin='open'")
 
     def _heard(self, ended: CommandEnded) -> None:
         self._cwd, self._state = ended.cwd, ended.state
 
-    async def start(self, command: str, *, id: str | None = None) -> Process:
+    async def start(self, command: str, *, id: str | None = None, stdin: StdinMode = "closed") -> Process:
         """Start a command in the background, as a process of its own that begins with the shell's state.
 
         It has the shell's directory, variables and functions as they are when its turn comes, runs beside the
-        shell, outlives this handle, and is killed as a tree. What it changes does not come back to the shell.
+        shell, outlives this handle, and is killed as a tree. What it changes does not come back to the shell. Its
+        stdin is empty, or with `stdin="open"` what `Process.write` writes.
         """
         process_id = id if id is not None else secrets.token_hex(6)
-        return Process(self._api, await self._api.start_in_shell(self.id, command, process_id))
+        pipe_stdin = stdin == "open"
+        return Process(
+            self._api, await self._api.start_in_shell(self.id, command, process_id, pipe_stdin=pipe_stdin)
+        )
 
     async def interrupt(self) -> bool:
         """End the command that runs, and all it started in the foreground. Returns whether one ran."""

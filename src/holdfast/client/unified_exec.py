@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from holdfast.client.collect import MIB, Collected, HeadTailBuffer
+from holdfast.client.defaults import StrPath
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import (
@@ -146,9 +147,9 @@ class UnifiedExec:
 
     async def exec_command(
         self,
-        cmd: str | Sequence[str],
+        cmd: str | Sequence[StrPath],
         *,
-        workdir: str | None = None,
+        workdir: StrPath | None = None,
         tty: bool = False,
         yield_time_ms: int = 10_000,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
@@ -221,7 +222,7 @@ class UnifiedExec:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    async def _argv(self, cmd: str | Sequence[str]) -> Sequence[str]:
+    async def _argv(self, cmd: str | Sequence[StrPath]) -> Sequence[StrPath]:
         if not isinstance(cmd, str):
             return cmd
         if self._shell is None:

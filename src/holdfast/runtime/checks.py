@@ -38,6 +38,8 @@ def check_command(spec: CommandSpec) -> None:
     if not spec.command_id:
         raise InvalidParams("commandId is empty")
     _check_text(spec.command, "command")
+    if spec.pipe_stdin and spec.input is not None:
+        raise InvalidParams("input goes without pipeStdin: write it to the command's stdin")
     _check_text(spec.cwd or "", "cwd")
     if spec.cwd == "":
         raise InvalidParams("cwd is empty")

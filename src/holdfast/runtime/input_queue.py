@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
@@ -16,18 +17,28 @@ from holdfast.errors import StdinClosed
 
 #: How many write ids are remembered: a client repeats only what it had unanswered when its connection broke.
 REMEMBERED_WRITES: Final = 1_024
+#: How soon to look whether a named pipe was opened for reading, and then twice as long each time: the kernel does
+#: not report that to a writer.
+LOOK_SECONDS: Final = (0.001, 0.05)
 #: What a terminal takes for the end of input; a terminal's own descriptor must stay open for its output.
 END_OF_TRANSMISSION: Final = b"\x04"
 
 
 class InputQueue:
-    """Serialises writers. `fd` is non-blocking; `-1` is a stdin that was closed from the start."""
+    """Serialises writers. `fd` is non-blocking; `-1` is a stdin that was closed from the start.
+
+    With `awaits_reader`, `fd` is the writing end of a named pipe that its reader will open, or is to come (`open`).
+    Nothing is written and the pipe is not closed before it has a reader: a reader that comes when the pipe has no
+    writer any more would wait for one.
+    """
 
     __slots__ = (
+        "_awaits_reader",
         "_closing",
         "_drained",
         "_fd",
         "_limit",
+        "_looking",
         "_name",
         "_owns_fd",
         "_queue",
@@ -36,18 +47,49 @@ class InputQueue:
         "on_put",
     )
 
-    def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> None:
+    def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool, awaits_reader: bool = False) -> None:
         self._fd = fd
+        self._awaits_reader = awaits_reader
+        self._looking: asyncio.TimerHandle | None = None
         self._name = name
         self._limit = limit
         self._owns_fd = owns_fd
         self._queue: deque[memoryview] = deque()
         self._queued = 0
         self._drained: asyncio.Event | None = None
-        self._closing = fd < 0
+        self._closing = fd < 0 and not awaits_reader
         self._writes: OrderedDict[str, None] = OrderedDict()
         #: Told of what is accepted, before it goes.
         self.on_put: Callable[[bytes], None] | None = None
+
+    def open(self, fd: int) -> None:
+        """The pipe that its reader will open."""
+        self._fd = fd
+        if self._closing or not self._is_empty:
+            self._has_reader()
+
+    def _has_reader(self) -> bool:
+        """Whether input can go. Without a reader, what waits goes when there is one."""
+        if self._awaits_reader and self._looking is None and self._fd >= 0:
+            self._look_for_reader(LOOK_SECONDS[0])
+        return not self._awaits_reader
+
+    def _look_for_reader(self, seconds: float) -> None:
+        self._looking = None
+        poll = select.poll()
+        poll.register(self._fd, 0)  # an error, which a pipe without a reader has, is told in any case
+        if poll.poll(0):
+            later = min(2 * seconds, LOOK_SECONDS[1])
+            self._looking = asyncio.get_running_loop().call_later(seconds, self._look_for_reader, later)
+            return
+        self._awaits_reader = False
+        self._reader_came()
+
+    def _reader_came(self) -> None:
+        if self._queue:
+            asyncio.get_running_loop().add_writer(self._fd, self._flush)
+        elif self._closing:
+            self._release()
 
     @property
     def queued_bytes(self) -> int:
@@ -95,7 +137,7 @@ class InputQueue:
             self._accept(END_OF_TRANSMISSION, None)
             return
         self._closing = True
-        if self._is_empty:
+        if self._has_reader() and self._is_empty:
             self._release()
 
     @property
@@ -105,6 +147,7 @@ class InputQueue:
     def abandon(self) -> None:
         """The process is gone: drop what is queued and wake whoever waits."""
         self._closing = True
+        self._awaits_reader = False
         self._queue.clear()
         self._queued = 0
         self._release()
@@ -113,10 +156,11 @@ class InputQueue:
         if self.on_put is not None:
             self.on_put(data)
         view = memoryview(data)
-        if not self._queue:
+        has_reader = self._has_reader()
+        if has_reader and not self._queue:
             view = view[self._write(view) :]
-        if view and self._fd >= 0:
-            if not self._queue:
+        if view and (self._fd >= 0 or not has_reader):
+            if has_reader and not self._queue:
                 asyncio.get_running_loop().add_writer(self._fd, self._flush)
             self._queue.append(view)
             self._queued += len(view)
@@ -149,6 +193,9 @@ class InputQueue:
         self._wake()
 
     def _release(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
         if self._fd >= 0:
             asyncio.get_running_loop().remove_writer(self._fd)
             if self._owns_fd:

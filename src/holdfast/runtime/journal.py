@@ -181,6 +181,13 @@ class Journal:
         self._tail_seq += surplus
 
 
+def output_kinds(*, tty: bool, merge_stderr: bool) -> tuple[int, ...]:
+    """The kinds of the streams that a process prints on."""
+    if tty:
+        return (2,)
+    return (0,) if merge_stderr else (0, 1)
+
+
 def _slot(kind: int) -> int:
     """A process has stdout and stderr, or a terminal alone."""
     return 1 if kind == 1 else 0

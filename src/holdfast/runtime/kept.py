@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.model import ExitStatus, ProcessSpec, TerminalSize
 from holdfast.runtime import records as r
-from holdfast.runtime.journal import CLOSE, Journal
+from holdfast.runtime.journal import CLOSE, Journal, output_kinds
 from holdfast.runtime.kept_input import KeptInput
 from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.output_log import MOVE_BYTES, NO_ROOM, OutputLog, Spool
@@ -66,7 +66,7 @@ class Keeping:
         self.ledger.write(begun)
         self.link.keep(notes.output_key, list(outputs.values()))
         if stdin >= 0 and not spec.tty:
-            self.link.keep(notes.input_key, [stdin])
+            notes.keep_input(stdin)
         return notes
 
     def new_key(self) -> int:
@@ -76,7 +76,7 @@ class Keeping:
 
 
 class RecordNotes:
-    """What is written down of something that prints: its journal and its logs."""
+    """What is written down of something that prints: its journal, its logs, and what it is given to read."""
 
     __slots__ = ("_keeping", "journal", "key", "logs")
 
@@ -109,6 +109,48 @@ class RecordNotes:
             assert isinstance(each, KeptLog)
             each.reopen(printed(kind), lost(kind))
 
+    # --- its input -------------------------------------------------------------------------------------------
+
+    @property
+    def input_key(self) -> str:
+        return f"{self.key}.stdin"
+
+    @property
+    def input_file(self) -> str:
+        """The name of the file that input is delivered from, and the key under which the keeper has it."""
+        return f"{self.key}.input"
+
+    def input(self, fd: int, *, name: str, limit: int, owns_fd: bool, awaits_reader: bool = False) -> KeptInput:
+        return KeptInput(fd, name=name, limit=limit, owns_fd=owns_fd, notes=self, awaits_reader=awaits_reader)
+
+    def keep_input(self, fd: int) -> None:
+        """Have the keeper hold the writing end of stdin."""
+        self._keeping.link.keep(self.input_key, [fd])
+
+    def close_input(self) -> None:
+        self.write(r.InputClosed(self.key))
+
+    def open_input(self) -> int:
+        """Open that file; its position is the keeper's, too."""
+        path = f"{self._keeping.spool.path}/{self.input_file}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._keeping.link.keep(self.input_file, [fd])
+        return fd
+
+    def let_go_of_input(self, pipe: bool, file: int) -> None:
+        """Before we close our end: the keeper's copy of the pipe would keep the end of input from the process."""
+        if pipe:
+            self._keeping.link.drop(self.input_key, at_once=True)
+        if file >= 0:
+            self._keeping.link.drop(self.input_file)
+            os.close(file)
+            with contextlib.suppress(OSError):  # it goes with the spool
+                os.unlink(f"{self._keeping.spool.path}/{self.input_file}")
+
+    @property
+    def lends_pages(self) -> bool:
+        return self._keeping.spool.lends_pages
+
 
 class Notes(RecordNotes):
     """What is written down of one process."""
@@ -116,7 +158,7 @@ class Notes(RecordNotes):
     __slots__ = ("_events", "_gathering", "adopted", "begun", "printed_at")
 
     def __init__(self, keeping: Keeping, begun: r.Begun, *, adopted: bool = False) -> None:
-        kinds = (2,) if begun.spec.tty else (0, 1)
+        kinds = output_kinds(tty=begun.spec.tty, merge_stderr=begun.spec.merge_stderr)
         super().__init__(keeping, begun.key, kinds)
         self.begun = begun
         #: Started by an earlier server: the keeper is its parent.
@@ -134,15 +176,6 @@ class Notes(RecordNotes):
     @property
     def output_key(self) -> str:
         return str(self.key)
-
-    @property
-    def input_key(self) -> str:
-        return f"{self.key}.stdin"
-
-    @property
-    def input_file(self) -> str:
-        """The name of the file that input is delivered from, and the key under which the keeper has it."""
-        return f"{self.key}.input"
 
     def started(self, pid: int, started_at: float) -> None:
         self.write(r.Started(self.key, pid, started_at))
@@ -171,30 +204,6 @@ class Notes(RecordNotes):
         self.forgotten()
         self._keeping.link.drop(self.output_key)
         self._keeping.link.drop(self.input_key, at_once=True)
-
-    def close_input(self) -> None:
-        self.write(r.InputClosed(self.key))
-
-    def open_input(self) -> int:
-        """Open that file; its position is the keeper's, too."""
-        path = f"{self._keeping.spool.path}/{self.input_file}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._keeping.link.keep(self.input_file, [fd])
-        return fd
-
-    def let_go_of_input(self, pipe: bool, file: int) -> None:
-        """Before we close our end: the keeper's copy of the pipe would keep the end of input from the process."""
-        if pipe:
-            self._keeping.link.drop(self.input_key, at_once=True)
-        if file >= 0:
-            self._keeping.link.drop(self.input_file)
-            os.close(file)
-            with contextlib.suppress(OSError):  # it goes with the spool
-                os.unlink(f"{self._keeping.spool.path}/{self.input_file}")
-
-    @property
-    def lends_pages(self) -> bool:
-        return self._keeping.spool.lends_pages
 
     def signalled(self, signal_id: str) -> None:
         self.write(r.Signalled(self.key, signal_id))
@@ -252,9 +261,6 @@ class Notes(RecordNotes):
     def printed(self, kind: int, sealed: int, end: int) -> None:
         self.write(*self._events, r.Printed(self.key, kind, sealed, end))
         self._events.clear()
-
-    def input(self, fd: int, *, name: str, limit: int, owns_fd: bool) -> KeptInput:
-        return KeptInput(fd, name=name, limit=limit, owns_fd=owns_fd, notes=self)
 
 
 class NotedJournal(Journal):

@@ -21,7 +21,7 @@ from holdfast.runtime.output_log import PAGE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.runtime.kept import Notes
+    from holdfast.runtime.kept import RecordNotes
 
 #: Delivered input is given back once it is so much.
 _GIVE_BACK_BYTES: Final = 1024 * 1024
@@ -34,8 +34,10 @@ class KeptInput(InputQueue):
 
     __slots__ = ("_end", "_file", "_given_back", "_notes", "_sent", "_waits")
 
-    def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool, notes: Notes) -> None:
-        super().__init__(fd, name=name, limit=limit, owns_fd=owns_fd)
+    def __init__(
+        self, fd: int, *, name: str, limit: int, owns_fd: bool, notes: RecordNotes, awaits_reader: bool = False
+    ) -> None:
+        super().__init__(fd, name=name, limit=limit, owns_fd=owns_fd, awaits_reader=awaits_reader)
         self._notes = notes
         self._file = -1
         #: How much was accepted, how much of it was delivered, and how much of that was given back.
@@ -72,8 +74,11 @@ class KeptInput(InputQueue):
         self._store(data)
         self._notes.write(r.Written(self._notes.key, write_id, self._end))
         self._queued = self._end - self._sent
-        if not self._waits:
+        if not self._waits and self._has_reader():
             self._deliver()
+
+    def _reader_came(self) -> None:
+        self._go_on()
 
     @property
     def _is_empty(self) -> bool:
@@ -121,6 +126,8 @@ class KeptInput(InputQueue):
         return written
 
     def _go_on(self) -> None:
+        if not self._has_reader():
+            return
         try:
             self._deliver()
         except StdinClosed:
@@ -141,8 +148,8 @@ class KeptInput(InputQueue):
         self._given_back = upto
 
     def _release(self) -> None:
-        if self._fd >= 0:
+        if self._fd >= 0 or self._file >= 0:
             self._waits = False
-            self._notes.let_go_of_input(self._owns_fd, self._file)
+            self._notes.let_go_of_input(self._owns_fd and self._fd >= 0, self._file)
             self._file = -1
         super()._release()

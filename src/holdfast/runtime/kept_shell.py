@@ -118,6 +118,11 @@ class CommandNotes(RecordNotes):
     def closed(self) -> None:
         """With its exit."""
 
+    def keep_input(self, fd: int) -> None:
+        # The pipe, and the file that its input is kept in.
+        self._keeping.link.require_room(2)
+        super().keep_input(fd)
+
 
 class ShellNotes(RecordNotes):
     """What is written down of one shell, through all its programs."""

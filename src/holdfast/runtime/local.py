@@ -25,6 +25,7 @@ from holdfast.errors import (
     ResourceExhausted,
     ShellClosed,
     ShuttingDown,
+    StdinClosed,
     UnknownProcess,
 )
 from holdfast.exec_api import CommandStream, EventStream
@@ -55,6 +56,7 @@ from holdfast.runtime.checks import check_bytes, check_spec
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.confine.offers import Offer, offers, words
 from holdfast.runtime.files import LocalFiles
+from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.kept import Keeping
 from holdfast.runtime.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.machine import environment_info, wait_for_port
@@ -333,10 +335,19 @@ class LocalExec:
         return process.info(), LocalEvents(process, 0)
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
-        await self.process(process_id).input.write(data, write_id)
+        await self.input(process_id).write(data, write_id)
 
     async def close_stdin(self, process_id: str) -> None:
-        self.process(process_id).input.close()
+        self.input(process_id).close()
+
+    def input(self, process_id: str) -> InputQueue:
+        """The stdin of a process, or of a command in a shell."""
+        command = None if process_id in self._processes else self.shells.command(process_id)
+        if command is None:
+            return self.process(process_id).input
+        if command.input is None:
+            raise StdinClosed(f"command {process_id!r} was run without an open stdin")
+        return command.input
 
     async def resize(self, process_id: str, size: TerminalSize) -> None:
         self.process(process_id).resize(size)
@@ -409,12 +420,18 @@ class LocalExec:
         return LocalCommand(self.shells, self.shells.run(shell_id, command))
 
     async def start_in_shell(
-        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+        self,
+        shell_id: str,
+        command: str,
+        process_id: str,
+        *,
+        start_id: str | None = None,
+        pipe_stdin: bool = False,
     ) -> ProcessInfo:
         started = self._processes.get(process_id)
         if started is not None and start_id is not None and started.spec.start_id == start_id:
             return started.info()  # by an earlier attempt, whatever became of the shell since
-        spec, script = await self.shells.background(shell_id, command, process_id, start_id)
+        spec, script = await self.shells.background(shell_id, command, process_id, start_id, pipe_stdin=pipe_stdin)
         existing = self._existing(spec)
         if existing is not None:
             return existing.info()

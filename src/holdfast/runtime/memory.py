@@ -13,7 +13,6 @@ from typing import Final
 from holdfast.errors import SandboxError
 from holdfast.model import ExitStatus
 from holdfast.runtime import records as r
-from holdfast.runtime.input_queue import REMEMBERED_WRITES
 from holdfast.runtime.recorded import Past
 from holdfast.runtime.remembered_record import RememberedRecord
 from holdfast.runtime.shell_memory import ShellMemory
@@ -51,9 +50,6 @@ class RememberedProcess(RememberedRecord):
         super().__init__(begun.key, max_chunks)
         self.begun = begun
         self.started: r.Started | None = None
-        self.input_closed = False
-        self.input_end = 0
-        self.writes: deque[str] = deque(maxlen=REMEMBERED_WRITES)
         self.signals: deque[str] = deque(maxlen=REMEMBERED_SIGNALS)
         self.resized: r.Resized | None = None
         #: Its streams went with a keeper that was killed.
@@ -84,14 +80,8 @@ class RememberedProcess(RememberedRecord):
                 self.taken = record
                 if record.end > record.offset:
                     self.times.append(record)
-            case r.Written():
-                self.input_end = record.end
-                if record.write_id is not None:
-                    self.writes.append(record.write_id)
             case r.Started():
                 self.started = record
-            case r.InputClosed():
-                self.input_closed = True
             case r.Signalled():
                 self.signals.append(record.signal_id)
             case r.Resized():
@@ -126,11 +116,7 @@ class RememberedProcess(RememberedRecord):
         if self.taken is not None and self.taken not in list(self.times)[-1:]:
             yield self.taken
         yield r.Journalled(key, self.journal.state())
-        yield from (r.Written(key, write_id, self.input_end) for write_id in self.writes)
-        if self.input_end:
-            yield r.Written(key, None, self.input_end)
-        if self.input_closed:
-            yield r.InputClosed(key)
+        yield from self.input.records(key)
         yield from (r.Signalled(key, signal_id) for signal_id in self.signals)
         if self.terminal is not None:
             if self.terminal.dropped.count:

@@ -202,6 +202,7 @@ class Recovery:
                 (key for key in self._held if key.startswith(f"{shell.key}.p")),
                 key=lambda key: int(key.split(".")[1][1:]),
             )
+            inputs = (shell.current, *shell.queue)
             exec_.shells.recover(
                 ShellRemains(
                     shell,
@@ -209,6 +210,8 @@ class Recovery:
                     control=self.held(f"{shell.key}.c{latest}"),
                     pipes=[(key, self._held.pop(key)) for key in pipes],
                     programs=programs.get(shell.key, {}),
+                    stdin=self.held(f"{shell.current}.stdin"),
+                    inputs={key: held for key in inputs if (held := self.held(f"{key}.input")) is not None},
                 )
             )
 
@@ -260,12 +263,10 @@ class Recovery:
 
     def _restore_input(self, remembered: RememberedProcess, process: ManagedProcess, file: Held | None) -> None:
         assert isinstance(process.input, KeptInput)
-        process.input.recall(remembered.writes)
-        if file is not None:
-            process.input.resume(file.fds[0], remembered.input_end)
+        remembered.input.restore(process.input, None if file is None else file.fds[0])
         if remembered.ended is not None:
             process.input.abandon()
-        elif remembered.input_closed:
+        elif remembered.input.closed:
             process.input.close()
 
     def _unused(self, remembered: RememberedProcess) -> Unused | None:
@@ -340,7 +341,7 @@ class Recovery:
                 known.add(os.path.basename(terminal.opening.directory))  # its shell may still read them
         shells = self.memory.shells
         for key in (*shells.shells, *shells.commands):
-            known |= {f"{key}.0", f"{key}.1"}
+            known |= {f"{key}.{name}" for name in (0, 1, "input")}
         known |= {os.path.basename(each.opening.directory) for each in shells.shells.values()}
         for name in os.listdir(spool):
             if name not in known:

@@ -5,14 +5,49 @@ Processes are these and more (`memory`), and so are shells and their commands (`
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.runtime import records as r
+from holdfast.runtime.input_queue import REMEMBERED_WRITES
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
+
+if TYPE_CHECKING:
+    from holdfast.runtime.kept_input import KeptInput
 
 #: More than a stream prints between two records; a damaged one must not have us count chunks for ever.
 _MOST_PRINTED: Final = 1 << 40
+
+
+class RememberedInput:
+    """What was accepted as input of a process or a command."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.end = 0
+        self.writes: deque[str] = deque(maxlen=REMEMBERED_WRITES)
+
+    def replay(self, record: r.Written | r.InputClosed) -> None:
+        if isinstance(record, r.InputClosed):
+            self.closed = True
+            return
+        self.end = record.end
+        if record.write_id is not None:
+            self.writes.append(record.write_id)
+
+    def records(self, key: int) -> Iterator[r.AnyRecord]:
+        yield from (r.Written(key, write_id, self.end) for write_id in self.writes)
+        if self.end:
+            yield r.Written(key, None, self.end)
+        if self.closed:
+            yield r.InputClosed(key)
+
+    def restore(self, input: KeptInput, file: int | None) -> None:
+        """Give a new queue what an earlier server had accepted and not delivered, from its file."""
+        input.recall(self.writes)
+        if file is not None:
+            input.resume(file, self.end)
 
 
 class RememberedRecord:
@@ -24,6 +59,7 @@ class RememberedRecord:
         self.lost: dict[int, r.Lost] = {}
         self.ended: r.Ended | None = None
         self.closed: r.Closed | None = None
+        self.input = RememberedInput()
 
     def printed_end(self, kind: int) -> int:
         """How far a stream had come, as far as anybody was told."""
@@ -51,6 +87,8 @@ class RememberedRecord:
                 self.journal.add_event(CLOSE)
             case r.Journalled():
                 self.journal.restore(record.state)
+            case r.Written() | r.InputClosed():
+                self.input.replay(record)
 
     def output_records(self) -> Iterator[r.AnyRecord]:
         yield from self.lost.values()

@@ -373,6 +373,7 @@ class LiveShell:
         """The shell was told, not before `ticks`."""
         command.began_ticks = ticks
         self._program.give_streams(command)
+        self._program.give_input(command)
         self._current = command
         self.state = "running"
         command.begin(self._timed_out)
@@ -513,6 +514,7 @@ class LiveShell:
         while not over.done():
             # First: once its foreground is gone the shell would go on with the rest of the command.
             process.signal_leader(self.dialect.interrupt_signal)
+            command.end_input()  # the shell itself may be reading it
             await end_all(self._foreground, self._config.interrupt_grace_seconds)
             await asyncio.wait((over,), timeout=LOOK_AGAIN_SECONDS)
             now = self._loop.time()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus
+from holdfast.runtime.input_queue import InputQueue
 from holdfast.runtime.output_log import Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.recorded import Recorded
@@ -31,6 +32,7 @@ class ShellCommand(Recorded):
         "began_ticks",
         "ended",
         "error",
+        "input",
         "notes",
         "spec",
         "stop",
@@ -60,6 +62,12 @@ class ShellCommand(Recorded):
         )
         self.spec = spec
         self.notes = notes
+        #: What is written to its stdin, if that is open: also while the command waits for its turn.
+        self.input: InputQueue | None = None
+        if spec.pipe_stdin:
+            make_input = InputQueue if notes is None else notes.input
+            limit = config.stdin_buffer_bytes
+            self.input = make_input(-1, name=spec.command_id, limit=limit, owns_fd=True, awaits_reader=True)
         self.ended: CommandEnded | None = None
         #: Why it did not run.
         self.error: HoldfastError | None = None
@@ -90,10 +98,17 @@ class ShellCommand(Recorded):
         self.ended = ended
         if self._timer is not None:
             self._timer.cancel()
+        self.end_input()
         self.end(ExitStatus(ended.exit_code), note)
+
+    def end_input(self) -> None:
+        """It reads no more, and what it left behind is to read an end of file."""
+        if self.input is not None:
+            self.input.abandon()
 
     def refuse(self, error: HoldfastError) -> None:
         """It will not run."""
+        self.end_input()
         if self.notes is not None:
             self.notes.refused()
         self.error = error
@@ -119,6 +134,7 @@ class ShellCommand(Recorded):
 
     def forget(self) -> None:
         """Nobody can ask for it any more."""
+        self.end_input()
         if self.notes is not None:
             self.notes.forgotten()
         self.discard()

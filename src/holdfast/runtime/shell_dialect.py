@@ -315,9 +315,13 @@ class Dialect:
         """A command that prints the shell's state, as another shell of its kind would read it."""
         return f"{self.builtin} set; {self.builtin} export -p; {self.builtin} printf 'umask %s\\n' \"$(umask)\""
 
-    def background(self, state: bytes, command: str) -> bytes:
-        """A script: a state, and a command with an empty stdin. Of read-only variables nobody needs to hear."""
-        run = f"{self.exec} 2>&9 9>&-\n{self.builtin} eval {quote(command)} </dev/null\n"
+    def background(self, state: bytes, command: str, *, stdin: int | None = None) -> bytes:
+        """A script: a state, and a command on the descriptor `stdin`, or with an empty stdin.
+
+        Errors of the state, which read-only variables cause, are not shown.
+        """
+        source = "</dev/null" if stdin is None else f"<&{stdin} {stdin}<&-"
+        run = f"{self.exec} 2>&9 9>&-\n{self.builtin} eval {quote(command)} {source}\n"
         return f"{self.exec} 9>&2 2>/dev/null\n".encode() + state + run.encode("utf-8", "surrogateescape")
 
 

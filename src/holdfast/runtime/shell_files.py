@@ -122,6 +122,18 @@ class ShellFiles:
             raise ResourceExhausted(f"no pipe can be made in {self.path}: {error.strerror}") from None
         return opened
 
+    def open_stdin(self) -> int:
+        """Our end of a new named pipe for a command's stdin. It has no reader until the shell opens it."""
+        path, opened = f"{self.path}/stdin", -1
+        try:
+            opened = self._open_pipe("stdin", fresh=True)
+            return os.open(path, _HOLD_PIPE)
+        except OSError as error:
+            raise ResourceExhausted(f"no pipe can be made in {self.path}: {error.strerror}") from None
+        finally:
+            if opened >= 0:
+                os.close(opened)
+
     def hold_pipes(self, number: int) -> list[int]:
         """The shell's ends of a pair, which has a reader; without those that a command has removed."""
         held: list[int] = []

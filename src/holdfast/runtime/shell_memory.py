@@ -59,8 +59,10 @@ class RememberedCommand(RememberedRecord):
         if self.began is None:
             if self.queued is not None:
                 yield self.queued
+                yield from self.input.records(self.key)
             return
         yield self.began
+        yield from self.input.records(self.key)
         if self.stopping is not None:
             yield self.stopping
         if self.end is not None:

@@ -36,6 +36,7 @@ from holdfast.runtime.shell_records import NotedEnd
 
 if TYPE_CHECKING:
     from holdfast.runtime.poller import Poller
+    from holdfast.runtime.shell_command import ShellCommand
 
 #: Far more than a path of the longest kind and every trap. More than that is no answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
@@ -118,6 +119,8 @@ class ShellProgram:
         self._outputs_before: list[Output] = []
         self._opened: dict[int, int] = {}
         self._outputs: list[Output] = []
+        #: Our end of the next command's stdin, until the command takes it.
+        self._command_stdin = -1
         self._connect()
 
     def _connect(self) -> None:
@@ -217,6 +220,7 @@ class ShellProgram:
                 self._lines = None
                 self._notes.drop_program(self.number)
             self._close_stat()
+            self._close_stdin()
             self._close_opened()
             self._end_unopened()
 
@@ -271,7 +275,7 @@ class ShellProgram:
             files.quoted,
             cwd=spec.cwd,
             env=spec.env,
-            stdin="/dev/null" if spec.input is None else f"{files.quoted}/input",
+            stdin=_stdin(spec, files),
             # With `set -e`, to bring a status back would end the shell.
             status=0 if "e" in answer.flags else answer.status,
             last=answer.last or "" if dialect.wants_last(spec.command) else None,
@@ -291,12 +295,32 @@ class ShellProgram:
         line = self._line(step)
         self._close_opened()
         self._opened = {} if pipes is None else self._open_pipes(pipes)
+        if spec.pipe_stdin:
+            self._open_stdin(noted)
         self._began = time.monotonic()
         self.say(line, None if noted is None else _Beginning(noted, spec, ticks, saves_state))
         self._must_move = False
         self._armed = saves_state
         self._exported = MAY_EXPORT.search(spec.command) is not None
         self.exports_saved = False
+
+    def _open_stdin(self, noted: CommandNotes | None) -> None:
+        """Before the shell is told: it would wait for a pipe that nobody writes to."""
+        self._close_stdin()
+        self._command_stdin = self._files.open_stdin()
+        if noted is not None:
+            noted.keep_input(self._command_stdin)
+
+    def give_input(self, command: ShellCommand) -> None:
+        """What is written to this command goes to the pipe that was made for it."""
+        if self._command_stdin >= 0 and command.input is not None:
+            fd, self._command_stdin = self._command_stdin, -1
+            command.input.open(fd)
+
+    def _close_stdin(self) -> None:
+        if self._command_stdin >= 0:
+            fd, self._command_stdin = self._command_stdin, -1
+            os.close(fd)
 
     def _line(self, step: Step) -> str:
         """What to say to have a step done."""
@@ -487,6 +511,13 @@ class ShellProgram:
         finally:
             if flags and self._control.fileno() >= 0:
                 self._control.recv(len(data))
+
+
+def _stdin(spec: CommandSpec, files: ShellFiles) -> str:
+    """The file that a command's stdin is, as the shell reads its name."""
+    if spec.pipe_stdin:
+        return f"{files.quoted}/stdin"
+    return "/dev/null" if spec.input is None else f"{files.quoted}/input"
 
 
 def encode(text: str) -> bytes:

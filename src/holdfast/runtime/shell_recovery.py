@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from holdfast.errors import HoldfastError, ResourceExhausted
 from holdfast.model import CommandEnded, CommandSpec, ExitStatus
 from holdfast.runtime import shell_records as s
+from holdfast.runtime.kept_input import KeptInput
 from holdfast.runtime.kept_shell import ShellNotes, SpokenLines
 from holdfast.runtime.recorded import Output, Past
 from holdfast.runtime.shell import IDLE_SECONDS, SILENCE_SECONDS, LiveShell, Restored
@@ -47,6 +48,9 @@ class ShellRemains(NamedTuple):
     pipes: Sequence[tuple[str, Held]]
     #: Its programs by number.
     programs: Mapping[int, Adopt]
+    #: Our end of the stdin of the command that runs; and files of input that was not delivered, by commands.
+    stdin: Held | None = None
+    inputs: Mapping[int, Held] = {}
 
     @property
     def current(self) -> RememberedCommand | None:
@@ -54,7 +58,8 @@ class ShellRemains(NamedTuple):
 
     def close(self) -> None:
         """Close the control socket, the file of our lines and the pipes: nothing has taken them."""
-        for held in (*(() if self.control is None else (self.control,)), *(held for _, held in self.pipes)):
+        named = (held for held in (self.control, self.stdin) if held is not None)
+        for held in (*named, *(held for _, held in self.pipes), *self.inputs.values()):
             while held.fds:
                 os.close(held.fds.pop())
 
@@ -293,6 +298,7 @@ class ResumedShell(LiveShell):
             self.state = "running"
             if past.program is not None and past.program.command != current.key:
                 self._program.give_streams(self._current)
+            self._take_stdin(self._current)
         for interrupt_id, record in past.interrupts.items():
             # Of one that is no longer kept, any that has ended tells the same.
             command = made.get(record.command) or next(iter(self._ended), None)
@@ -312,7 +318,23 @@ class ResumedShell(LiveShell):
             command.ended = _ended(past.end)
         if past.began is not None:
             command.began, command.began_ticks = past.began.at, past.began.ticks
+        self._restore_input(command, past)
         return command
+
+    def _take_stdin(self, command: ShellCommand) -> None:
+        """The pipe of its open stdin. The keeper has it, unless all of the input was delivered."""
+        if self._remains.stdin is not None and command.input is not None:
+            command.input.open(self._remains.stdin.fds.pop())
+
+    def _restore_input(self, command: ShellCommand, past: RememberedCommand) -> None:
+        if not isinstance(command.input, KeptInput):
+            return
+        file = self._remains.inputs.get(past.key)
+        past.input.restore(command.input, None if file is None else file.fds.pop())
+        if past.input.closed:
+            command.input.close()
+        if past.is_over:
+            command.input.abandon()
 
     # --- what was under way ----------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, TypedDict
 
+import msgspec
+
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, DuplicateProcess, HoldfastError, LimitReached, UnknownShell
 from holdfast.model import CommandSpec, ProcessSpec, ShellSpec, ShellStatus
@@ -30,7 +32,7 @@ from holdfast.runtime.shell_command import ShellCommand
 from holdfast.runtime.shell_dialect import dialect_for
 from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.shell_recovery import ResumedShell, ShellRemains
-from holdfast.runtime.spawn import find_program
+from holdfast.runtime.spawn import SCRIPTED_INPUT_FD, find_program
 
 log = logging.getLogger(__name__)
 
@@ -180,11 +182,14 @@ class Shells:
         """End the programs of a shell that cannot be resumed, and release its descriptors and its files."""
         past = remains.shell
         notes.gone()
-        notes.release(0 if past.program is None else past.program.number, (key for key, _ in remains.pipes))
+        inputs = (f"{past.current}.stdin", *(f"{key}.input" for key in remains.inputs))
+        notes.release(
+            0 if past.program is None else past.program.number, (*(key for key, _ in remains.pipes), *inputs)
+        )
         remains.close()
         shutil.rmtree(past.opening.directory, ignore_errors=True)
         for key in (past.key, past.current, *past.finished, *past.queue):
-            for kind in (0, 1):
+            for kind in (0, 1, "input"):
                 with contextlib.suppress(OSError):
                     os.unlink(f"{self._spool.path}/{key}.{kind}")
         for adopt in remains.programs.values():
@@ -262,7 +267,7 @@ class Shells:
         return command
 
     async def background(
-        self, shell_id: str, command: str, process_id: str, start_id: str | None
+        self, shell_id: str, command: str, process_id: str, start_id: str | None, *, pipe_stdin: bool
     ) -> tuple[ProcessSpec, bytes]:
         """What to start, and on which input, for a process with all that a shell of this kind can hand on.
 
@@ -277,8 +282,13 @@ class Shells:
             shell.withdraw(asked)
             raise
         state = asked.logs[0].contents()
-        script = shell.dialect.background(state, command)
-        return shell.process_spec(process_id, shell.cwd, start_id=start_id), script
+        script = shell.dialect.background(state, command, stdin=SCRIPTED_INPUT_FD if pipe_stdin else None)
+        spec = shell.process_spec(process_id, shell.cwd, start_id=start_id)
+        return msgspec.structs.replace(spec, pipe_stdin=pipe_stdin), script
+
+    def command(self, command_id: str) -> ShellCommand | None:
+        """A command that waits, runs, or has ended and is still kept."""
+        return self._commands.get(command_id, (None, None))[1]
 
     def withdraw(self, command_id: str) -> bool:
         """Its caller gave up. Returns whether it waited or ran."""

@@ -35,6 +35,8 @@ from holdfast.runtime.launcher import ORDERS_FD, REPORT_FD
 from holdfast.runtime.libc import SpawnPlan
 from holdfast.runtime.oom import OomScore
 
+#: Behind the two that the launcher has.
+SCRIPTED_INPUT_FD: Final = REPORT_FD + 1
 _LAUNCHER: Final = own_python.script(__file__, "launcher")
 _RLIMIT_NAMES: Final = {
     "cpu_seconds": "RLIMIT_CPU",
@@ -70,6 +72,8 @@ class StandardStreams(NamedTuple):
     stdout: int = -1
     stderr: int = -1
     terminal: str | None = None
+    #: The input of a program whose stdin is its script: descriptor `SCRIPTED_INPUT_FD`.
+    scripted_input: int = -1
 
 
 def encode_variables(environment: Mapping[str, str]) -> list[bytes]:
@@ -103,7 +107,7 @@ def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, 
     """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we do not keep."""
     plan = _plan(streams)
     plan.chdir(os.fsencode(command.cwd))
-    plan.close_from(3)
+    plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
     argv = [os.fsencode(argument) for argument in command.argv]
     try:
         with _soft_limits(soft_limits), oom_score.for_children():
@@ -144,11 +148,12 @@ async def spawn_through_launcher(
         report, report_fd = _report_channel(jailed=_is_jailed(command))
         opened += [report, report_fd]
         plan = _plan(streams)
-        # A source below 5 would be overwritten before it is copied; ours are high in a server, not in a script.
-        orders_fd, report_fd = _above(orders_fd, 5, opened), _above(report_fd, 5, opened)
+        # A low source would be overwritten before it is copied; ours are high in a server, not in a script.
+        lowest = SCRIPTED_INPUT_FD + 1
+        orders_fd, report_fd = _above(orders_fd, lowest, opened), _above(report_fd, lowest, opened)
         plan.dup2(orders_fd, ORDERS_FD)
         plan.dup2(report_fd, REPORT_FD)
-        plan.close_from(5)
+        plan.close_from(SCRIPTED_INPUT_FD if streams.scripted_input < 0 else lowest)
         with _soft_limits(soft_limits), oom_score.for_children():
             pid = plan.run(
                 os.fsencode(python[0]),
@@ -267,6 +272,8 @@ def _plan(streams: StandardStreams) -> SpawnPlan:
         plan.dup2(streams.stdin, 0)
         plan.dup2(streams.stdout, 1)
         plan.dup2(streams.stderr, 2)
+        if streams.scripted_input >= 0:
+            plan.dup2(streams.scripted_input, SCRIPTED_INPUT_FD)
     return plan
 
 

@@ -20,6 +20,7 @@ from holdfast.model import ProcessSpec, TerminalSize
 from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.environment import Account, build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.journal import output_kinds
 from holdfast.runtime.oom import OomScore
 from holdfast.runtime.process import set_terminal_size
 from holdfast.runtime.process_table import MARK_VARIABLE, limits_can_mark, new_mark
@@ -85,18 +86,24 @@ class _Streams:
         self.stdin = -1
         self._theirs: list[int] = []
 
-    def open_pipes(self, given: int, *, pipe_stdin: bool) -> None:
-        """`given` is its stdin, if it gets no pipe."""
-        for kind in (0, 1):
+    def open_pipes(self, null: int, given: int | None, *, pipe_stdin: bool, merge_stderr: bool) -> None:
+        """`given` is its stdin: with `pipe_stdin` a script, which finds the pipe beside it."""
+        for kind in output_kinds(tty=False, merge_stderr=merge_stderr):
             self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(write)
             os.set_blocking(self.outputs[kind], False)
-        stdin = given
+        pipe = -1
         if pipe_stdin:
-            stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
-            self._theirs.append(stdin)
+            pipe, self.stdin = os.pipe2(os.O_CLOEXEC)
+            self._theirs.append(pipe)
             os.set_blocking(self.stdin, False)
-        self.for_child = StandardStreams(stdin, self._theirs[0], self._theirs[1])
+        stdin = given if given is not None else pipe if pipe_stdin else null
+        self.for_child = StandardStreams(
+            stdin,
+            self._theirs[0],
+            self._theirs[0 if merge_stderr else 1],
+            scripted_input=-1 if given is None else pipe,
+        )
 
     def open_terminal(self, size: TerminalSize, account: Account | None) -> None:
         master, slave = os.openpty()
@@ -301,7 +308,7 @@ class Starter:
             if spec.tty:
                 streams.open_terminal(spec.size or TerminalSize(), account)
             else:
-                streams.open_pipes(self._null if stdin is None else stdin, pipe_stdin=spec.pipe_stdin)
+                streams.open_pipes(self._null, stdin, pipe_stdin=spec.pipe_stdin, merge_stderr=spec.merge_stderr)
             _require_spare_descriptors(streams.highest)
         except OSError as error:
             streams.close()

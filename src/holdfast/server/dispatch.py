@@ -217,7 +217,7 @@ class Dispatcher:
 
     def _write(self, connection: ServerConnection, params: m.WriteParams) -> m.WriteResult | Waiting[m.WriteResult]:
         try:
-            queue = self._exec.process(params.process_id).input
+            queue = self._exec.input(params.process_id)
             queue.put(params.chunk, params.write_id)
         except UnknownProcess:
             return m.WriteResult("unknownProcess")
@@ -230,7 +230,7 @@ class Dispatcher:
         return _ACCEPTED
 
     def _close_stdin(self, connection: ServerConnection, params: m.ProcessParams) -> m.Empty:
-        self._exec.process(params.process_id).input.close()
+        self._exec.input(params.process_id).close()
         return m.Empty()
 
     def _resize(self, connection: ServerConnection, params: m.ResizeParams) -> m.Empty:

@@ -131,7 +131,11 @@ class ShellMethods:
 
     async def start(self, connection: ServerConnection, params: m.ShellStartParams) -> ProcessInfo:
         info = await self._exec.start_in_shell(
-            params.shell_id, params.command, params.process_id, start_id=params.start_id
+            params.shell_id,
+            params.command,
+            params.process_id,
+            start_id=params.start_id,
+            pipe_stdin=params.pipe_stdin,
         )
         if connection.session is not None:
             self._sessions.started(connection.session, params.process_id, bound=False)
@@ -164,4 +168,5 @@ def _spec(params: m.ShellRunParams) -> CommandSpec:
         env=params.env,
         input=params.input,
         timeout=None if params.timeout_ms is None else params.timeout_ms / 1000,
+        pipe_stdin=params.pipe_stdin,
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Protocol
 
+from holdfast.client.defaults import StrPath, optional_path
 from holdfast.errors import InvalidParams
 from holdfast.service.one_shot import ExecutionResult as ExecutionResult, OneShotExecutor
 
@@ -56,7 +57,7 @@ class BashExecutor:
         sessions: bool | None = None,
         persistent: bool = True,
         sandbox: str = "",
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         profile: str = "",
         timeout: float | None = None,
@@ -93,7 +94,7 @@ class BashExecutor:
             line,
             persistent=persistent,
             sandbox=sandbox,
-            cwd=cwd or "",
+            cwd=optional_path(cwd) or "",
             env=dict(env or {}),
             profile=profile,
             max_output_bytes=max_output_bytes,

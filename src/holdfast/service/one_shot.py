@@ -13,6 +13,7 @@ from typing import Final
 
 import holdfast
 from holdfast import sync
+from holdfast.client.defaults import StrPath
 from holdfast.client.exec_remote import ExecResult
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidRequest, TimeoutError
@@ -44,7 +45,7 @@ class OneShotExecutor:
     """Runs commands that share nothing but the sandbox: `cd` and `export` end with their command."""
 
     def __init__(
-        self, sandbox: str = "local", *, cwd: str | None = None, env: Mapping[str, str] | None = None
+        self, sandbox: str = "local", *, cwd: StrPath | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         self._address = sandbox
         self._cwd = cwd

@@ -251,7 +251,7 @@ class FakeExec:
         return FakeEventStream(self._recorded(process_id), after_seq)
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
-        process = self.process(process_id)
+        process = self._recorded(process_id)
         if not process.stdin_open:
             raise StdinClosed(f"stdin of process {process_id!r} is closed")
         if isinstance(process, FakeTerminal):
@@ -261,7 +261,7 @@ class FakeExec:
         process.notify()
 
     async def close_stdin(self, process_id: str) -> None:
-        process = self.process(process_id)
+        process = self._recorded(process_id)
         process.stdin_open = False
         process.notify()
 
@@ -381,7 +381,13 @@ class FakeExec:
         return FakeCommandStream(shell, shell.run(command))
 
     async def start_in_shell(
-        self, shell_id: str, command: str, process_id: str, *, start_id: str | None = None
+        self,
+        shell_id: str,
+        command: str,
+        process_id: str,
+        *,
+        start_id: str | None = None,
+        pipe_stdin: bool = False,
     ) -> ProcessInfo:
         shell = self.shell(shell_id)
         # In its turn, as the real one asks the shell for its state.
@@ -392,7 +398,7 @@ class FakeExec:
             await turn.aclose()
         if (known := self._existing(process_id, start_id)) is not None:
             return self._info(known)
-        spec = ProcessSpec(process_id, words(command), cwd=shell.cwd, start_id=start_id)
+        spec = ProcessSpec(process_id, words(command), cwd=shell.cwd, start_id=start_id, pipe_stdin=pipe_stdin)
         process = FakeCommand(CommandSpec(process_id, command), spec, next(self._pids), self._retained_bytes)
         process.variables = dict(shell.variables)
         program = self._find(command)

@@ -94,7 +94,7 @@ class FakeProcess:
         self._print("pty" if self.spec.tty else "stdout", data)
 
     def stderr(self, data: bytes | str) -> None:
-        self._print("pty" if self.spec.tty else "stderr", data)
+        self._print("pty" if self.spec.tty else "stdout" if self.spec.merge_stderr else "stderr", data)
 
     async def read(self) -> bytes:
         """The input that was not read yet, waiting for some; empty at its end."""

@@ -197,7 +197,9 @@ class FakeShell:
         if known is not None:
             return known
         self._check_open()
-        process = ProcessSpec(spec.command_id, words(spec.command), cwd=spec.cwd, env=spec.env)
+        process = ProcessSpec(
+            spec.command_id, words(spec.command), cwd=spec.cwd, env=spec.env, pipe_stdin=spec.pipe_stdin
+        )
         command = FakeCommand(spec, process, self.pid, self._retained_bytes, self)
         command.program = program
         self._commands[spec.command_id] = command

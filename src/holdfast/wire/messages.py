@@ -261,6 +261,8 @@ class ShellRunParams(Struct, frozen=True, omit_defaults=True):
     subscribe: SubscribeSpec | None = None
     #: Push every byte as it is printed; without it, what fits comes with the reply.
     live: bool = False
+    #: Keep its stdin writable: `process/write` and `process/closeStdin` take the command's id.
+    pipe_stdin: bool = False
 
 
 class ShellRunResult(Struct, frozen=True, omit_defaults=True):
@@ -281,6 +283,8 @@ class ShellStartParams(Struct, frozen=True):
     command: str
     #: Names this attempt, so that a start which is sent twice starts once.
     start_id: str | None = None
+    #: Keep stdin writable; without it, it is empty.
+    pipe_stdin: bool = False
 
 
 class ShellInterruptParams(Struct, frozen=True):
