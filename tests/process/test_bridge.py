@@ -40,7 +40,6 @@ from holdfast.testing.fake_provider import FakeProvider, fake_provider
 from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
 from holdfast.testing.signalling import send_signal
 
-pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 
 #: An agent inside: one request of the body that is its argument, and what came back, as JSON.

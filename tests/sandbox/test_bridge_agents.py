@@ -28,7 +28,6 @@ from holdfast.bridge import (
 )
 from holdfast.sandboxes.bundle import Bundle
 
-pytest.importorskip("h11", reason="the bundle has no h11 for the model proxy: install holdfast[bridge]")
 
 #: Not that of a virtual environment, which is not in the jail.
 PYTHON = os.path.realpath(sys.executable)
