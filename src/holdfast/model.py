@@ -291,6 +291,18 @@ class EnvironmentInfo(Struct, frozen=True):
     holdfast: tuple[str, ...] = ()
 
 
+class ClientInfo(Struct, frozen=True):
+    """A client that is connected to the server, and what it has started there."""
+
+    #: As the client named itself: `holdfast-python`, `holdfast-cli`, `holdfast-service` ...
+    name: str
+    #: The OS pid of the process that holds the connection, over a Unix socket; None elsewhere.
+    pid: int | None = None
+    #: Processes of the client that run, terminals among them, and shells that are open.
+    processes: int = 0
+    shells: int = 0
+
+
 class ServerStatus(Struct, frozen=True):
     """How the server is."""
 
@@ -319,6 +331,9 @@ class ServerStatus(Struct, frozen=True):
     spool_file_system: str = ""
     #: What was lost when an earlier keeper was killed with its server; empty if nothing was.
     lost: str = ""
+    #: The other clients that are connected, without the one that sent this request; None from a server that is too
+    #: old to list them.
+    clients: tuple[ClientInfo, ...] | None = None
 
 
 class ShellSpec(Struct, frozen=True):

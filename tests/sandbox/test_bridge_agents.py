@@ -28,7 +28,6 @@ from holdfast.bridge import (
 )
 from holdfast.sandboxes.bundle import Bundle
 
-
 #: Not that of a virtual environment, which is not in the jail.
 PYTHON = os.path.realpath(sys.executable)
 #: Where `make parts` installs the agents, by this list of them.

@@ -107,10 +107,13 @@ async def test_a_container_that_is_killed_under_a_bridge(docker: ContainerEngine
                 await waiting.wait_for_output("begun")
                 await asyncio.to_thread(docker, "kill", name)
 
-            with pytest.raises(SandboxGone, match=f"docker:{name}: the container does not run"):
+            async def work() -> None:
                 async with sandbox_agent_bridge(box, model, port=0):
-                    killing = asyncio.ensure_future(kill_once_begun())
                     await box.exec(["sh", "-c", "echo line >/begun; exec sleep 1000"])
+
+            killing = asyncio.ensure_future(kill_once_begun())
+            with pytest.raises(SandboxGone, match=f"docker:{name}: the container does not run"):
+                await work()
             await killing
         task = asyncio.current_task()
         assert task is not None

@@ -219,7 +219,7 @@ async def _failing_with(*watched: asyncio.Task[None]) -> AsyncIterator[None]:
 
 
 async def _withdraw_cancellation(owner: asyncio.Task[object], before: int) -> None:
-    """Take our cancellation back after the block has swallowed it or has requested it again, as a TaskGroup does."""
+    """Take our cancellation back: the block has swallowed it, or has requested it again, as a TaskGroup does."""
     owner.uncancel()
     try:
         await asyncio.sleep(0)  # the next await receives a cancellation that is still pending

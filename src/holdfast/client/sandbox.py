@@ -21,6 +21,7 @@ from holdfast.client.command import (
     retry_timeouts,
     run_command,
 )
+from holdfast.client.connection import CLIENT_NAME
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.files import FileMethods, Path, Progress, path_text
 from holdfast.client.process import Process
@@ -464,13 +465,14 @@ async def open_exec(
     token: str | None = None,
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = RECONNECT_DEADLINE,
+    client_name: str = CLIENT_NAME,
     **options: Any,
 ) -> ExecApi:
     """The `ExecApi` behind an address. The caller closes it."""
     if _is_placed(address):
         from holdfast.sandboxes.reach import open_sandbox
 
-        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline)
+        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline, client_name=client_name)
     assert isinstance(address, str | Sequence)
     if options:
         raise InvalidParams(f"{', '.join(options)}: no option of {address!r}")
@@ -485,7 +487,10 @@ async def open_exec(
     from holdfast.client.dial import open_connection
     from holdfast.client.remote import RemoteExec
 
-    return RemoteExec(await open_connection(address, token=token, reconnect_deadline=reconnect_deadline))
+    connection = await open_connection(
+        address, token=token, client_name=client_name, reconnect_deadline=reconnect_deadline
+    )
+    return RemoteExec(connection)
 
 
 def check_address(address: str) -> None:

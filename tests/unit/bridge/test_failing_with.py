@@ -83,9 +83,10 @@ async def test_a_cancellation_that_the_block_swallows_or_requests_again_ends_wit
     gone = new_future()
     task = await watching(gone)
     asyncio.get_running_loop().call_soon(gone.set_exception, SandboxGone("docker:x"))
-    owner = asyncio.current_task()
-    assert owner is not None
-    with pytest.raises(SandboxGone) as raised:
+
+    async def work() -> None:
+        owner = asyncio.current_task()
+        assert owner is not None
         async with _failing_with(task):
             try:
                 await asyncio.Event().wait()
@@ -93,6 +94,9 @@ async def test_a_cancellation_that_the_block_swallows_or_requests_again_ends_wit
                 owner.uncancel()
                 owner.cancel()
                 raise OSError("the agent lost its model") from None
+
+    with pytest.raises(SandboxGone) as raised:
+        await work()
     assert isinstance(raised.value.__cause__, OSError)
     await turns()
     assert cancelling() == 0
