@@ -98,11 +98,11 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     # Each column but the first has two spaces before it.
     room = max(cell_len(header[-1]), width - sum(widths[:-1]) - 2 * (len(header) - 1))
     widths[-1] = min(widths[-1], room)
-    for name, widest in zip(header, widths, strict=True):
-        if wrap:
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, no_wrap=True, min_width=widest)
+    for name in header:
+        table.add_column(name, overflow="fold", no_wrap=not wrap)
+    if not wrap:
+        # Also where that is more than the terminal has: else rich would cut the other columns.
+        table.width = sum(widths) + 2 * (len(header) - 1)
     for row in cells:
         if not wrap and cell_len(row[-1]) > room:
             row[-1] = set_cell_size(row[-1], room - 1) + "…"
