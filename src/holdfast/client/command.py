@@ -104,12 +104,14 @@ def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
     return ExecResult(exit_code, printed.stdout.value(), printed.stderr.value(), printed.truncated)
 
 
-def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float) -> TimeoutError:
+def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float, *retries: float) -> TimeoutError:
+    """The error that names the time which the caller gave, and that of each further attempt."""
     so_far = result_of(printed, -1)
     command = shlex.join(argv)
     shown = command if len(command) <= 200 else command[:200] + "..."
+    again = f", nor when it was run again for {' and '.join(f'{each:g} s' for each in retries)}" if retries else ""
     return TimeoutError(
-        f"not ended within {timeout:g} s, so it was killed with all that it had started: {shown}",
+        f"not ended within {timeout:g} s{again}, so it was killed with all that it had started: {shown}",
         stdout=so_far.stdout,
         stderr=so_far.stderr,
     )
@@ -146,9 +148,17 @@ async def feed(api: ExecApi, process_id: str, input: str | bytes | None, close: 
 
 
 async def run_command(
-    api: ExecApi, spec: ProcessSpec, *, input: str | bytes | None, timeout: float | None
+    api: ExecApi,
+    spec: ProcessSpec,
+    *,
+    input: str | bytes | None,
+    timeout: float | None,
+    earlier: Sequence[float] = (),
 ) -> ExecResult:
-    """Run a command to its end. A timeout or a cancellation kills its tree before it is raised."""
+    """Run a command to its end. A timeout or a cancellation kills its tree before it is raised.
+
+    `earlier` are the times of attempts that timed out before this one.
+    """
     run = _Run(api, spec)
     try:
         async with asyncio.timeout(timeout) as deadline:
@@ -162,7 +172,7 @@ async def run_command(
         result = await run.kill_and_end()
         if result is not None:
             return result
-        raise timeout_error(run.printed, spec.argv, timeout) from error
+        raise timeout_error(run.printed, spec.argv, *earlier, timeout) from error
     except asyncio.CancelledError as cancelled:
         await kill_cancelled(kill_now(api, spec.process_id), cancelled)
         raise

@@ -228,20 +228,22 @@ class Sandbox(FileMethods):
 
     async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
         *earlier, last = retry_timeouts(options.timeout, options.timeout_retry)
+        timed_out: list[float] = []
         for timeout in earlier:
             try:
-                return await self._attempt(argv, options, timeout)
+                return await self._attempt(argv, options, timeout, timed_out)
             except TimeoutError:
                 # Its whole tree is gone, so the next attempt does not run beside it.
-                continue
-        return await self._attempt(argv, options, last)
+                assert timeout is not None
+                timed_out.append(timeout)
+        return await self._attempt(argv, options, last, timed_out)
 
     async def _attempt(
-        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None
+        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
     ) -> ExecResult:
         # Nobody could write to it later, so `stdin_open` would only make the command wait.
         spec = _command_spec(argv, options, pipe_stdin=options.input is not None)
-        return await run_command(self._api, spec, input=options.input, timeout=timeout)
+        return await run_command(self._api, spec, input=options.input, timeout=timeout, earlier=earlier)
 
     # --- services of this program --------------------------------------------------------------------------------
 
