@@ -139,6 +139,13 @@ _HOMES = {
 _SUBMODULES = ("bridge", "sandboxes", "sync", "testing")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
+# Computed: a second list of the names could differ from the first.
+__all__ = sorted([*_HOME_OF, *_SUBMODULES])
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 def __getattr__(name: str) -> Any:
     import importlib

@@ -72,7 +72,11 @@ def _for_people(verb: str, rest: list[str]) -> int:
         (sys.stdout if verb else sys.stderr).write(_help(VERBS))
         return 0 if verb else 2
     if verb not in VERBS:
-        sys.stderr.write(f"holdfast: no verb {verb!r}; `holdfast --help` lists them\n")
+        from difflib import get_close_matches
+
+        near = get_close_matches(verb, VERBS, n=1)
+        hint = f"; did you mean `holdfast {near[0]}`?" if near else ""
+        sys.stderr.write(f"holdfast: no verb {verb!r}{hint}; `holdfast --help` lists them\n")
         return 2
     try:
         from holdfast.cli.typed_verb import run

@@ -146,6 +146,7 @@ class Server:
             sock.close()
             return
         connection = self.connect()
+        connection.peer_pid, _ = unix.peer_of(sock)
         limit = self.exec.config.max_message_bytes
         connection.open(stream.from_socket(sock, connection, description="unix peer", max_message_bytes=limit))
 

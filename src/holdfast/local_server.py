@@ -69,7 +69,7 @@ def socket_path() -> str:
 
 def connect_running() -> socket.socket | None:
     """A connection to the server that runs, or None; never starts one."""
-    return _connect(socket_path())
+    return connect_at(socket_path())
 
 
 def is_running() -> bool:
@@ -87,7 +87,7 @@ def is_running() -> bool:
 
 def connect_server(*, start_timeout: float = 10) -> socket.socket:
     """A connection to the machine's server, which is started if none runs."""
-    connection = _connect(socket_path())
+    connection = connect_at(socket_path())
     if connection is not None:
         return connection
     with hold_start_lock():
@@ -110,10 +110,10 @@ def hold_start_lock() -> Iterator[None]:
 def start_locked(*, start_timeout: float = 10) -> socket.socket:
     """`connect_server` for who holds the lock."""
     path = socket_path()
-    connection = _connect(path)
+    connection = connect_at(path)
     if connection is None:
         _start(path, start_timeout)
-        connection = _connect(path)
+        connection = connect_at(path)
     if connection is None:
         raise _not_started(f"the server said it was ready, but nobody listens at {path}")
     return connection
@@ -142,7 +142,8 @@ def _chosen_directory() -> str:
     return os.path.join(place, f"holdfast-{os.geteuid()}")
 
 
-def _connect(path: str) -> socket.socket | None:
+def connect_at(path: str) -> socket.socket | None:
+    """A connection to the server that listens at `path`, or None; never starts one."""
     keeper = waiting_keeper.find(path)
     if keeper is not None:
         keeper.close()

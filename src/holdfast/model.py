@@ -301,6 +301,18 @@ class EnvironmentInfo(Struct, frozen=True):
     holdfast: tuple[str, ...] = ()
 
 
+class ClientInfo(Struct, frozen=True):
+    """A client that is connected to the server, and what it has started there."""
+
+    #: As the client named itself: `holdfast-python`, `holdfast-cli`, `holdfast-service` ...
+    name: str
+    #: The OS pid of the process that holds the connection, over a Unix socket; None elsewhere.
+    pid: int | None = None
+    #: Processes of the client that run, terminals among them, and shells that are open.
+    processes: int = 0
+    shells: int = 0
+
+
 class ServerStatus(Struct, frozen=True):
     """How the server is."""
 
@@ -331,6 +343,9 @@ class ServerStatus(Struct, frozen=True):
     lost: str = ""
     #: For the Codex client, which reads this field alone.
     status: Literal["ready"] = "ready"
+    #: The other clients that are connected, without the one that sent this request; None from a server that is too
+    #: old to list them.
+    clients: tuple[ClientInfo, ...] | None = None
 
 
 class ShellSpec(Struct, frozen=True):

@@ -1,31 +1,44 @@
 """Holdfast for code without an event loop: the same `Sandbox`, `Process`, `Shell` and `exec_remote`, blocking.
 
-One thread runs one event loop for each `connect`; every call is handed to it and waited for. The methods here are
+One thread runs one event loop for each sandbox; every call is handed to it and waited for. The methods here are
 the asynchronous ones, wrapped: they take the same parameters and raise the same errors.
 
     with holdfast.sync.connect("local") as box:
         print(box.exec(["uname", "-a"]).stdout)
         for event in box.exec_remote(["make"]):
             ...
+
+In a notebook, where no block spans two cells: `box = holdfast.sync.connect("local")`, and `box.close()` at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from holdfast.client import exec_remote, process, sandbox, service, shell, terminal
+from holdfast.client import exec_remote, process, sandbox, service, shell, terminal, unified_exec
 from holdfast.client.collect import StreamTails
 from holdfast.client.defaults import StrPath
 from holdfast.config import ExecServerConfig
-from holdfast.errors import InternalError, InvalidRequest
+from holdfast.errors import HoldfastError, InternalError, InvalidParams, InvalidRequest
 from holdfast.model import (
     CommandEnded,
     OutputChunk,
@@ -39,7 +52,17 @@ from holdfast.model import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.bridge import agent_bridge
+    from holdfast.bridge.function_model import ModelFunction
+    from holdfast.bridge.limits import Spent
+    from holdfast.bridge.normal import Delta, ModelReply, ModelRequest
+    from holdfast.bridge.record import CallRecord
+    from holdfast.bridge.upstream import Upstream
     from holdfast.sandboxes.place import Place
+
+    #: A model that blocks: it runs in a thread for each request, and so does the iterator that it may return.
+    BlockingModelFunction = Callable[[ModelRequest], ModelReply | str | Iterable[Delta | str]]
+    BlockingModel = Upstream | ModelFunction | BlockingModelFunction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -458,14 +481,43 @@ class HostService(_Facade[service.HostService]):
     wait = _Blocking(service.HostService.wait)
 
 
-async def _read_in_threads(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+async def _read_in_threads(pieces: Iterable[T]) -> AsyncIterator[T]:
     iterator = iter(pieces)
     while (piece := await asyncio.to_thread(next, iterator, None)) is not None:
         yield piece
 
 
 class Sandbox(_Facade[sandbox.Sandbox]):
-    """`holdfast.Sandbox`, blocking. It may be used from several threads."""
+    """`holdfast.Sandbox`, blocking. It may be used from several threads.
+
+    `connect` and `create` make one. Leaving its `with` block, or `close`, closes it.
+    """
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        inner: sandbox.Sandbox,
+        way: AbstractAsyncContextManager[sandbox.Sandbox] | None = None,
+    ) -> None:
+        super().__init__(loop, inner)
+        self._way = way
+
+    def close(self) -> None:
+        """Close the connection, and remove what `create` made. Processes run on. Closing twice is no error."""
+        way, self._way = self._way, None
+        try:
+            if way is not None:
+                self._loop.run(way.__aexit__(None, None, None))
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     start = _Giving(sandbox.Sandbox.start, Process)
     process = _Giving(sandbox.Sandbox.process, Process)
@@ -556,7 +608,163 @@ class Sandbox(_Facade[sandbox.Sandbox]):
         return ExecRemoteProcess(self._loop, self._loop.run(begin()))
 
 
+class UnifiedExec(_Facade[unified_exec.UnifiedExec]):
+    """`holdfast.UnifiedExec`, blocking. Leaving its `with` block, or `close`, ends the sessions that still run.
+
+    `on_event` is called in the thread of the event loop: it must be short, and cannot use the sandbox.
+    """
+
+    def __init__(
+        self,
+        box: Sandbox,
+        on_event: Callable[[unified_exec.UnifiedExecEvent], None] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        max_sessions: int = unified_exec.MAX_SESSIONS,
+    ) -> None:
+        inner = unified_exec.UnifiedExec(box._inner, on_event, env=env, max_sessions=max_sessions)
+        super().__init__(box._loop, inner)
+
+    exec_command = _Blocking(unified_exec.UnifiedExec.exec_command)
+    write_stdin = _Blocking(unified_exec.UnifiedExec.write_stdin)
+    terminate = _Blocking(unified_exec.UnifiedExec.terminate)
+    close = _Blocking(unified_exec.UnifiedExec.aclose)
+
+    def sessions(self) -> dict[int, Process]:
+        """The sessions that are known, by their ids, each with its process."""
+
+        async def look() -> dict[int, process.Process]:
+            return self._inner.sessions()
+
+        return {id: Process(self._loop, each) for id, each in self._loop.run(look()).items()}
+
+    def __enter__(self) -> UnifiedExec:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# --- the model bridge ------------------------------------------------------------------------------------------
+
+
+class Bridge(_Facade["agent_bridge.Bridge"]):
+    """`holdfast.bridge.Bridge`, for code without an event loop."""
+
+    def __init__(self, loop: LoopThread, inner: agent_bridge.Bridge, held: asyncio.Task[None]) -> None:
+        super().__init__(loop, inner)
+        self._held = held
+
+    @property
+    def port(self) -> int:
+        """Where the proxy listens, inside the sandbox."""
+        return self._inner.port
+
+    @property
+    def url(self) -> str:
+        """Where the proxy listens, inside the sandbox."""
+        return self._inner.url
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables with which the providers' clients find the bridge: give them to the agent."""
+        return self._inner.env
+
+    @property
+    def calls(self) -> tuple[CallRecord, ...]:
+        """The latest calls that have ended, oldest first."""
+
+        async def look() -> tuple[CallRecord, ...]:
+            return tuple(self._inner.calls)
+
+        return self._loop.run(look())
+
+    @property
+    def spent(self) -> Spent:
+        """What all calls have taken so far."""
+
+        async def look() -> Spent:
+            return self._inner.spent
+
+        return self._loop.run(look())
+
+    @property
+    def failed(self) -> HoldfastError | None:
+        """Why the bridge has ended before its block: the proxy ended by itself, or the sandbox is lost."""
+        error = self._held.exception() if self._held.done() and not self._held.cancelled() else None
+        return error if isinstance(error, HoldfastError) else None
+
+
 @contextmanager
+def sandbox_agent_bridge(
+    box: Sandbox, model: BlockingModel | Mapping[str, BlockingModel], port: int | None = None, **options: Any
+) -> Iterator[Bridge]:
+    """Give the programs in `box` a model, for the length of a `with` block; see `holdfast.bridge`.
+
+    A function that is a model may be a plain one: it runs in a thread for each request and returns a reply, words
+    or an iterable of deltas. `on_call` is called in the thread of the event loop. A thread cannot be interrupted:
+    the error of a bridge that fails is raised when the block is left, and until then `failed` has it.
+    """
+    from holdfast.bridge import agent_bridge
+
+    models = {name: _blocking_model(each) for name, each in model.items()} if isinstance(model, Mapping) else None
+    chosen = _blocking_model(model) if models is None else models
+    where = agent_bridge.DEFAULT_PORT if port is None else port
+    leave = asyncio.Event()
+
+    async def hold(ready: asyncio.Future[agent_bridge.Bridge]) -> None:
+        async with agent_bridge.sandbox_agent_bridge(box._inner, chosen, where, **options) as opened:
+            ready.set_result(opened)
+            await leave.wait()
+
+    async def begin() -> Bridge:
+        ready: asyncio.Future[agent_bridge.Bridge] = asyncio.get_running_loop().create_future()
+        held = asyncio.create_task(hold(ready))
+        try:
+            await asyncio.wait((held, ready), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            held.cancel()
+            await asyncio.wait((held,))
+            raise
+        if not ready.done():
+            held.result()
+        return Bridge(box._loop, ready.result(), held)
+
+    async def end(held: asyncio.Task[None]) -> None:
+        leave.set()
+        await asyncio.wait((held,))
+        held.result()
+
+    bridge = box._loop.run(begin())
+    try:
+        yield bridge
+    finally:
+        box._loop.run(end(bridge._held))
+
+
+def _blocking_model(model: Any) -> Any:
+    """The model as the bridge takes it: a function in a thread, everything else as it is."""
+    from holdfast.bridge.normal import ModelReply
+
+    if not callable(model):
+        return model
+
+    async def answer(request: Any) -> Any:
+        given = await asyncio.to_thread(model, request)
+        if inspect.isawaitable(given):
+            given = await given
+        if isinstance(given, str | ModelReply | AsyncIterable) or not isinstance(given, Iterable):
+            return given
+        return _read_in_threads(given)
+
+    return answer
+
+
+# --- the ways to a sandbox -------------------------------------------------------------------------------------
+
+
 def connect(
     address: str | Sequence[str] | Place,
     *,
@@ -568,11 +776,10 @@ def connect(
     cwd: StrPath | None = None,
     env: Mapping[str, str] | None = None,
     **options: Any,
-) -> Iterator[Sandbox]:
-    """The sandbox at `address`, for the length of a `with` block; see `holdfast.connect`."""
-    loop = LoopThread()
-    try:
-        way = sandbox.connect(
+) -> Sandbox:
+    """The sandbox at `address`, until `close` or for the length of a `with` block; see `holdfast.connect`."""
+    return _opened(
+        sandbox.connect(
             address,
             token=token,
             config=config,
@@ -583,10 +790,25 @@ def connect(
             env=env,
             **options,
         )
-        box = loop.run(way.__aenter__())
-        try:
-            yield Sandbox(loop, box)
-        finally:
-            loop.run(way.__aexit__(None, None, None))
-    finally:
+    )
+
+
+def create(engine: Literal["docker", "podman"], image: str, **options: Any) -> Sandbox:
+    """A new container of `image`, and the sandbox in it, until `close` or for the length of a `with` block.
+
+    `options` are those of `holdfast.sandboxes.docker.create`.
+    """
+    from holdfast.sandboxes import containers
+
+    if engine not in ("docker", "podman"):
+        raise InvalidParams(f"engine {engine!r}: containers are made by docker and by podman")
+    return _opened(containers.create(image, engine=engine, **options))
+
+
+def _opened(way: AbstractAsyncContextManager[sandbox.Sandbox]) -> Sandbox:
+    loop = LoopThread()
+    try:
+        return Sandbox(loop, loop.run(way.__aenter__()), way)
+    except BaseException:
         loop.close()
+        raise

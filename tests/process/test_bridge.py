@@ -40,7 +40,6 @@ from holdfast.testing.fake_provider import FakeProvider, fake_provider
 from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
 from holdfast.testing.signalling import send_signal
 
-pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 
 #: An agent inside: one request of the body that is its argument, and what came back, as JSON.
@@ -258,6 +257,45 @@ async def test_two_bridges_in_one_sandbox_do_not_meet(box: Sandbox) -> None:
     texts = [json.loads(answer["body"])["choices"][0]["message"]["content"] for answer in answers]
     assert texts == ["hello from openai_chat", "the other"]
     assert (len(one.calls), len(two.calls)) == (1, 1)
+
+
+def test_a_bridge_without_an_event_loop(server: RunningServer) -> None:
+    """The model is a plain function, which runs in a thread and can use the sandbox."""
+
+    def model(request: ModelRequest) -> Iterator[str] | str:
+        if request.messages[-1].text == "hi":
+            return blocking.exec(["echo", "plain"]).stdout
+        return iter(("one ", "two"))
+
+    with holdfast.sync.connect(server.address("unix")) as blocking:
+        with holdfast.sync.sandbox_agent_bridge(blocking, {"*": model}, port=0) as bridge:
+            command = [sys.executable, "-c", AGENT, CHAT]
+            whole = blocking.exec([*command, chat("m")], env=bridge.env, timeout=60)
+            assert json.loads(json.loads(whole.stdout)["body"])["choices"][0]["message"]["content"] == "plain\n"
+            said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "more"}]})
+            pieces = blocking.exec([*command, said], env=bridge.env, timeout=60)
+            assert json.loads(json.loads(pieces.stdout)["body"])["choices"][0]["message"]["content"] == "one two"
+            assert ([call.status for call in bridge.calls], bridge.spent.requests) == ([200, 200], 2)
+            assert bridge.failed is None
+        assert [
+            each for each in blocking.processes() if "model_proxy" in each.info.argv and each.info.running
+        ] == []
+
+
+def test_a_bridge_without_an_event_loop_that_fails_is_raised_at_the_end(server: RunningServer) -> None:
+    def work(blocking: holdfast.sync.Sandbox) -> None:
+        with holdfast.sync.sandbox_agent_bridge(blocking, greet, port=0) as bridge:
+            (proxy,) = (
+                each for each in blocking.processes() if "model_proxy" in each.info.argv and each.info.running
+            )
+            proxy.signal("KILL")
+            with pytest.raises(ProcessError, match="ended by itself"):
+                blocking._loop.run(asyncio.wait_for(asyncio.shield(bridge._held), 60))
+            assert isinstance(bridge.failed, ProcessError)
+
+    ended = pytest.raises(ProcessError, match="model proxy ended by itself with exit code 137")
+    with holdfast.sync.connect(server.address("unix")) as blocking, ended:
+        work(blocking)
 
 
 # --- functions ---------------------------------------------------------------------------------------------------

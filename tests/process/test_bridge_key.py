@@ -20,7 +20,6 @@ from holdfast.testing.fake_provider import fake_provider
 from holdfast.testing.searching import files_under, finds, memory_of, proc_files
 from holdfast.testing.servers import RunningServer, marked_processes, running_server
 
-pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 
 #: Asks for everything that could bring the key in: an answer, a stream, and errors that echo what was sent.

@@ -14,7 +14,6 @@ from holdfast.cli.bridge import agent_environment
 from holdfast.testing.fake_provider import FakeProvider, fake_provider
 from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
 
-pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 
 KEY = "sk-of-the-host-0123456789"

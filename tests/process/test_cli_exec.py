@@ -46,7 +46,7 @@ def call() -> Iterator[Exec]:
     directory = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
     made = Exec(directory)
     yield made
-    argv = [*made.argv, "stop", "--grace", "0"]
+    argv = [*made.argv, "stop", "--grace", "0", "--force"]
     stopped = subprocess.run(argv, env=made.environment, capture_output=True, timeout=60)
     assert stopped.returncode in (0, 3), stopped.stderr
     shutil.rmtree(directory)

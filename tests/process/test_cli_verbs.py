@@ -70,7 +70,7 @@ def holdfast() -> Iterator[Holdfast]:
     directory = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
     command = Holdfast(directory)
     yield command
-    stopped = command("stop", "--grace", "0")
+    stopped = command("stop", "--grace", "0", "--force")
     assert stopped.returncode in (0, 3), stopped.stderr
     shutil.rmtree(directory)
 
@@ -433,11 +433,85 @@ def test_status_tells_and_stop_leaves_nobody_behind(holdfast: Holdfast) -> None:
     # A pidfd tells the end itself; the pid stays for as long as its parent does not reap it.
     watched = [os.pidfd_open(pid) for pid in (status["pid"], info["pid"])]
     stopped = holdfast("stop", "--grace", "1")
-    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (0, b"", b"")
+    listed = b"KIND     ID   COMMAND\nprocess  job  sleep 1000\n"
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (0, listed, b"")
     assert select.select(watched, [], [], 0)[0] == watched
     for fd in watched:
         os.close(fd)
     assert holdfast("status").returncode == 3
+
+
+def test_stop_refuses_while_another_client_is_connected(holdfast: Holdfast) -> None:
+    """It lists what would end and names the client; with --force it ends both."""
+    with holdfast.start("run", "--id", "job", "--", "sh", "-c", "echo ready; exec sleep 1000") as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        refused = holdfast("stop")
+        assert refused.returncode == 1
+        assert b"process  job  sh -c 'echo ready; exec sleep 1000'\n" in refused.stdout
+        client = f"holdfast-cli (pid {other.pid}, 1 process)"
+        assert f"another client is connected to the server, pid {holdfast.json('status')['pid']}: {client}" in (
+            refused.stderr.decode()
+        )
+        assert b"--force" in refused.stderr
+        status = holdfast.json("status")
+        assert status["clients"] == [{"name": "holdfast-cli", "pid": other.pid, "processes": 1, "shells": 0}]
+        told = json.loads(holdfast("stop", "--json").stdout)
+        assert (told["stopped"], told["clients"]) == (False, status["clients"])
+        assert [each["id"] for each in told["ends"]] == ["job"]
+        assert holdfast("stop", "--force").returncode == 0
+        other.communicate(timeout=60)
+    assert holdfast("status").returncode == 3
+
+
+def test_status_and_stop_are_about_the_sandbox_that_is_named(holdfast: Holdfast) -> None:
+    """As the other verbs take it: by the option, and by the environment."""
+    holdfast("run", "--detach", "--id", "here", "--", "sleep", "1000")
+    read, write = os.pipe()
+    path = f"{holdfast.directory}/other.sock"
+    other = holdfast.start("serve", "--listen", f"unix:{path}", "--ready-fd", str(write), pass_fds=(write,))
+    os.close(write)
+    with open(read) as ready:
+        pid = json.loads(ready.readline())["pid"]
+    assert holdfast.json("status", "--sandbox", f"unix:{path}")["pid"] == pid
+    local = holdfast.json("status")["pid"]
+    assert local != pid
+    holdfast.environment["HOLDFAST_SANDBOX"] = f"unix:{path}"
+    assert holdfast.json("status")["pid"] == pid
+    assert json.loads(holdfast("stop", "--json").stdout) == {"pid": pid, "stopped": True}
+    other.communicate(timeout=60)
+    assert holdfast("stop").returncode == 3
+    del holdfast.environment["HOLDFAST_SANDBOX"]
+    assert holdfast.json("status")["pid"] == local
+
+
+@pytest.mark.parametrize("address", ["inprocess", "bwrap:/tmp", "stdio:cat"])
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_an_address_without_a_server_of_its_own_is_refused(holdfast: Holdfast, verb: str, address: str) -> None:
+    done = holdfast(verb, "--sandbox", address)
+    assert done.returncode == 1
+    assert f"{address}: has no server of its own" in done.stderr.decode()
+
+
+def test_a_server_at_a_websocket_is_looked_at_and_stopped(holdfast: Holdfast) -> None:
+    read, write = os.pipe()
+    argv = ("serve", "--listen", "ws://127.0.0.1:0", "--no-auth", "--ready-fd", str(write))
+    server = holdfast.start(*argv, pass_fds=(write,))
+    os.close(write)
+    with open(read) as ready:
+        told = json.loads(ready.readline())
+    (address,) = told["listening"]
+    assert holdfast.json("status", "--sandbox", address)["pid"] == told["pid"]
+    with holdfast.start("run", "--sandbox", address, "--", "sh", "-c", "echo ready; exec sleep 1000") as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        refused = holdfast("stop", "--sandbox", address)
+        assert (refused.returncode, b"another client is connected" in refused.stderr) == (1, True)
+        other.send_signal(signal.SIGINT)
+        other.communicate(timeout=60)
+    stopped = json.loads(holdfast("stop", "--sandbox", address, "--json").stdout)
+    assert stopped == {"pid": told["pid"], "stopped": True}
+    server.communicate(timeout=60)
 
 
 def test_stop_ends_a_server_that_does_not_understand_us(holdfast: Holdfast) -> None:

@@ -125,7 +125,7 @@ def own_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     before = os.environ.get("HOLDFAST_DIRECTORY")
     os.environ["HOLDFAST_DIRECTORY"] = directory
     yield directory
-    stop = [sys.executable, "-m", "holdfast", "stop", "--grace", "0"]
+    stop = [sys.executable, "-m", "holdfast", "stop", "--grace", "0", "--force"]
     stopped = subprocess.run(stop, env=server_environment(), capture_output=True, timeout=60)
     if before is None:
         del os.environ["HOLDFAST_DIRECTORY"]

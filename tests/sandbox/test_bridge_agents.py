@@ -29,8 +29,6 @@ from holdfast.sandboxes.bundle import Bundle
 
 from .real_agents import AGENTS, NODE, require_agents
 
-pytest.importorskip("h11", reason="the bundle has no h11 for the model proxy: install holdfast[bridge]")
-
 #: Not that of a virtual environment, which is not in the jail.
 PYTHON = os.path.realpath(sys.executable)
 AGENT = """

@@ -34,7 +34,6 @@ from holdfast.testing.servers import server_environment
 
 from .scripted_model import NAMES, ScriptedModel
 
-pytest.importorskip("h11", reason="the bundle has no h11 for the model proxy: install holdfast[bridge]")
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 
 PATIENCE = 120.0

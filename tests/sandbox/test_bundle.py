@@ -216,9 +216,9 @@ def test_status_and_stop_are_there(place: Place) -> None:
     pid = place.call("environment/status")["pid"]
     told = place.holdfast("status", "--json")
     assert (told.returncode, json.loads(told.stdout)["pid"]) == (0, pid)
-    refused = place.holdfast("stop", "--grace", "1")
-    assert (refused.returncode, b"takes no '--grace' here" in refused.stderr) == (2, True)
-    stopped = place.holdfast("stop")
+    refused = place.holdfast("stop", "--sandbox", "local")
+    assert (refused.returncode, b"takes no '--sandbox' here" in refused.stderr) == (2, True)
+    stopped = place.holdfast("stop", "--grace", "1")
     assert (stopped.returncode, json.loads(stopped.stdout)) == (0, {"pid": pid, "stopped": True})
     assert place.holdfast("stop").returncode == 3
 

@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import ExecRemoteProcess, OutputChunk, Sandbox, StdoutChunk
+from holdfast.bridge import ModelRequest, sandbox_agent_bridge
 from holdfast.errors import (
     CommandNotFound,
     ConnectionLost,
@@ -89,6 +90,34 @@ async def kill_in_mid_stream(docker: ContainerEngine, container: str) -> None:
         await killed
         with pytest.raises(SandboxGone, match=container):
             await box.exec(["true"])
+
+
+async def test_a_container_that_is_killed_under_a_bridge(docker: ContainerEngine) -> None:
+    """The pending command fails as it does without a bridge, and no cancellation reaches the caller."""
+
+    async def model(request: ModelRequest) -> str:
+        return "hello"
+
+    with made(docker) as name:
+        async with connected(name) as box:
+            waiting = await box.start(["sh", "-c", "mkfifo /begun; echo made; read line </begun; echo begun"])
+            await waiting.wait_for_output("made")
+
+            async def kill_once_begun() -> None:
+                await waiting.wait_for_output("begun")
+                await asyncio.to_thread(docker, "kill", name)
+
+            async def work() -> None:
+                async with sandbox_agent_bridge(box, model, port=0):
+                    await box.exec(["sh", "-c", "echo line >/begun; exec sleep 1000"])
+
+            killing = asyncio.ensure_future(kill_once_begun())
+            with pytest.raises(SandboxGone, match=f"docker:{name}: the container does not run"):
+                await work()
+            await killing
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
 
 
 @in_full

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
+import holdfast.sync
 from holdfast.errors import InvalidParams, SandboxError, SandboxGone
 from holdfast.sandboxes import containers
 from holdfast.sandboxes.addresses import place_at
@@ -174,3 +177,57 @@ async def walk_through(container: str) -> None:
     # One server did all of it, and had nothing to say.
     assert len(hand.sh("pgrep -f 'holdfast serve' || true").split()) <= 2
     assert hand.sh(f"cat {log}") == ""
+
+
+# --- the verbs about its server --------------------------------------------------------------------------------
+
+
+def verb(directory: str, *arguments: str, sandbox: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A verb of the command line; `directory` is that of this machine's server, which is to be left alone."""
+    environment = {**os.environ, "HOLDFAST_DIRECTORY": directory}
+    environment.pop("HOLDFAST_SANDBOX", None)
+    if sandbox is not None:
+        environment["HOLDFAST_SANDBOX"] = sandbox
+    argv = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+
+
+async def test_status_and_stop_are_about_the_server_in_a_container(
+    docker: ContainerEngine, own_directory: str
+) -> None:
+    name = docker.container("hf-busybox")
+    try:
+        address = f"docker:{name}"
+        local = json.loads(verb(own_directory, "exec", '{"id": 1, "method": "environment/status"}').stdout)
+        for arguments in (("status",), ("stop",)):
+            none = verb(own_directory, *arguments, sandbox=address)
+            assert (none.returncode, none.stderr) == (3, f"holdfast: no server runs in {address}\n")
+        async with holdfast.connect(address) as box:
+            await box.start(["sleep", "1000"], id="job")
+            inside = await box.status()
+            looked = await asyncio.to_thread(verb, own_directory, "status", "--sandbox", address, "--json")
+            told = json.loads(looked.stdout)
+            assert (told["pid"], [each["name"] for each in told["clients"]]) == (inside.pid, ["holdfast-python"])
+            refused = await asyncio.to_thread(verb, own_directory, "stop", sandbox=address)
+            assert (refused.returncode, "another client is connected" in refused.stderr) == (1, True), refused
+            assert "job  sleep 1000" in refused.stdout
+        stopped = verb(own_directory, "stop", "--grace", "0", "--json", sandbox=address)
+        ended = [{"kind": "process", "id": "job", "command": "sleep 1000"}]
+        assert json.loads(stopped.stdout) == {"pid": inside.pid, "stopped": True, "ended": ended}, stopped.stderr
+        assert verb(own_directory, "status", sandbox=address).returncode == 3
+        here = json.loads(verb(own_directory, "status", "--json").stdout)
+        assert here["pid"] == local["result"]["pid"]
+    finally:
+        docker.remove(name)
+
+
+def test_a_new_container_without_an_event_loop(docker: ContainerEngine, own_directory: str) -> None:
+    """Removed by `close`. Its server is found where `create` put it."""
+    box = holdfast.sync.create("docker", image="hf-busybox", name="hf-sync-made")
+    try:
+        assert box.exec(["hostname"]).returncode == 0
+        told = verb(own_directory, "status", "--sandbox", "docker:hf-sync-made", "--json")
+        assert json.loads(told.stdout)["pid"] == box.status().pid
+    finally:
+        box.close()
+    assert "hf-sync-made" not in docker("ps", "--all")

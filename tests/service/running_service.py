@@ -147,7 +147,7 @@ def new_place() -> Iterator[Place]:
     try:
         yield place
     finally:
-        place.verb("stop")
+        place.verb("stop", "--force")
         shutil.rmtree(directory, ignore_errors=True)
 
 

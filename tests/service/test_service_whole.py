@@ -135,6 +135,17 @@ def test_happy_path_over_grpc(agent: Client) -> None:
     assert "1 command" in closed.summary
 
 
+def test_stop_does_not_end_the_sessions_of_a_service(service: RunningService, agent: Client) -> None:
+    session_id = agent.create()
+    refused = service.place.holdfast("stop")
+    assert refused.returncode == 1
+    assert f"holdfast-service (pid {service.process.pid}" in refused.stderr
+    assert "nothing was stopped" in refused.stderr
+    done = agent.call("RunCommand", pb.RunCommandRequest(session_id=session_id, command="echo $((6*7))"))
+    assert done.stdout == b"42\r\n"
+    agent.call("CloseSession", pb.CloseSessionRequest(session_id=session_id))
+
+
 def test_a_command_under_ask_waits_for_an_operator(agent: Client, operator: Client) -> None:
     session_id = agent.create()
     agent.run(session_id, "touch file")

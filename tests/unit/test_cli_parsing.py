@@ -37,6 +37,9 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "code", "named"),
     [
         (["fly"], 2, "'fly'"),
+        (["kil"], 2, "no verb 'kil'; did you mean `holdfast kill`?"),
+        (["exec", "ls"], 2, "holdfast run -- ls"),
+        (["exec", "ls", "-l", "a b"], 2, "holdfast run -- ls -l 'a b'"),
         (["ps", "--colour"], 2, "--colour"),
         (["run"], 125, "CMD"),
         (["run", "--timeout", "soon", "true"], 125, "--timeout"),

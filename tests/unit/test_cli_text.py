@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given, strategies as st
+from rich.console import Console
 
 from holdfast.cli.doctor import examine
 from holdfast.cli.logs import as_object
 from holdfast.cli.own_terminal import DetachKey
 from holdfast.cli.ps import HEADER, rows
-from holdfast.cli.text import age, amount, columns
+from holdfast.cli.text import age, amount, columns, one_line, rich_table
 from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessInfo
 
 
@@ -59,6 +62,40 @@ def test_ps_rows_tell_what_runs_what_closes_and_with_all_what_ended() -> None:
         ("late", "7", "running", "1m 00s", "-", "1.0 KiB", "sh -c 'a b'"),
     ]
     assert [row[:3] for row in rows(processes, all=True, now=220.0)][1] == ("gone", "7", "ended")
+
+
+def test_ps_rows_leave_holdfasts_own_proxies_out() -> None:
+    own = ("python3", "-m", "holdfast")
+    processes = (
+        _info("proxy", argv=(*own, "model_proxy")),
+        _info("network", argv=(*own, "egress", "--socket", "/s")),
+        _info("theirs", argv=("other", "model_proxy")),
+        _info("served", argv=(*own, "serve")),
+    )
+    assert [row[0] for row in rows(processes, all=False, now=100.0, holdfast=own)] == ["served", "theirs"]
+    assert len(rows(processes, all=True, now=100.0, holdfast=own)) == 4
+    assert len(rows(processes, all=False, now=100.0)) == 4
+
+
+def test_a_cell_is_one_line_however_many_its_text_has() -> None:
+    assert one_line("a\nb\x1b[31m\tc\udc80 é") == "a\\nb\\x1b[31m\\tc\\udc80 é"
+    assert columns(("A", "B"), [("x", "1\n2")]) == "A  B\nx  1\\n2\n"
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_a_table_on_a_terminal_has_one_line_a_row_and_its_ids_whole(width: int) -> None:
+    """Whatever the commands are; the last column is cut to the width where there is room for it."""
+    id = "exec-0123456789ab-of-a-long-name"
+    table = rich_table(("ID", "COMMAND"), [(id, "sh -c 'one\ntwo' " + "x" * 300), ("b", "[bold]")], width)
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(table, crop=False)
+    assert isinstance(console.file, io.StringIO)
+    header, _, first, second = console.file.getvalue().splitlines()
+    assert header.split() == ["ID", "COMMAND"]
+    assert first.startswith(f"{id}  sh -c ")
+    assert first.endswith("…") == (width < 300)
+    assert len(first) == max(width, len(id) + 2 + len("COMMAND"))
+    assert second.split() == ["b", "[bold]"]
 
 
 def test_detach_key_is_found_however_the_bytes_are_cut() -> None:

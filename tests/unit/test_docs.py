@@ -19,6 +19,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import msgspec
@@ -232,6 +233,21 @@ def test_every_dependency_has_its_reason() -> None:
     ]
     names = {re.split(r"[\[<>=!~ ]", requirement)[0] for requirement in wanted} - {"holdfast"}
     assert names == set(rows((DOCS / "dependencies.md").read_text())) & names
+
+
+def test_the_bridge_with_a_function_needs_no_extra() -> None:
+    """The README's example runs after the README's installation: its host's side, and the proxy inside."""
+    base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    installed = {"holdfast", *(re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in base)}
+    absent = dict.fromkeys(set(packages_distributions()) - installed - sys.stdlib_module_names)
+    # None in `sys.modules` makes an import fail as that of a package that is not installed.
+    code = f"""
+import sys
+sys.modules.update({absent!r})
+import holdfast.bridge.agent_bridge, holdfast.bridge.function_model, holdfast.model_proxy, holdfast.egress
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # --- pages -----------------------------------------------------------------------------------------------------

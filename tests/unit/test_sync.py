@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import holdfast.sync
-from holdfast.client import exec_remote, process, sandbox, shell
+from holdfast.bridge import agent_bridge
+from holdfast.client import exec_remote, process, sandbox, shell, unified_exec
 from holdfast.client.exec_remote import Completed, StdoutChunk
 from holdfast.errors import CommandNotFound, InvalidRequest, ShellClosed, TimeoutError, UnknownShell
 from holdfast.model import Closed, CommandEnded, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent
@@ -245,6 +246,39 @@ def test_a_closed_sandbox_says_so_and_its_thread_is_gone() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-sync"]
 
 
+def test_a_sandbox_without_a_block_is_closed_by_hand() -> None:
+    """As in a notebook, where no block spans two cells."""
+    box = holdfast.sync.connect("inprocess")
+    assert box.exec(["echo", "x"]).stdout == "x\n"
+    running = box.start(["sleep", "1000"])
+    box.close()
+    box.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        running.wait()
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-sync"]
+
+
+def test_the_two_tool_calls_of_a_model() -> None:
+    seen: list[str] = []
+    with holdfast.sync.connect("inprocess") as box:
+        with holdfast.sync.UnifiedExec(box, on_event=lambda event: seen.append(type(event).__name__)) as tools:
+            assert tools.exec_command(["echo", "x"], yield_time_ms=30_000).exit_code == 0
+            first = tools.exec_command(["cat"], tty=True, yield_time_ms=250)
+            assert first.session_id is not None
+            (running,) = tools.sessions().values()
+            assert tools.write_stdin(first.session_id, "hello\n", yield_time_ms=250).session_id == first.session_id
+            running.wait_for_output("hello", timeout=60)
+            tools.terminate(first.session_id)
+        assert running.wait(timeout=60).signal == "SIGTERM"
+    assert seen[:3] == ["ExecCommandBegin", "ExecCommandOutputDelta", "ExecCommandEnd"]
+
+
+def test_an_engine_that_makes_no_containers_is_named() -> None:
+    with pytest.raises(holdfast.CallerError, match="'vm'"):
+        holdfast.sync.create("vm", image="debian:12")  # type: ignore[arg-type]
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-sync"]
+
+
 def test_an_error_at_connect_leaves_no_thread() -> None:
     with pytest.raises(holdfast.CallerError), holdfast.sync.connect("nonsense"):
         raise AssertionError("connected")
@@ -258,6 +292,8 @@ def test_an_error_at_connect_leaves_no_thread() -> None:
         (holdfast.sync.Shell, shell.Shell),
         (holdfast.sync.Sandbox, sandbox.Sandbox),
         (holdfast.sync.ExecRemoteProcess, exec_remote.ExecRemoteProcess),
+        (holdfast.sync.UnifiedExec, unified_exec.UnifiedExec),
+        (holdfast.sync.Bridge, agent_bridge.Bridge),
     ],
 )
 def test_nothing_public_is_missing_from_the_facade(blocking: type, original: type) -> None:

@@ -48,6 +48,12 @@ _HOMES: Final = {
     "upstream": ("Upstream",),
 }
 
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 def __getattr__(name: str) -> Any:
     import importlib

@@ -183,40 +183,50 @@ async def _failing_with(*watched: asyncio.Task[None]) -> AsyncIterator[None]:
     assert owner is not None
     failed: list[asyncio.Task[None]] = []
     before = owner.cancelling()
+    left = False
 
     def fail(task: asyncio.Task[None]) -> None:
+        _error_of(task)  # retrieved, or the loop would log it
+        # `remove_done_callback` does not reach a callback that is queued in the loop: when one event ends the block
+        # and a watched task, this can run after the block, and a cancellation would hit the caller.
+        if left:
+            return
         if not failed:
             owner.cancel()
         failed.append(task)
-        _error_of(task)  # looked at, so that the loop does not complain of the second
 
     for task in watched:
         task.add_done_callback(fail)
     try:
-        yield
+        try:
+            yield
+        finally:
+            left = True
+            for task in watched:
+                task.remove_done_callback(fail)
     except asyncio.CancelledError:
         if not failed or owner.uncancel() > before:
-            raise  # it is somebody else's, too
+            raise  # the caller's cancellation
         raise _error_of(failed[0]) from None
     except Exception as error:
         if not failed:
             raise
-        await _absorb_cancellation(owner)
+        await _withdraw_cancellation(owner, before)
         raise _error_of(failed[0]) from error
     else:
         if failed:
-            await _absorb_cancellation(owner)
+            await _withdraw_cancellation(owner, before)
             raise _error_of(failed[0])
-    finally:
-        for task in watched:
-            task.remove_done_callback(fail)
 
 
-async def _absorb_cancellation(owner: asyncio.Task[object]) -> None:
-    """Our cancellation is on its way, and must not meet whatever comes after the block."""
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(0)
+async def _withdraw_cancellation(owner: asyncio.Task[object], before: int) -> None:
+    """Take our cancellation back: the block has swallowed it, or has requested it again, as a TaskGroup does."""
     owner.uncancel()
+    try:
+        await asyncio.sleep(0)  # the next await receives a cancellation that is still pending
+    except asyncio.CancelledError:
+        if owner.cancelling() > before:
+            raise  # the caller's cancellation
 
 
 def _error_of(task: asyncio.Task[None]) -> HoldfastError:

@@ -51,7 +51,7 @@ def command(as_json: JsonOption = False) -> int:
     if as_json:
         print(msgspec.json.encode(findings).decode())
     else:
-        show_table(HEADER, [(f.name, f.state, f.found, f.means) for f in findings])
+        show_table(HEADER, [(f.name, f.state, f.found, f.means) for f in findings], wrap=True)
     return 0
 
 

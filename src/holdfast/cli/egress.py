@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         from holdfast import egress
         from holdfast.egress_rules import Rules
     except ModuleNotFoundError as error:
-        return _trouble(f"egress needs {error.name}, which is not installed here; install holdfast[bridge]")
+        return _trouble(f"egress needs {error.name}, which is not installed here; install h11")
     try:
         asyncio.run(egress.run(path, Rules(patterns)))
     except HoldfastError as error:

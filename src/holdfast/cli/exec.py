@@ -16,6 +16,7 @@ _USAGE = """usage: holdfast exec ['JSON']
 Send one JSON-RPC request, the argument or what stdin holds, to this machine's server, which is started when needed,
 and print the reply line. The handshake is done for you.
 Exit code: 0 for a result, 1 for an error reply, 2 for wrong usage or trouble on the way.
+To run a command: holdfast run -- CMD...
 """
 
 
@@ -23,6 +24,11 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(_USAGE)
         return 0
+    if arguments and arguments[0].strip() and arguments[0].lstrip()[0] not in "{[":
+        # A command, as `docker exec` takes it. Even malformed, a request begins otherwise.
+        from shlex import join
+
+        return _trouble(f"exec sends a JSON-RPC request; to run a command: holdfast run -- {join(arguments)}")
     if len(arguments) > 1:
         return _trouble(f"exec takes one request, not {len(arguments)} arguments")
     try:

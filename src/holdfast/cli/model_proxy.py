@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     try:
         from holdfast import model_proxy
     except ModuleNotFoundError as error:
-        return _trouble(f"model_proxy needs {error.name}, which is not installed here; install holdfast[bridge]")
+        return _trouble(f"model_proxy needs {error.name}, which is not installed here; install h11")
     try:
         settings = model_proxy.settings_from(os.environ)
         asyncio.run(model_proxy.run(settings, os.environ.get("HOLDFAST_SOCKET") or socket_path(), _announce))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import typer
 
+from holdfast.cli.running_server import is_helper
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
 from holdfast.cli.text import age, amount, on_terminal, rich_table, show_table
 from holdfast.cli.typed_verb import run_async
@@ -29,18 +30,24 @@ class _Seen(NamedTuple):
 
     processes: tuple[ProcessInfo, ...] = ()
     terminals: Mapping[str, TerminalStatus] = MappingProxyType({})
+    #: The server's own command, by which the processes that Holdfast runs for itself are known.
+    holdfast: tuple[str, ...] = ()
 
 
 def command(
     sandbox: SandboxOption = LOCAL,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Also those that ended and are kept.")] = False,
+    all: Annotated[
+        bool, typer.Option("--all", "-a", help="Also those that ended and are kept, and Holdfast's own.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow them until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """List processes.
 
     STATE is running, closing (the process ended, something that it started still holds its output) or ended; of a
-    terminal that knows its prompt, idle or busy. --json prints one array; with --watch one array a line.
+    terminal that knows its prompt, idle or busy. Proxies that Holdfast runs for a bridge or for a session's network
+    are listed with --all and in JSON, there with "internal": true. --json prints one array; with --watch one array
+    a line.
     """
     if sandbox == LOCAL and not watch and not is_running():
         # No server, no processes: looking must not start one.
@@ -51,31 +58,31 @@ def command(
 
 async def _ps(sandbox: str, all: bool, watch: bool, as_json: bool) -> int:
     async with open_exec(sandbox) as api:
+        holdfast = (await api.info()).holdfast
         if watch and on_terminal() and not as_json:
-            await _live(api, all)
+            await _live(api, all, holdfast)
         else:
-            _show(await _look(api), all, as_json)
+            _show(await _look(api, holdfast), all, as_json)
             while watch:
                 await asyncio.sleep(_REFRESH_SECONDS)
-                _show(await _look(api), all, as_json)
+                _show(await _look(api, holdfast), all, as_json)
     return 0
 
 
-async def _live(api: ExecApi, all: bool) -> None:
+async def _live(api: ExecApi, all: bool, holdfast: tuple[str, ...]) -> None:
     from rich.live import Live
 
     with Live(auto_refresh=False, screen=True) as live:
         while True:
-            seen = await _look(api)
-            table = rows(seen.processes, all=all, now=time.time(), terminals=seen.terminals)
-            live.update(rich_table(HEADER, table), refresh=True)
+            table = _table(await _look(api, holdfast), all)
+            live.update(rich_table(HEADER, table, live.console.width), refresh=True)
             await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _look(api: ExecApi) -> _Seen:
+async def _look(api: ExecApi, holdfast: tuple[str, ...]) -> _Seen:
     processes, terminals = await asyncio.gather(api.list(), api.list_terminals())
     by_id = {status.terminal_id: status for status in terminals}
-    return _Seen(tuple(_as_asked(info, by_id.get(info.process_id)) for info in processes), by_id)
+    return _Seen(tuple(_as_asked(info, by_id.get(info.process_id)) for info in processes), by_id, holdfast)
 
 
 def _as_asked(info: ProcessInfo, terminal: TerminalStatus | None) -> ProcessInfo:
@@ -89,13 +96,18 @@ def _show(seen: _Seen, all: bool, as_json: bool) -> None:
             msgspec.json.encode([_object(seen, info) for info in _chosen(seen.processes, all)]).decode(), flush=True
         )
     else:
-        show_table(HEADER, rows(seen.processes, all=all, now=time.time(), terminals=seen.terminals))
+        show_table(HEADER, _table(seen, all))
+
+
+def _table(seen: _Seen, all: bool) -> list[tuple[str, ...]]:
+    return rows(seen.processes, all=all, now=time.time(), terminals=seen.terminals, holdfast=seen.holdfast)
 
 
 def _object(seen: _Seen, info: ProcessInfo) -> dict[str, Any]:
     terminal = seen.terminals.get(info.process_id)
     more = {} if terminal is None else {"terminalState": terminal.state}
-    return {**msgspec.to_builtins(info), **more}
+    internal = {"internal": True} if is_helper(info.argv, seen.holdfast) else {}
+    return {**msgspec.to_builtins(info), **more, **internal}
 
 
 def _chosen(processes: tuple[ProcessInfo, ...], all: bool) -> list[ProcessInfo]:
@@ -115,6 +127,7 @@ def rows(
     all: bool,
     now: float,
     terminals: Mapping[str, TerminalStatus] = MappingProxyType({}),
+    holdfast: tuple[str, ...] = (),
 ) -> list[tuple[str, ...]]:
     """The cells of the table, oldest process first."""
     return [
@@ -128,4 +141,5 @@ def rows(
             shlex.join(info.argv),
         )
         for info in _chosen(processes, all)
+        if all or not is_helper(info.argv, holdfast)
     ]

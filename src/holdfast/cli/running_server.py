@@ -1,6 +1,7 @@
-"""Who serves at a Unix socket: the pid that the kernel tells, and the version that the server tells.
+"""The server at a Unix socket: its pid, its version, and which of its processes are Holdfast's own.
 
-For verbs that refuse to get in its way, or end it. Standard library only; touches one connection.
+For verbs that refuse to get in its way, list its processes, or end it. Standard library only; touches one
+connection.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ import struct
 
 from holdfast.cli import stateless
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 #: A server that is stopped, or being started again, is named by its pid alone.
 _ANSWER_SECONDS = 1.0
+#: Verbs that the bridge and the session service start in a sandbox.
+_HELPERS = (("model_proxy",), ("egress",))
 
 
 def who_serves(path: str) -> str | None:
@@ -28,6 +35,15 @@ def who_serves(path: str) -> str | None:
         except (OSError, stateless.Refused):
             return f"pid {pid}, of unknown version"
     return f"pid {status.get('pid', pid)}, version {status.get('version', 'unknown')}"
+
+
+def is_helper(argv: Sequence[str], holdfast: Sequence[str]) -> bool:
+    """Whether a process is one that Holdfast runs for itself: a proxy of a bridge or of a session's network.
+
+    `holdfast` is the server's own command for the verbs (`EnvironmentInfo.holdfast`).
+    """
+    length = len(holdfast)
+    return bool(length) and tuple(argv[:length]) == tuple(holdfast) and tuple(argv[length:])[:1] in _HELPERS
 
 
 def listener_of(connection: socket.socket) -> int:

@@ -14,6 +14,8 @@ import typer
 from holdfast.exec_api import ExecApi
 
 LOCAL: Final = "local"
+#: As the verbs name themselves to a server.
+CLIENT_NAME: Final = "holdfast-cli"
 
 SandboxOption = Annotated[
     str,
@@ -31,10 +33,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 @asynccontextmanager
 async def open_exec(address: str) -> AsyncIterator[ExecApi]:
     """The processes of the sandbox at `address`; `local` starts this machine's server if none runs."""
-    from holdfast.client.sandbox import connect
+    from holdfast.client.sandbox import open_exec as open_api
 
-    async with connect(address) as box:
-        yield box.api
+    api = await open_api(address, client_name=CLIENT_NAME)
+    try:
+        yield api
+    finally:
+        await api.aclose()
 
 
 def is_this_machine(address: str) -> bool:

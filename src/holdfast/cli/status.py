@@ -1,37 +1,44 @@
-"""`holdfast status`: how this machine's server is, without starting one."""
+"""`holdfast status`: how a server is, this machine's or that of a sandbox, without starting one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
 from holdfast.cli import stateless
 from holdfast.cli.exit_codes import NO_SERVER
-from holdfast.cli.sandbox_option import JsonOption
+from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption
+from holdfast.cli.server_at import called, is_websocket, run_inside, socket_at
 from holdfast.cli.text import age, amount
-from holdfast.cli.typed_verb import complain
-from holdfast.errors import HandshakeFailed, error_from_wire
-from holdfast.local_server import connect_running, log_path, socket_path
+from holdfast.cli.typed_verb import complain, run_async
+from holdfast.errors import HandshakeFailed, SandboxError, error_from_wire
+from holdfast.local_server import connect_at, log_path, socket_path
 from holdfast.model import ServerStatus
 from holdfast.waiting_keeper import find
 
 
-def command(as_json: JsonOption = False) -> int:
-    """Tell how this machine's server is; exit code 3 if none runs."""
-    status = ask()
+def command(sandbox: SandboxOption = LOCAL, as_json: JsonOption = False) -> int:
+    """Tell how this machine's server is, or that of --sandbox; exit code 3 if none runs."""
+    path = socket_at(sandbox)
+    if path is not None:
+        status = ask(path)
+    else:
+        status = run_async(_ask_called(sandbox) if is_websocket(sandbox) else _ask_inside(sandbox))
     if status is None:
-        _tell_absence(as_json)
+        _tell_absence(path, sandbox, as_json)
         return NO_SERVER
     if as_json:
         print(msgspec.json.encode({"running": True, **msgspec.to_builtins(status)}).decode())
         return 0
-    for name, value in _rows(status):
+    for name, value in _rows(status, is_here=sandbox == LOCAL):
         print(f"{name:<12} {value}")
     return 0
 
 
-def ask() -> ServerStatus | None:
-    """What the server says of itself; None if none runs."""
-    connection = connect_running()
+def ask(path: str) -> ServerStatus | None:
+    """What the server that listens at `path` says of itself; None if none runs."""
+    connection = connect_at(path)
     if connection is None:
         return None
     with connection:
@@ -45,22 +52,38 @@ def ask() -> ServerStatus | None:
     return msgspec.convert(reply.message["result"], ServerStatus)
 
 
-def _tell_absence(as_json: bool) -> None:
-    waiting = find(socket_path())
+async def _ask_called(sandbox: str) -> ServerStatus:
+    async with called(sandbox) as api:
+        return await api.status()
+
+
+async def _ask_inside(sandbox: str) -> ServerStatus | None:
+    done = await run_inside(sandbox, ["status", "--json"])
+    if done is None or done.exit_code == NO_SERVER:
+        return None
+    try:
+        return msgspec.json.decode(done.stdout, type=ServerStatus)
+    except msgspec.DecodeError:
+        raise SandboxError(f"{sandbox}: {done.said}") from None
+
+
+def _tell_absence(path: str | None, sandbox: str, as_json: bool) -> None:
+    waiting = None if path is None else find(path)
+    where = f"in {sandbox}" if path is None else f"at {path}"
     if waiting is None:
         if as_json:
             print('{"running": false}')
         else:
-            complain(f"no server runs at {socket_path()}")
+            complain(f"no server runs {where}")
         return
     about = waiting.about()
     waiting.close()
     if as_json:
-        told = {"keeperPid": waiting.pid, "why": about.why, "children": about.children}
+        told: dict[str, Any] = {"keeperPid": waiting.pid, "why": about.why, "children": about.children}
         print(msgspec.json.encode({"running": False, **told}).decode())
         return
     complain(
-        f"no server runs at {socket_path()}; a keeper, pid {waiting.pid}, holds {about.children}"
+        f"no server runs {where}; a keeper, pid {waiting.pid}, holds {about.children}"
         f" processes and waits: {about.why}. `holdfast upgrade` or `holdfast serve` goes on"
         " with them, `holdfast stop` ends them"
     )
@@ -78,7 +101,13 @@ def _spool(status: ServerStatus) -> str:
     return f"{status.spool} ({kept}, {amount(status.spool_free)} free on {status.spool_file_system})"
 
 
-def _rows(status: ServerStatus) -> list[tuple[str, str]]:
+def _clients(status: ServerStatus) -> str:
+    """The other clients that are connected, as `stop` counts them."""
+    named = [each.name if each.pid is None else f"{each.name} (pid {each.pid})" for each in status.clients or ()]
+    return ", ".join(named) or "none"
+
+
+def _rows(status: ServerStatus, *, is_here: bool) -> list[tuple[str, str]]:
     return [
         ("version", status.version),
         ("pid", str(status.pid)),
@@ -89,8 +118,9 @@ def _rows(status: ServerStatus) -> list[tuple[str, str]]:
         ("ended, kept", str(status.processes_kept)),
         ("shells", str(status.shells)),
         ("sessions", str(status.sessions)),
+        *([] if status.clients is None else [("clients", _clients(status))]),
         ("spool", _spool(status)),
         ("containment", ", ".join(status.containment) or "none"),
-        ("listening", ", ".join(status.listening) or socket_path()),
-        ("log", log_path()),
+        ("listening", ", ".join(status.listening) or (socket_path() if is_here else "")),
+        *([("log", log_path())] if is_here else []),
     ]

@@ -1,36 +1,33 @@
-"""`holdfast stop`: end this machine's server and everything that runs in it, and wait until it is gone.
+"""`holdfast stop`: end a server and everything that runs in it, and wait until it is gone.
 
-The server is asked over its socket. One that does not understand us, because it is of another version, gets TERM.
-Its keeper, if it has one, ends with it, and is waited for; with `--keep` it stays, and everything that runs.
+What is ended, and when that is refused, is in `stopping`. This module reaches the server and prints the report.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import select
-import signal
-import socket
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
-from holdfast.cli import stateless
 from holdfast.cli.exit_codes import FAILED, NO_SERVER
-from holdfast.cli.running_server import listener_of
-from holdfast.cli.sandbox_option import JsonOption
-from holdfast.cli.typed_verb import complain
-from holdfast.errors import SandboxError, error_from_wire
-from holdfast.local_server import connect_running, socket_path
-from holdfast.waiting_keeper import find
+from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption
+from holdfast.cli.server_at import called, is_websocket, run_inside, socket_at
+from holdfast.cli.stopping import Contents, Stopped, patience, stop_at
+from holdfast.cli.text import show_table
+from holdfast.cli.typed_verb import complain, run_async
+from holdfast.errors import InvalidParams, SandboxError, TransportError
+from holdfast.wire import messages as m, methods
 
-#: What the server has for itself beyond the grace of its processes: closing connections, removing its spool.
-_MARGIN_SECONDS: Final = 15.0
-#: The longest grace that its settings are likely to give when we do not name one.
-_SETTING_SECONDS: Final = 30.0
+HEADER: Final = ("KIND", "ID", "COMMAND")
+#: Between two looks whether a server at a WebSocket is gone.
+_LOOK_SECONDS: Final = 0.1
 
 
 def command(
+    sandbox: SandboxOption = LOCAL,
     grace: Annotated[
         float | None,
         typer.Option(metavar="S", min=0, help="Time between TERM and KILL (default: the server's setting)."),
@@ -39,120 +36,75 @@ def command(
         bool,
         typer.Option("--keep", help="Stop the server alone: what runs stays with its keeper, for the next server."),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Stop it though other clients are connected to it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Stop this machine's server and everything that runs in it.
+    """Stop a server and everything that runs in it: this machine's, or that of --sandbox.
 
-    Returns when it is gone; exit code 3 if none runs.
+    Prints what ended, and returns when the server is gone; exit code 3 if none runs. Refused, with exit code 1,
+    while other clients are connected, a session service among them, unless --force is given.
     """
-    connection = connect_running()
-    if connection is None:
-        return _stop_keeper(keep, as_json)
-    if keep:
-        with connection:
-            left = leave(connection)
-        if as_json:
-            print(json.dumps({"pid": left.pid, "stopped": True, "keeperPid": left.keeper}))
-        return 0
-    with connection:
-        pid = listener_of(connection)
-        keeper = _keeper(connection)
-        # Opened before the server is told, so that it is surely this server and not a later process with its pid.
-        watch = os.pidfd_open(keeper or pid)
-        try:
-            if keeper is None or not _ask(connection, grace):
-                signal.pidfd_send_signal(watch, signal.SIGTERM)
-            gone = _wait(watch, _MARGIN_SECONDS + (_SETTING_SECONDS if grace is None else grace))
-        finally:
-            os.close(watch)
-    if not gone:
-        complain(f"the server, pid {pid}, was told to stop and still runs")
-        return FAILED
+    path = socket_at(sandbox)
+    if path is not None:
+        done = stop_at(path, grace=grace, keep=keep, force=force)
+    elif is_websocket(sandbox):
+        if keep:
+            raise InvalidParams(f"--keep: not for {sandbox}; say it on the server's machine")
+        done = run_async(_stop_called(sandbox, grace, force))
+    else:
+        done = run_async(_stop_inside(sandbox, grace, keep, force))
+    return _tell(done, as_json)
+
+
+def _tell(done: Stopped, as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"pid": pid, "stopped": True}))
-    return 0
+        if done.report:
+            print(json.dumps(done.report))
+    elif ends := done.report.get("ended") or done.report.get("ends"):
+        show_table(HEADER, [(each["kind"], each["id"], each["command"]) for each in ends])
+    if done.complaint:
+        complain(done.complaint)
+    return done.code
 
 
-class Left(NamedTuple):
-    """A server that left what it ran to its keeper."""
-
-    pid: int
-    version: str
-    keeper: int
-
-
-def leave(connection: socket.socket) -> Left:
-    """Have the server leave what it runs to its keeper, and wait until it has; an error if it cannot."""
-    pid = listener_of(connection)
-    watch = os.pidfd_open(pid)
+async def _stop_inside(sandbox: str, grace: float | None, keep: bool, force: bool) -> Stopped:
+    options = [*(["--keep"] if keep else []), *(["--force"] if force else [])]
+    options += [] if grace is None else ["--grace", str(grace)]
+    # The verb inside has its own patience, which goes first.
+    done = await run_inside(sandbox, ["stop", "--json", *options], seconds=2 * patience(grace))
+    if done is None:
+        return Stopped(NO_SERVER, {}, f"no server runs in {sandbox}")
     try:
-        status = stateless.call(connection, "environment/status", {}).message.get("result", {})
-        if not status.get("keeperPid"):
-            raise SandboxError(
-                f"the server, pid {pid}, has no keeper, and what runs would end with it: nothing was stopped"
-            )
+        report: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
+    except ValueError:
+        raise SandboxError(f"{sandbox}: stop printed {done.stdout!r} inside: {done.said}") from None
+    return Stopped(done.exit_code, report, done.stderr.strip().removeprefix("holdfast: "))
+
+
+async def _stop_called(sandbox: str, grace: float | None, force: bool) -> Stopped:
+    async with called(sandbox) as api:
+        status, processes, shells, terminals, info = await asyncio.gather(
+            api.status(), api.list(), api.list_shells(), api.list_terminals(), api.info()
+        )
+        contents = Contents(
+            msgspec.to_builtins(status),
+            msgspec.to_builtins(processes),
+            msgspec.to_builtins(shells),
+            msgspec.to_builtins(terminals),
+            info.holdfast,
+        )
+        if not force and (refused := contents.refusal(status.pid)) is not None:
+            return refused
+        params = m.ShutdownParams(None if grace is None else round(grace * 1000))
+        await api.connection.call(methods.SERVER_SHUTDOWN, params)
         try:
-            reply = stateless.call(connection, "server/shutdown", {"keep": True}, greet=False)
-        except ConnectionError:
-            pass  # it went before it had answered
-        else:
-            if reply.is_error:
-                failure = reply.message["error"]
-                raise error_from_wire(failure["code"], failure["message"], failure.get("data"))
-        if not _wait(watch, _MARGIN_SECONDS):
-            raise SandboxError(f"the server, pid {pid}, was told to leave and still runs")
-    except stateless.Refused as error:
-        raise SandboxError(f"the server, pid {pid}, refused: {error}") from None
-    finally:
-        os.close(watch)
-    return Left(pid, status["version"], status["keeperPid"])
-
-
-def _stop_keeper(keep: bool, as_json: bool) -> int:
-    """No server runs. If a keeper waits for one, it ends with all that it holds, unless that is to be kept."""
-    waiting = find(socket_path())
-    if waiting is None:
-        complain(f"no server runs at {socket_path()}")
-        return NO_SERVER
-    watch = os.pidfd_open(waiting.pid)
-    try:
-        waiting.close()
-        if not keep:
-            signal.pidfd_send_signal(watch, signal.SIGTERM)
-            if not _wait(watch, _MARGIN_SECONDS + _SETTING_SECONDS):
-                complain(f"the keeper, pid {waiting.pid}, was told to stop and still runs")
-                return FAILED
-    finally:
-        os.close(watch)
-    if as_json:
-        print(json.dumps({"pid": None, "stopped": not keep, "keeperPid": waiting.pid}))
-    elif keep:
-        complain(f"no server runs at {socket_path()}; a keeper, pid {waiting.pid}, waits for one already")
-    return NO_SERVER if keep else 0
-
-
-def _keeper(connection: socket.socket) -> int | None:
-    """The pid of the server's keeper; 0 if it has none, None if it does not understand us."""
-    try:
-        reply = stateless.call(connection, "environment/status", {})
-    except (ConnectionError, stateless.Refused):
-        return None
-    pid: int | None = reply.message.get("result", {}).get("keeperPid")
-    return pid or 0
-
-
-def _ask(connection: socket.socket, grace: float | None) -> bool:
-    """Whether the server took the request; one that went down before it had answered took it."""
-    try:
-        params = {} if grace is None else {"graceMs": round(grace * 1000)}
-        return not stateless.call(connection, "server/shutdown", params, greet=False).is_error
-    except ConnectionError:
-        return True
-    except stateless.Refused:
-        return False
-
-
-def _wait(watch: int, seconds: float) -> bool:
-    poller = select.poll()
-    poller.register(watch, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
+            async with asyncio.timeout(patience(grace)):
+                while True:
+                    await api.connection.call(methods.PING, m.Empty())
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TransportError:
+            return Stopped(0, contents.report(status.pid, stopped=True))
+        except TimeoutError:
+            return Stopped(FAILED, {}, f"the server, pid {status.pid}, was told to stop and still runs")

@@ -47,9 +47,16 @@ def amount(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def one_line(text: str) -> str:
+    """The text with line breaks, escape sequences and other control characters written as in a string literal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
+    )
+
+
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Padded columns, two spaces apart; the last one is not padded and nothing is cut."""
-    table = [header, *rows]
+    table = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header) - 1)]
     lines = []
     for row in table:
@@ -62,26 +69,43 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as fits where it goes."""
+def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> None:
+    """Print a table as fits where it goes; see `rich_table` for `wrap`, which is for a terminal."""
     if not on_terminal():
         sys.stdout.write(columns(header, rows))
         sys.stdout.flush()
         return
     from rich.console import Console
 
-    Console().print(rich_table(header, rows))
+    console = Console()
+    console.print(rich_table(header, rows, console.width, wrap=wrap), crop=False)
 
 
-def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, wrap: bool = False) -> Table:
+    """A table for a terminal of `width` columns.
+
+    A row is one line and its last cell is cut to the width; every other cell is whole, so that an id can be copied.
+    With `wrap`, cells are broken into lines instead.
+    """
     from rich import box
+    from rich.cells import cell_len, set_cell_size
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, (name, *(row[i] for row in cells)))) for i, name in enumerate(header)]
+    # Each column but the first has two spaces before it.
+    room = max(cell_len(header[-1]), width - sum(widths[:-1]) - 2 * (len(header) - 1))
+    widths[-1] = min(widths[-1], room)
     for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
+        table.add_column(name, overflow="fold", no_wrap=not wrap)
+    if not wrap:
+        # Also where that is more than the terminal has: else rich would cut the other columns.
+        table.width = sum(widths) + 2 * (len(header) - 1)
+    for row in cells:
+        if not wrap and cell_len(row[-1]) > room:
+            row[-1] = set_cell_size(row[-1], room - 1) + "…"
         # Text, not markup: a command line may well hold square brackets.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table

@@ -10,12 +10,14 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import typer
 
 from holdfast.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OURS, USAGE, describe, exit_code_of
 from holdfast.errors import HoldfastError
+
+T = TypeVar("T")
 
 #: Verbs whose exit code is the command's: what goes wrong on our side must not look like the command's own 1 or 2.
 _EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach", "bridge", "shell", "shell run")
@@ -64,8 +66,8 @@ def _lines(command: Callable[..., int]) -> list[str]:
     return [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
 
 
-def run_async(work: Coroutine[Any, Any, int]) -> int:
-    """Run a verb's coroutine to its exit code."""
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a verb's coroutine to its end; its result is the exit code, mostly."""
     return asyncio.run(work)
 
 

@@ -135,12 +135,14 @@ def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
     return ExecResult(exit_code, stdout.value(), stderr.value(), printed.truncated, stdout.dropped, stderr.dropped)
 
 
-def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float) -> TimeoutError:
+def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float, *retries: float) -> TimeoutError:
+    """The error that names the time which the caller gave, and that of each further attempt."""
     so_far = result_of(printed, -1)
     command = shlex.join(argv)
     shown = command if len(command) <= 200 else command[:200] + "..."
+    again = f", nor when it was run again for {' and '.join(f'{each:g} s' for each in retries)}" if retries else ""
     return TimeoutError(
-        f"not ended within {timeout:g} s, so it was killed with all that it had started: {shown}",
+        f"not ended within {timeout:g} s{again}, so it was killed with all that it had started: {shown}",
         stdout=so_far.stdout,
         stderr=so_far.stderr,
     )
@@ -189,10 +191,12 @@ async def run_command(
     timeout: float | None,
     start_errors: StartErrors = "raise",
     attach: bool = False,
+    earlier: Sequence[float] = (),
 ) -> ExecResult:
     """Run a command to its end. A timeout or a cancellation kills its tree before it is raised.
 
-    `attach`: the same command under the same id is read, and not started a second time.
+    `attach`: the same command under the same id is read, and not started a second time. `earlier` are the times of
+    attempts that timed out before this one.
     """
     run = _Run(api, spec, attach=attach)
     try:
@@ -207,7 +211,7 @@ async def run_command(
         result = await run.kill_and_end()
         if result is not None:
             return result
-        raise timeout_error(run.printed, spec.argv, timeout) from error
+        raise timeout_error(run.printed, spec.argv, *earlier, timeout) from error
     except asyncio.CancelledError as cancelled:
         await kill_cancelled(kill_now(api, spec.process_id), cancelled)
         raise

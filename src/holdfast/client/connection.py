@@ -49,6 +49,8 @@ DEFAULT_WINDOW: Final = 4 * 1024 * 1024
 MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 #: Silences after which a connection counts as broken.
 MISSED_PINGS: Final = 2
+#: As a Python program names itself to a server, which lists its clients by it.
+CLIENT_NAME: Final = "holdfast-python"
 
 
 class Call(Generic[R]):
@@ -112,7 +114,7 @@ class Connection:
         dial: Dial,
         *,
         address: str,
-        client_name: str = "holdfast-python",
+        client_name: str = CLIENT_NAME,
         reconnect_deadline: float = 60.0,
         ping_interval: float = 15.0,
         handshake_timeout: float = 10.0,

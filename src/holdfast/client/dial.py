@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-from holdfast.client.connection import MAX_MESSAGE_BYTES, Connection, Dial
+from holdfast.client.connection import CLIENT_NAME, MAX_MESSAGE_BYTES, Connection, Dial
 from holdfast.errors import InvalidParams
 from holdfast.transport.channel import Channel, Receiver
 
@@ -55,7 +55,7 @@ async def open_connection(
     *,
     token: str | None = None,
     env: Mapping[str, str] | None = None,
-    client_name: str = "holdfast-python",
+    client_name: str = CLIENT_NAME,
     reconnect_deadline: float = 60.0,
 ) -> Connection:
     """A connection to `address` that is open and comes back by itself."""

@@ -22,6 +22,7 @@ from holdfast.client.command import (
     retry_timeouts,
     run_command,
 )
+from holdfast.client.connection import CLIENT_NAME
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
 from holdfast.client.event_loops import check_loop, running_loop
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
@@ -260,16 +261,18 @@ class Sandbox(FileMethods):
     async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
         # An id names one run of the command: another attempt would find the one that was killed.
         *earlier, last = retry_timeouts(options.timeout, options.timeout_retry and options.id is None)
+        timed_out: list[float] = []
         for timeout in earlier:
             try:
-                return await self._attempt(argv, options, timeout)
+                return await self._attempt(argv, options, timeout, timed_out)
             except TimeoutError:
                 # Its whole tree is gone, so the next attempt does not run beside it.
-                continue
-        return await self._attempt(argv, options, last)
+                assert timeout is not None
+                timed_out.append(timeout)
+        return await self._attempt(argv, options, last, timed_out)
 
     async def _attempt(
-        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None
+        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
     ) -> ExecResult:
         # Nobody could write to it later, so `stdin_open` would only make the command wait.
         spec = self._command_spec(argv, options, pipe_stdin=options.input is not None)
@@ -280,6 +283,7 @@ class Sandbox(FileMethods):
             timeout=timeout,
             start_errors=options.start_errors,
             attach=options.id is not None,
+            earlier=earlier,
         )
 
     def _command_spec(self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool) -> ProcessSpec:
@@ -534,6 +538,7 @@ async def open_exec(
     token: str | None = None,
     config: ExecServerConfig | None = None,
     reconnect_deadline: float = RECONNECT_DEADLINE,
+    client_name: str = CLIENT_NAME,
     **options: Any,
 ) -> ExecApi:
     """The `ExecApi` behind an address. The caller closes it."""
@@ -543,7 +548,7 @@ async def open_exec(
     if _is_placed(address):
         from holdfast.sandboxes.reach import open_sandbox
 
-        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline)
+        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline, client_name=client_name)
     assert isinstance(address, str | Sequence)
     if options:
         raise InvalidParams(f"{', '.join(options)}: no option of {address!r}")
@@ -556,7 +561,10 @@ async def open_exec(
     from holdfast.client.dial import open_connection
     from holdfast.client.remote import RemoteExec
 
-    return RemoteExec(await open_connection(address, token=token, reconnect_deadline=reconnect_deadline))
+    connection = await open_connection(
+        address, token=token, client_name=client_name, reconnect_deadline=reconnect_deadline
+    )
+    return RemoteExec(connection)
 
 
 def check_address(address: str) -> None:

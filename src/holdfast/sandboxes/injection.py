@@ -16,6 +16,9 @@ from holdfast.sandboxes.fitting import PROBE, fits, own_probe, read_probe
 from holdfast.sandboxes.unpacking import unpacked
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.sandboxes.outside import Outcome
     from holdfast.sandboxes.place import CommandPlace
 
 #: What to bring: the bundle (True), one that was made elsewhere (its path), or our package alone (False), for a
@@ -39,8 +42,8 @@ n=$1; verb=$3; c=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
 set -- "$2" "$c" /var/tmp /tmp /opt /run ""
 """
 
-#: Is it there? Then this shell becomes the verb `$3`, which mostly is the channel. A directory of another user's is
-#: not ours, whatever it holds.
+#: Is it there? Then this shell becomes the verb `$3`, with its options, which mostly is the channel. A directory of
+#: another user's is not ours, whatever it holds.
 _BOOT: Final = (
     _PLACES
     + """
@@ -101,11 +104,21 @@ class Injection:
         """The same for one request on stdin and its reply on stdout."""
         return await self._command(place, "exec")
 
-    async def _command(self, place: CommandPlace, verb: str) -> list[str]:
+    async def run_verb(
+        self, place: CommandPlace, verb: Sequence[str], *, seconds: float | None = None
+    ) -> Outcome | None:
+        """Run a verb inside to its end, without putting anything in; None if nothing was put in yet."""
+        done = await place.run(await self._command(place, *verb), seconds=seconds)
+        if done.exit_code in (126, 127) and not self._without_shell:
+            self._without_shell = True
+            done = await place.run(await self._command(place, *verb), seconds=seconds)
+        return None if done.exit_code in (MISSING, 126, 127) else done
+
+    async def _command(self, place: CommandPlace, *verb: str) -> list[str]:
         chosen = await self._choose(place)
         if self._without_shell:
-            return [*chosen.command(f"{self._directory}/{chosen.name}"), verb]
-        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self._directory, verb]
+            return [*chosen.command(f"{self._directory}/{chosen.name}"), *verb]
+        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self._directory, " ".join(verb)]
 
     async def put_in(self, place: CommandPlace) -> None:
         """Bring it in, by whatever the sandbox has."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import holdfast
-from holdfast.client.connection import Connection
+from holdfast.client.connection import CLIENT_NAME, Connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.model import ExitStatus
@@ -48,19 +48,22 @@ class PolledExec(PlacedExec):
 
 
 async def open_sandbox(
-    address: str | Place, options: Mapping[str, Any], *, reconnect_deadline: float
+    address: str | Place,
+    options: Mapping[str, Any],
+    *,
+    reconnect_deadline: float,
+    client_name: str = CLIENT_NAME,
 ) -> PlacedExec:
     """The processes of the sandbox at an address, or of a place that the caller made. The caller closes it."""
     if isinstance(address, str):
-        return await open_place(place_at(address, **options), reconnect_deadline=reconnect_deadline)
+        place = place_at(address, **options)
+        return await open_place(place, reconnect_deadline=reconnect_deadline, client_name=client_name)
     if options:
         raise InvalidParams(f"{', '.join(options)}: give options to the place itself, {address.address}")
-    return await open_place(address, reconnect_deadline=reconnect_deadline)
+    return await open_place(address, reconnect_deadline=reconnect_deadline, client_name=client_name)
 
 
-async def open_place(
-    place: Place, *, reconnect_deadline: float, client_name: str = "holdfast-python"
-) -> PlacedExec:
+async def open_place(place: Place, *, reconnect_deadline: float, client_name: str = CLIENT_NAME) -> PlacedExec:
     """Connect to the server in a sandbox, which is put there if it is not. The caller closes it."""
     await place.open()
     try:

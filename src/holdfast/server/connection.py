@@ -51,6 +51,8 @@ class ServerConnection:
     channel: Channel
     outbox: Outbox
     session: Session | None = None
+    #: The OS pid of the process at the other end, where the transport has one.
+    peer_pid: int | None = None
 
     def __init__(self, exec_: LocalExec, dispatcher: Dispatcher, sessions: Sessions) -> None:
         self._exec = exec_
@@ -176,7 +178,9 @@ class ServerConnection:
         params = codec.decode_body(request.params, InitializeParams, "params of initialize")
         if self.session is not None:
             raise InvalidRequest("initialize a second time")
-        session, resumed = self._sessions.open(params.client_name, params.resume_session_id, self._close)
+        session, resumed = self._sessions.open(
+            params.client_name, params.resume_session_id, self._close, self.peer_pid
+        )
         self.session = session
         result = InitializeResult(
             session_id=session.id,

@@ -166,7 +166,12 @@ class Dispatcher:
 
     async def _status(self, connection: ServerConnection, params: m.Empty) -> ServerStatus:
         status = await self._exec.status()
-        return msgspec.structs.replace(status, sessions=self._sessions.attached, listening=self._listening())
+        return msgspec.structs.replace(
+            status,
+            sessions=self._sessions.attached,
+            listening=self._listening(),
+            clients=self._sessions.clients(without=connection.session),
+        )
 
     def _stop(self, connection: ServerConnection, params: m.ShutdownParams) -> m.Empty:
         if self._shutdown is None:

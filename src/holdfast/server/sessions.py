@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import UnknownProcess, UnknownShell
+from holdfast.model import ClientInfo
 from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.records import SessionEnded, SessionOpened, SessionRecord, SessionShell, SessionStarted
 
@@ -43,6 +44,8 @@ class Session:
     def __init__(self, client_name: str, id: str | None = None) -> None:
         self.id = id or secrets.token_hex(16)
         self.client_name = client_name
+        #: The OS pid behind the connection that holds the session, where the transport has one.
+        self.client_pid: int | None = None
         #: Processes that it started, while they run.
         self.processes: set[str] = set()
         #: Those of them that end with the session.
@@ -74,7 +77,22 @@ class Sessions:
     def attached(self) -> int:
         return sum(session.takeover is not None for session in self._sessions.values())
 
-    def open(self, client_name: str, resume: str | None, takeover: Takeover) -> tuple[Session, bool]:
+    def clients(self, without: Session | None) -> tuple[ClientInfo, ...]:
+        """The clients that are connected now, except the one of the session `without`."""
+        return tuple(
+            ClientInfo(
+                name=session.client_name,
+                pid=session.client_pid,
+                processes=sum(map(self._exec.is_running, session.processes)),
+                shells=sum(map(self._exec.shells.is_open, session.shells)),
+            )
+            for session in self._sessions.values()
+            if session.takeover is not None and session is not without
+        )
+
+    def open(
+        self, client_name: str, resume: str | None, takeover: Takeover, pid: int | None = None
+    ) -> tuple[Session, bool]:
         """A new session, or the one to resume if it is still there; and which of the two.
 
         A connection that still holds the resumed session is dead or about to be: its client is here now.
@@ -91,6 +109,7 @@ class Sessions:
             session.expiry.cancel()
             session.expiry = None
         session.takeover = takeover
+        session.client_pid = pid
         return session, resumed
 
     def detach(self, session: Session, takeover: Takeover, left: Left) -> None:

@@ -55,6 +55,8 @@ from holdfast.service.watching import SandboxesOutside, Watchers
 
 #: How long calls that are under way have to finish when the service stops. `docker stop` waits 10 s in all.
 STOP_SECONDS: Final = 5.0
+#: As the service names itself to the servers in sandboxes: `holdfast stop` shows it.
+CLIENT_NAME: Final = "holdfast-service"
 
 _log = logging.getLogger("holdfast.service")
 
@@ -160,7 +162,9 @@ class Service:
 
     async def _connect(self, address: str) -> ExecApi:
         try:
-            return await open_exec(address, reconnect_deadline=self._settings.reconnect_seconds)
+            return await open_exec(
+                address, reconnect_deadline=self._settings.reconnect_seconds, client_name=CLIENT_NAME
+            )
         except HoldfastError:
             self.metrics.sandbox_failures.inc()
             raise
