@@ -445,7 +445,8 @@ class TerminalStatus(Struct, frozen=True):
     changes: int
     #: The prompt that is shown or was shown last, without colours; None before the first.
     prompt: str | None = None
-    #: Whether a program in the foreground is blocked on reading the terminal; None where the kernel does not tell.
+    #: Whether a program in the foreground, or behind one in a session of its own, is blocked on reading the
+    #: terminal; None where the kernel does not tell.
     awaiting_input: bool | None = None
     #: Whether the terminal shows what is typed, and whether it gives whole lines. A password: lines, no echo.
     echo: bool = True
@@ -475,9 +476,9 @@ class TerminalStatus(Struct, frozen=True):
         return "busy" if self.input_queued else "empty"
 
     @property
-    def password_prompt(self) -> bool:
-        """Whether a program waits for a line that is not shown."""
-        return bool(self.awaiting_input) and self.canonical and not self.echo
+    def password_prompt(self) -> bool | None:
+        """Whether a program waits for a line that is not shown; None if only the waiting is not known."""
+        return self.awaiting_input if self.canonical and not self.echo else False
 
 
 class TerminalEvent(Struct, frozen=True, omit_defaults=True):

@@ -278,7 +278,7 @@ class TerminalLive:
         if shown.state not in ("BUSY", "RUNNING"):
             return None
         line = unfinished_line(terminal_chunks(self._id, Position(), shown).chunks)
-        return whole, Prompt(line, awaiting_input=True, password=status.password_prompt)
+        return whole, Prompt(line, awaiting_input=True, password=bool(status.password_prompt))
 
     async def close(self, mode: CloseMode) -> None:
         record = self._record
