@@ -469,6 +469,8 @@ class TerminalStatus(Struct, frozen=True):
     bracketed_paste: bool = False
     application_cursor: bool = False
     user: str | None = None
+    #: The shell shows a continuation prompt: it asks for the rest of a command. The state is BUSY then.
+    continuation: bool = False
 
     @property
     def queue(self) -> Literal["empty", "busy"]:
@@ -505,6 +507,8 @@ class TerminalEvent(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     #: Row and column on the screen, from 0; only if the reader asked for it.
     cursor_position: tuple[int, int] | None = None
+    #: With `prompt`: the shell's directory; None if it had gone on by then.
+    cwd: str | None = None
 
 
 class TerminalRead(Struct, frozen=True):

@@ -378,6 +378,11 @@ class Terminal(_Facade[terminal.Terminal]):
         return self.status.prompt
 
     @property
+    def continuation(self) -> bool:
+        """Whether the shell shows a continuation prompt: it asks for the rest of a command."""
+        return self.status.continuation
+
+    @property
     def awaiting_input(self) -> bool | None:
         """Whether a program in the foreground, the shell included, is blocked on reading the terminal."""
         return self.status.awaiting_input

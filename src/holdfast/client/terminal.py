@@ -141,6 +141,11 @@ class Terminal:
         return self.status.prompt
 
     @property
+    def continuation(self) -> bool:
+        """Whether the shell shows a continuation prompt: it asks for the rest of a command."""
+        return self.status.continuation
+
+    @property
     def awaiting_input(self) -> bool | None:
         """Whether a program in the foreground, the shell included, is blocked on reading the terminal."""
         return self.status.awaiting_input
@@ -244,6 +249,7 @@ class Terminal:
                 changes=ended.changes,
                 reason=ended.reason,
                 last_exit_code=ended.exit_code,
+                continuation=False,
             )
         )
         return TerminalResult(
@@ -272,7 +278,8 @@ class Terminal:
         reached, status = await self._api.wait_terminal(self.id, until, timeout=timeout)
         self._heard(status)
         if not reached:
-            raise TimeoutError(f"terminal {self.id!r} {otherwise} after {timeout or 0.0:g} s")
+            why = ": the shell asks for the rest of a command" if status.continuation else ""
+            raise TimeoutError(f"terminal {self.id!r} {otherwise} after {timeout or 0.0:g} s{why}")
         return status
 
     async def wait(self, timeout: float | None = None) -> ExitStatus:

@@ -233,6 +233,7 @@ class Notes(RecordNotes):
                 event.prompt,
                 event.size,
                 event.reason,
+                event.cwd,
             )
         )
 

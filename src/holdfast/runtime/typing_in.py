@@ -21,12 +21,12 @@ _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 def keystrokes(command: str, *, paste: bool) -> bytes:
     """What to type for a command of any number of lines, without the Enter behind it.
 
-    A tab would complete a word and a newline would run half of it. As a paste they are text; to a shell that does
+    One of blanks alone is nothing but the Enter. A tab would complete a word and a newline would run half of it. As a paste they are text; to a shell that does
     not know of pasting, each is quoted.
     """
     text = command.strip("\n").encode()
     if not text.strip():
-        raise InvalidParams("command is empty")
+        return b""
     if b"\0" in text:
         raise InvalidParams("command holds a NUL character")
     if not _CONTROL.search(text):

@@ -193,7 +193,7 @@ async def test_a_recording_has_the_output_with_its_times_and_what_was_typed_if_i
     await terminal.resize(21, 61)
     await terminal.run("read -rsp 'Password: ' word < <(echo quiet); echo")
     await terminal.send("read -rs word\n")
-    await until_status(terminal, lambda status: status.password_prompt)
+    await until_status(terminal, lambda status: status.password_prompt is True)
     await terminal.send("hunter2\n")
     await terminal.wait_until_idle(PATIENCE)
     cast = await terminal.recording(input=True, title="a test")
