@@ -397,6 +397,7 @@ class Terminal(_Facade[terminal.Terminal]):
     run = _Blocking(terminal.Terminal.run)
     wait_until_idle = _Blocking(terminal.Terminal.wait_until_idle)
     wait_until_awaiting_input = _Blocking(terminal.Terminal.wait_until_awaiting_input)
+    expect = _Blocking(terminal.Terminal.expect)
     wait = _Blocking(terminal.Terminal.wait)
     read = _Blocking(terminal.Terminal.read)
     events = _Streaming(terminal.Terminal.events)

@@ -1,10 +1,10 @@
 """Whether a program waits for input from its terminal, as the kernel tells it. Reads /proc and our side of a PTY.
 
 A program waits if nothing is left for it to read and one of its threads is blocked in a read of the terminal, or in
-a poll, select or epoll that watches it for input. Programs that count are those of the terminal's foreground group,
+a poll, select or epoll that watches it for input. Programs that count are those of the terminal's foreground group
 and those that a member of it has started in another session (`su USER -c`, `setsid -w`): job control stops readers
-of the terminal's own session alone. /proc/PID/syscall says in which call a thread is blocked; one that was woken and
-has not run yet counts as running there. Not told: programs that wait in io_uring, and programs of 32 bits on a
+of the terminal's own session alone. /proc/PID/syscall says in which call a thread is blocked; one that was woken
+and has not run yet counts as running there. Not told: programs that wait in io_uring, and programs of 32 bits on a
 kernel of 64.
 """
 

@@ -21,8 +21,8 @@ _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 def keystrokes(command: str, *, paste: bool) -> bytes:
     """What to type for a command of any number of lines, without the Enter behind it.
 
-    One of blanks alone is nothing but the Enter. A tab would complete a word and a newline would run half of it. As a paste they are text; to a shell that does
-    not know of pasting, each is quoted.
+    A tab would complete a word and a newline would run half of it. As a paste they are text; to a shell that does
+    not know of pasting, each is quoted. Of blanks alone nothing is typed.
     """
     text = command.strip("\n").encode()
     if not text.strip():
