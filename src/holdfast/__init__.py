@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
     from holdfast.client.screen import Screen as Screen
     from holdfast.client.shell import CommandResult as CommandResult, Shell as Shell
-    from holdfast.client.terminal import Terminal as Terminal, TerminalResult as TerminalResult
+    from holdfast.client.terminal import (
+        Terminal as Terminal,
+        TerminalMatch as TerminalMatch,
+        TerminalResult as TerminalResult,
+    )
     from holdfast.client.trees import Skipped as Skipped, Transferred as Transferred
     from holdfast.client.unified_exec import (
         ExecCommandBegin as ExecCommandBegin,
@@ -89,7 +93,7 @@ _HOMES = {
     "holdfast.client.sandbox": ("Sandbox", "connect"),
     "holdfast.client.screen": ("Screen",),
     "holdfast.client.shell": ("CommandResult", "Shell"),
-    "holdfast.client.terminal": ("Terminal", "TerminalResult"),
+    "holdfast.client.terminal": ("Terminal", "TerminalMatch", "TerminalResult"),
     "holdfast.client.trees": ("Skipped", "Transferred"),
     "holdfast.client.unified_exec": (
         "ExecCommandBegin",

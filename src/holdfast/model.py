@@ -474,7 +474,8 @@ class TerminalStatus(Struct, frozen=True):
     changes: int
     #: The prompt that is shown or was shown last, without colours; None before the first.
     prompt: str | None = None
-    #: Whether a program in the foreground is blocked on reading the terminal; None where the kernel does not tell.
+    #: Whether a program in the foreground, or behind one in a session of its own, is blocked on reading the
+    #: terminal; None where the kernel does not tell.
     awaiting_input: bool | None = None
     #: Whether the terminal shows what is typed, and whether it gives whole lines. A password: lines, no echo.
     echo: bool = True
@@ -497,6 +498,8 @@ class TerminalStatus(Struct, frozen=True):
     bracketed_paste: bool = False
     application_cursor: bool = False
     user: str | None = None
+    #: The shell shows a continuation prompt: it asks for the rest of a command. The state is BUSY then.
+    continuation: bool = False
 
     @property
     def queue(self) -> Literal["empty", "busy"]:
@@ -504,9 +507,9 @@ class TerminalStatus(Struct, frozen=True):
         return "busy" if self.input_queued else "empty"
 
     @property
-    def password_prompt(self) -> bool:
-        """Whether a program waits for a line that is not shown."""
-        return bool(self.awaiting_input) and self.canonical and not self.echo
+    def password_prompt(self) -> bool | None:
+        """Whether a program waits for a line that is not shown; None if only the waiting is not known."""
+        return self.awaiting_input if self.canonical and not self.echo else False
 
 
 class TerminalEvent(Struct, frozen=True, omit_defaults=True):
@@ -533,6 +536,8 @@ class TerminalEvent(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     #: Row and column on the screen, from 0; only if the reader asked for it.
     cursor_position: tuple[int, int] | None = None
+    #: With `prompt`: the shell's directory; None if it had gone on by then.
+    cwd: str | None = None
 
 
 class TerminalRead(Struct, frozen=True):

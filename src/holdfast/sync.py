@@ -408,6 +408,11 @@ class Terminal(_Facade[terminal.Terminal]):
         return self.status.prompt
 
     @property
+    def continuation(self) -> bool:
+        """Whether the shell shows a continuation prompt: it asks for the rest of a command."""
+        return self.status.continuation
+
+    @property
     def awaiting_input(self) -> bool | None:
         """Whether a program in the foreground, the shell included, is blocked on reading the terminal."""
         return self.status.awaiting_input
@@ -422,6 +427,7 @@ class Terminal(_Facade[terminal.Terminal]):
     run = _Blocking(terminal.Terminal.run)
     wait_until_idle = _Blocking(terminal.Terminal.wait_until_idle)
     wait_until_awaiting_input = _Blocking(terminal.Terminal.wait_until_awaiting_input)
+    expect = _Blocking(terminal.Terminal.expect)
     wait = _Blocking(terminal.Terminal.wait)
     read = _Blocking(terminal.Terminal.read)
     events = _Streaming(terminal.Terminal.events)

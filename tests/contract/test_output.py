@@ -195,6 +195,18 @@ async def test_reading_again_from_any_position_gives_the_same(box: Sandbox) -> N
         assert again.chunks == (chunk,)
 
 
+async def test_output_is_waited_for_behind_an_earlier_match(box: Sandbox) -> None:
+    script = "printf 'a-b-'; printf 'e-' >&2; printf 'a-c-'; read x; printf 'a-d-'; exec sleep 1000"
+    process = await box.start(["sh", "-c", script], stdin="open")
+    first = await process.wait_for_output("b-", timeout=60)
+    second = await process.wait_for_output("a-c", timeout=60, since=first)
+    assert (first.offset, second.offset, second.stream) == (2, 4, "stdout")
+    await process.write("\n")
+    third = await process.wait_for_output("a-", timeout=60, since=second)
+    assert third.end == 10
+    await process.terminate(force=True)
+
+
 async def test_two_readers_at_different_speeds_get_the_same(box: Sandbox) -> None:
     # Less than a log holds, so that the process need not wait for the slow one.
     process = await box.start(print_blocks(8), overflow="block")

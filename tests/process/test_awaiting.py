@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.runtime import awaiting
 from holdfast.runtime.awaiting import InputState, input_state
 from holdfast.signalling import signal_group
 from support.parts import require
@@ -256,6 +258,84 @@ def test_only_another_member_than_the_leader_waits(start: Start) -> None:
     state = program.wait_awaiting()
     assert state.pid != program.process.pid
     assert Path(f"/proc/{state.pid}/comm").read_text() == "cat\n"
+
+
+#: They start their program in a session of its own, which has no controlling terminal, and wait for its end.
+OTHER_SESSIONS = {
+    "setsid": ("setsid", "-w", "sh", "-c"),
+    "su": ("su", "-s", "/bin/sh", "nobody", "-c"),
+    "runuser": ("runuser", "-s", "/bin/sh", "nobody", "-c"),
+}
+SECRET = "stty -echo; printf ready; read x; stty echo; echo got $x"
+
+
+def start_elsewhere(start: Start, name: str, script: str) -> Program:
+    require(name)
+    if name != "setsid" and os.geteuid() != 0:
+        pytest.skip("only root becomes another user without a password")
+    # Below a shell as from a prompt: `setsid` forks only if it leads its group.
+    return start("bash", "-m", "-c", f"{shlex.join((*OTHER_SESSIONS[name], script))}; true")
+
+
+@pytest.mark.parametrize("name", OTHER_SESSIONS)
+def test_a_reader_in_another_session(start: Start, name: str) -> None:
+    program = start_elsewhere(start, name, "echo ready; cat; true")
+    program.wait_printed(b"ready")
+    state = program.wait_awaiting()
+    assert state.pid is not None
+    assert Path(f"/proc/{state.pid}/comm").read_text() == "cat\n"
+    assert os.getsid(state.pid) != program.process.pid
+    program.send(b"a line\n")
+    program.eventually(lambda: program.printed.count(b"a line") == 2)
+    assert program.wait_awaiting().pid == state.pid
+
+
+@pytest.mark.parametrize("name", OTHER_SESSIONS)
+def test_a_password_is_read_in_another_session(start: Start, name: str) -> None:
+    program = start_elsewhere(start, name, SECRET)
+    program.wait_printed(b"ready")
+    state = program.wait_awaiting()
+    assert (state.echo, state.canonical) == (False, True)
+    program.send(b"secret\n")
+    program.wait_printed(b"got secret")
+
+
+@pytest.mark.parametrize("name", OTHER_SESSIONS)
+def test_a_busy_program_in_another_session(start: Start, name: str) -> None:
+    program = start_elsewhere(start, name, "printf ready; while printf .; do sleep 0.01; done")
+    program.wait_printed(b"ready")
+    program.never_awaits()
+
+
+def test_a_reader_in_a_session_below_another_session(start: Start) -> None:
+    require("setsid")
+    program = start("bash", "-m", "-c", "setsid -w setsid -w sh -c 'echo ready; setsid -w cat; true'; true")
+    program.wait_printed(b"ready")
+    assert Path(f"/proc/{program.wait_awaiting().pid}/comm").read_text() == "cat\n"
+
+
+def test_a_kernel_that_does_not_list_children(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents, exists = awaiting._contents, os.path.exists
+
+    def without_children(path: str, limit: int = 1024) -> bytes:
+        if path.endswith("/children"):
+            raise FileNotFoundError(path)
+        return contents(path, limit)
+
+    program = start_elsewhere(start, "setsid", "echo ready; cat; true")
+    waiter = program.wait_awaiting().pid
+    monkeypatch.setattr(awaiting, "_contents", without_children)
+    monkeypatch.setattr(os.path, "exists", lambda path: not path.endswith("/children") and exists(path))
+    assert (program.state.awaiting, program.state.pid) == (True, waiter)
+
+
+def test_a_reader_behind_a_job_in_the_background_is_not_in_front(start: Start) -> None:
+    require("setsid")
+    program = start("bash", "-c", "set -m; { setsid -w sh -c 'echo $$; exec cat'; true; } & wait")
+    program.wait_printed(b"\n")
+    reader = int(program.printed)
+    program.eventually(lambda: awaiting.blocked_in_read(reader) == 0, "cat reads")
+    program.never_awaits()
 
 
 def test_a_process_whose_first_thread_has_ended(start: Start) -> None:
@@ -508,6 +588,30 @@ def test_a_sleeper_into_whom_we_may_not_look_is_not_told(start: Start) -> None:
     os.waitid(os.P_PID, program.process.pid, os.WSTOPPED)
     program.send(b"\n")
     assert ask_as_a_stranger(program.master).awaiting is False
+
+
+HIDDEN_READER = """
+import ctypes, os
+prctl = ctypes.CDLL(None).prctl
+child = os.fork()
+if child == 0:
+    os.setsid()
+    prctl(4, 0, 0, 0, 0)
+    print("ready", flush=True)
+    os.read(0, 10)
+    os._exit(0)
+if os.geteuid() == 0:
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    prctl(4, 1, 0, 0, 0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_sleeper_in_another_session_into_whom_we_may_not_look_is_not_told(start: Start) -> None:
+    program = start(*PYTHON, HIDDEN_READER)
+    program.wait_printed(b"ready")
+    program.eventually(lambda: ask_as_a_stranger(program.master).awaiting is None, "not told")
 
 
 def test_a_busy_program_into_which_we_may_not_look_does_not_wait(start: Start) -> None:

@@ -209,7 +209,7 @@ async def test_a_prompt_for_a_password(opened: Callable[..., Any]) -> None:
     script = "import getpass; print('got', len(getpass.getpass('Password: ')))"
     terminal = await opened(record_input=True)
     await terminal.send(f'{sys.executable} -I -c "{script}"\n')
-    status = await until_status(terminal, lambda status: status.password_prompt)
+    status = await until_status(terminal, lambda status: status.password_prompt is True)
     assert (status.awaiting_input, status.echo, status.canonical, status.state) == (True, False, True, "BUSY")
     await terminal.send("hunter2\n")
     await terminal.wait_until_idle(PATIENCE)

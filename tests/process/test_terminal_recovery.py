@@ -77,3 +77,22 @@ async def test_a_terminal_is_closed_by_a_server_that_did_not_open_it() -> None:
             kill(server)
             await terminal.close()
             assert (await terminal.describe()).state == "CLOSED"
+
+
+async def test_a_continuation_prompt_is_still_known() -> None:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            terminal = await box.terminal(["bash"], env={"PS1": "$ ", "HISTFILE": ""}, login=False, cwd="/tmp")
+            await terminal.send("echo 'one\n")
+            while not (await terminal.wait_until_awaiting_input(30)).continuation:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            events = (await terminal.read()).events
+            kill(server)
+            after = await terminal.describe()
+            assert (after.state, after.continuation) == ("BUSY", True)
+            assert (await terminal.read()).events == events
+            assert [event.cwd for event in events if event.type == "prompt"] == ["/tmp"]
+            server.pid = (await box.status()).pid
+            await terminal.send("two'; (exit 4)\n")
+            status = await terminal.wait_until_idle(30)
+            assert (status.state, status.continuation, status.last_exit_code) == ("IDLE", False, 4)

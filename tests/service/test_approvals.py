@@ -83,6 +83,19 @@ async def test_what_is_asked_is_held_and_typed_once_it_is_approved(
     assert await manager.approvals(OPERATOR) == []
 
 
+async def test_what_is_approved_is_not_typed_into_a_command_that_is_not_complete(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore
+) -> None:
+    session_id, stub, approval_id = await asked(manager, fake)
+    await manager.send_input(ANN, session_id, b"echo 'a\n")
+    await settle()
+    assert (await fake.describe_terminal(session_id)).continuation
+    assert await manager.answer_approval(OPERATOR, approval_id, True) == "approved"
+    await settle()
+    assert [each[-11:] for each in stub.typed] == [b"echo 'a\n", b"\x03", b"deploy now\r"]
+    assert [body["output"].strip() for body in store.bodies(session_id, "command_ended")] == ["deployed"]
+
+
 async def test_two_operators_that_answer_at_once_type_it_once(manager: SessionManager, fake: FakeExec) -> None:
     _, stub, approval_id = await asked(manager, fake)
     answers_ = await asyncio.gather(

@@ -66,6 +66,23 @@ async def test_a_command_has_rows_with_its_id_its_tokens_its_exit_code_and_an_ex
     assert again.chunks[0].payload == b"0123456789 and more"
 
 
+async def test_a_session_at_a_continuation_prompt_is_not_busy_for_who_follows_it_anew(
+    store: MemoryStore, fake: FakeExec, clock: FakeClock
+) -> None:
+    first = make_manager(store, connecting(fake), clock=clock, prompt_seconds=0)
+    async with running(first) as manager:
+        session_id, stub = await at_a_prompt(manager, fake)
+        stub.shows_continuation("> ")
+        await settle()
+    second = make_manager(store, connecting(fake), clock=clock, prompt_seconds=0, replica="second")
+    async with running(second) as manager:
+        await manager.send_input(ANN, session_id, b"x")
+        await settle()
+        (follower,) = manager.leases.followers()
+        # Otherwise it would never be closed for want of use.
+        assert not follower.busy
+
+
 async def test_what_the_excerpt_shows_is_redacted(store: MemoryStore, fake: FakeExec, clock: FakeClock) -> None:
     made = make_manager(store, connecting(fake), clock=clock, prompt_seconds=0)
     made.leases._around = made.leases._around.__class__(

@@ -317,3 +317,68 @@ async def test_a_shell_has_no_keys_and_no_size(store: MemoryStore, fake: FakeExe
         with pytest.raises(Invalid, match="UTF-8"):
             await manager.send_input(ANN, session_id, b"\xff\n")
         assert "command" not in store.kinds(session_id)
+
+
+async def test_a_line_at_a_continuation_prompt_is_judged_with_those_before_it(
+    manager: SessionManager, fake: FakeExec, store: MemoryStore
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"echo 'a\n")
+    stub.prints("echo 'a\r\n")
+    stub.shows_continuation("> ")
+    with pytest.raises(Denied, match="nothing is removed here"):
+        await manager.send_input(ANN, session_id, b"b'; rm -rf x\n")
+    assert stub.typed == [b"echo 'a\n"]
+    assert store.bodies(session_id, "decision")[0]["command"] == "echo 'a\nb'; rm -rf x"
+    taken = await manager.send_input(ANN, session_id, b"rm -rf x'\n")  # text in quotes
+    assert (taken.accepted, stub.typed[1:]) == (True, [b"rm -rf x'\n"])
+
+
+async def test_a_continuation_prompt_is_told_once_and_the_session_is_not_idle(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"echo 'a\n")
+    stub.prints("echo 'a\r\n")
+    stub.shows_continuation("> ")
+    told = await manager.read_output(ANN, session_id)
+    assert told.state == "BUSY"
+    last = told.chunks[-1]
+    assert last.prompt is not None
+    assert (last.prompt.awaiting_input, last.state) == (True, "BUSY")
+    again = await manager.read_output(ANN, session_id, since=told.token, wait=0.05)
+    assert (again.chunks, again.state) == ((), "BUSY")
+
+
+async def test_the_rest_of_a_command_that_is_not_known_is_refused(manager: SessionManager, fake: FakeExec) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"true\n")
+    stub.shows_continuation("> ")  # the shell reads it differently
+    with pytest.raises(Denied, match="CTRL_C first") as refused:
+        await manager.send_input(ANN, session_id, b"ls\n")
+    assert refused.value.reason == "LINE_UNKNOWN"
+    await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
+    stub.shows_prompt(exit_code=130)
+    await manager.send_input(ANN, session_id, b"ls\n")
+    assert stub.typed == [b"true\n", b"\x03", b"ls\n"]
+
+
+async def test_a_command_that_is_run_at_a_continuation_prompt_gives_up_what_stands_there(
+    manager: SessionManager, fake: FakeExec
+) -> None:
+    session_id, stub = await at_a_prompt(manager, fake)
+    await manager.send_input(ANN, session_id, b"echo 'a\n")
+    stub.shows_continuation("> ")
+    with pytest.raises(Denied, match="nothing is removed here"):
+        await manager.run_command(ANN, RunRequest("rm -rf x", session_id))
+    run = asyncio.create_task(manager.run_command(ANN, RunRequest("true", session_id, timeout=10)))
+    async with asyncio.timeout(10):
+        await stub.until(lambda: stub.typed[-1] == b"\x03")
+        stub.shows_prompt(exit_code=130)
+        await stub.until(lambda: stub.typed[-1] == b"true\r")
+        stub.starts_command(b"true")
+        stub.shows_prompt(exit_code=0)
+        result = await run
+    assert (result.exit_code, result.state) == (0, "IDLE")
+    await manager.send_input(ANN, session_id, b"b'\n")  # a command of its own again, and not the end of the first
+    assert [each for each in stub.typed[1:] if each != b"\x03"] == [b"true\r", b"b'\n"]

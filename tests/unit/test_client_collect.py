@@ -116,7 +116,46 @@ def test_streams_are_searched_apart_and_gaps_part_them() -> None:
     assert search.feed(OutputChunk("stderr", 0, b"b", 2)) is None
     assert search.feed(OutputGap("stdout", 1, 5)) is None
     assert search.feed(OutputChunk("stdout", 6, b"b", 3)) is None
-    assert search.feed(OutputChunk("stdout", 7, b"ab", 4)) == OutputMatch("stdout", 7, b"ab", 4)
+    assert search.feed(OutputChunk("stdout", 7, b"ab", 4)) == OutputMatch("stdout", 7, b"ab", 4, before=3)
+
+
+def feed_all(search: OutputSearch, chunks: list[OutputChunk]) -> OutputMatch | None:
+    """What is found in the chunks that a reader gets which begins at the search's position."""
+    later = (chunk for chunk in chunks if chunk.seq > search.since)
+    return next((match for chunk in later if (match := search.feed(chunk)) is not None), None)
+
+
+@given(st.lists(st.integers(min_value=0, max_value=14), max_size=6))
+@pytest.mark.parametrize("first", ["b-", re.compile("b-(?=c-)"), re.compile(b"b-")])
+def test_a_search_goes_on_right_behind_a_match_however_the_output_is_cut(first: Pattern, cuts: list[int]) -> None:
+    whole = b"a-b-c-d-a-b-c-"
+    edges = [0, *sorted(set(cuts) - {0, len(whole)}), len(whole)]
+    chunks = [
+        OutputChunk("stdout", start, whole[start:stop], seq)
+        for seq, (start, stop) in enumerate(itertools.pairwise(edges), start=1)
+    ]
+    match = feed_all(OutputSearch(first), chunks)
+    assert match is not None
+    assert (match.offset, match.end) == (2, 4)
+    for pattern, offset in (("c-", 4), ("a-", 8), (re.compile("[a-z]"), 4), ("b-", 10)):
+        behind = feed_all(OutputSearch(pattern, match), chunks)
+        assert behind is not None
+        assert behind.offset == offset
+
+
+def test_a_search_behind_a_match_leaves_out_what_other_streams_printed_before() -> None:
+    chunks = [
+        OutputChunk("stdout", 0, b"rea", 1),
+        OutputChunk("stderr", 0, b"early", 2),
+        OutputChunk("stdout", 3, b"dy more", 3),
+        OutputChunk("stderr", 5, b" late", 4),
+    ]
+    match = feed_all(OutputSearch("ready"), chunks)
+    assert match is not None
+    assert feed_all(OutputSearch("early", match), chunks) is None
+    for text in ("more", "late"):
+        assert feed_all(OutputSearch(text, match), chunks) is not None
+    assert feed_all(OutputSearch("ready", match), chunks) is None
 
 
 def test_the_search_holds_a_bounded_window() -> None:
@@ -125,3 +164,5 @@ def test_the_search_holds_a_bounded_window() -> None:
         search.feed(OutputChunk("stdout", (seq - 1) * 10_000, b"x" * 10_000, seq))
     (window,) = search._windows.values()
     assert len(window) == SEARCH_WINDOW_BYTES
+    (chunks,) = search._chunks.values()
+    assert len(chunks) == 7

@@ -206,6 +206,27 @@ async def test_wait_for_output_finds_what_was_printed_before_and_after() -> None
     assert await process.wait() == ExitStatus(0)
 
 
+async def test_wait_for_output_goes_on_behind_an_earlier_match() -> None:
+    async def server(process: FakeProcess) -> int:
+        process.stdout("ready one ready two ")
+        await process.read()
+        process.stdout("ready three")
+        return 0
+
+    process = await start_program(server, stdin="open")
+    match = await process.wait_for_output("ready ")
+    offsets = [match.offset]
+    for _ in range(2):
+        if len(offsets) == 2:
+            await process.write("go on")
+        match = await process.wait_for_output("ready ", since=match)
+        offsets.append(match.offset)
+    assert offsets == [0, 10, 20]
+    assert (await process.wait_for_output("three", since=match)).offset == 26
+    with pytest.raises(ProcessError, match="before it printed 'ready'"):
+        await process.wait_for_output("ready", since=match)
+
+
 async def test_wait_for_output_says_why_it_will_not_come() -> None:
     process = await start_program(prints("starting\n", "port in use\n", 1))
     with pytest.raises(ProcessError, match=r"exit code 1 before it printed 'ready'.*port in use") as caught:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.client.sandbox import Sandbox
@@ -21,6 +22,7 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.model import TerminalSize, TerminalSpec
+from holdfast.runtime.records import TerminalMemory
 from holdfast.testing import (
     FakeClock,
     FakeCommand,
@@ -299,6 +301,62 @@ def test_run_is_the_real_one() -> None:
         stub.on_line = lambda line: stub.exits(9)
         result = await terminal.run("exit 9")
         assert (result.exit_code, result.state) == (9, "CLOSED")
+
+    driven(test)
+
+
+def earlier_memory(stub: FakeTerminal, **known: Any) -> TerminalMemory:
+    """What an earlier version wrote down."""
+    return msgspec.structs.replace(stub.live._memory(1), **known)
+
+
+def test_a_continuation_prompt_that_an_earlier_version_took_for_a_prompt() -> None:
+    async def test(stub: FakeTerminal, terminal: Terminal) -> None:
+        stub.shows_prompt()
+        stub.live.attach_again(stub.live.process, earlier_memory(stub, continued=True))
+        stub.reads()
+        status = await terminal.describe()
+        assert (status.state, status.continuation) == ("BUSY", True)
+        stub.starts_command(b"'")
+        assert not (await terminal.describe()).continuation
+        stub.shows_prompt()
+        assert (await terminal.wait_until_idle(1)).state == "IDLE"
+
+    driven(test)
+
+
+def test_a_command_after_a_continuation_prompt_of_an_earlier_version_runs() -> None:
+    async def test(stub: FakeTerminal, terminal: Terminal) -> None:
+        stub.shows_prompt()
+        stub.starts_command(b"sleep 10")
+        stub.live.attach_again(stub.live.process, earlier_memory(stub, continued=True, command_runs=True))
+        status = await terminal.describe()
+        assert (status.state, status.continuation) == ("BUSY", False)
+
+    driven(test)
+
+
+def test_every_change_of_the_continuation_flag_is_told() -> None:
+    async def test(stub: FakeTerminal, terminal: Terminal) -> None:
+        stub.shows_prompt()
+        seen = [await terminal.describe()]
+        for step in (stub.shows_continuation, stub.starts_command, stub.shows_prompt):
+            step()
+            seen.append(await terminal.describe())
+        assert [status.continuation for status in seen] == [False, True, False, False]
+        assert [status.state for status in seen] == ["IDLE", "BUSY", "BUSY", "IDLE"]
+        changes = [status.changes for status in seen]
+        assert changes == sorted(set(changes))
+
+    driven(test)
+
+
+def test_the_directory_of_a_prompt_that_was_gone_on_from_is_not_told() -> None:
+    async def test(stub: FakeTerminal, terminal: Terminal) -> None:
+        prompt = stub.mark("D", 0) + stub.mark("A") + b"$ " + stub.mark("B")
+        stub.prints(prompt + b"cd there\r\n" + stub.mark("C") + prompt)
+        prompts = [event.cwd for event in (await terminal.read()).events if event.type == "prompt"]
+        assert prompts == [None, stub.cwd]
 
     driven(test)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import msgspec
+
 from holdfast.model import ProcessSpec, TerminalSpec
 from holdfast.runtime import records as r
 from holdfast.runtime.journal import Journal
@@ -122,3 +124,10 @@ def test_sessions_with_what_runs_in_them() -> None:
     again = replayed(memory.records())
     assert {id: session.processes for id, session in again.sessions.items()} == {"a": {"p1": True}}
     assert list(again.runs) == [r.RunTyped("t", "r", "ls", 7, 3, 1.0, None, 100)]
+
+
+def test_an_event_of_an_earlier_version_has_no_directory() -> None:
+    written = msgspec.msgpack.decode(msgspec.msgpack.encode(happened(1)))
+    earlier = msgspec.msgpack.encode(written[:-1])
+    assert msgspec.msgpack.decode(earlier, type=r.Happened) == happened(1)
+    assert happened(1).cwd is None

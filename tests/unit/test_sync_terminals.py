@@ -54,6 +54,20 @@ def test_commands_state_and_screen(box: holdfast.sync.Sandbox) -> None:
         box.open_terminal("nobody")
 
 
+def test_a_continuation_prompt_and_what_is_expected(box: holdfast.sync.Sandbox) -> None:
+    with box.terminal("bash") as t:
+        assert (t.run("", PATIENCE_SECONDS).output, t.continuation) == ("", False)
+        t.send("echo 'one\n")
+        typed = t.expect("echo 'one", PATIENCE_SECONDS)
+        assert t.expect("> ", PATIENCE_SECONDS).token > t.expect("echo", since=0).token
+        assert typed.text == "echo 'one"
+        t.wait_until_awaiting_input(PATIENCE_SECONDS)
+        assert t.describe().continuation
+        t.send("two'\n")
+        t.expect("one\r\ntwo\r\n", PATIENCE_SECONDS)
+        assert not t.wait_until_idle(PATIENCE_SECONDS).continuation
+
+
 def test_a_program_that_waits_for_input(box: holdfast.sync.Sandbox) -> None:
     with box.terminal("bash", record_input=True) as t:
         t.send("cat\n")

@@ -21,6 +21,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
         ("\n\ntrue\n\n", b"true", b"true"),
         ("echo \x03", b"\x1b[200~echo \x03\x1b[201~", b"echo \x16\x03"),
         (" true ", b" true ", b" true "),
+        *((blank, b"", b"") for blank in ("", " ", "\n", "\t\n ")),
         ("echo \x7f", b"\x1b[200~echo \x7f\x1b[201~", b"echo \x16\x7f"),
     ],
 )
@@ -53,11 +54,14 @@ def test_a_paste_has_one_end(command: str) -> None:
         pasted = keystrokes(command, paste=True)
     except InvalidParams:
         return
+    if not command.encode().strip():
+        assert pasted == b""
+        return
     assert pasted.count(b"\x1b[201~") == pasted.count(b"\x1b[200~") in (0, 1)
     assert command.strip("\n").encode() in pasted
 
 
-@pytest.mark.parametrize("command", ["", " ", "\n", "\t\n ", "a\0b", "\0"])
+@pytest.mark.parametrize("command", ["a\0b", "\0"])
 @pytest.mark.parametrize("paste", [False, True])
 def test_what_cannot_be_typed(command: str, paste: bool) -> None:
     with pytest.raises(InvalidParams, match="command"):

@@ -80,6 +80,7 @@ def _known(status: TerminalStatus) -> dict[str, Any]:
     return {
         "state": status.state,
         "prompt": status.prompt,
+        "continuation": status.continuation,
         "awaitingInput": status.awaiting_input,
         "passwordPrompt": status.password_prompt,
         "echo": status.echo,

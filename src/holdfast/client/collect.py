@@ -7,6 +7,7 @@ output is too large: each class holds at most the bytes that it was told to keep
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import Final
 
 from holdfast.model import ExitStatus, OutputChunk, OutputGap, Stream, Struct
@@ -203,6 +204,13 @@ class OutputMatch(Struct, frozen=True):
     data: bytes
     seq: int
     groups: tuple[bytes | None, ...] = ()
+    #: A position before the chunk in which the match ends: `seq` is behind the rest of that chunk.
+    before: int = 0
+
+    @property
+    def end(self) -> int:
+        """Where in the stream what follows the match begins."""
+        return self.offset + len(self.data)
 
     @property
     def text(self) -> str:
@@ -216,12 +224,19 @@ class OutputSearch:
     """Looks for a pattern in each stream, over chunk boundaries, holding `SEARCH_WINDOW_BYTES` a stream.
 
     A str or bytes pattern is looked for as it stands; a compiled one is a regular expression. It matches as soon
-    as it can: `\\d+` is content with the first digit.
+    as it can: `\\d+` is content with the first digit. `since` is the position that is read from, or an earlier
+    match, behind which the search begins: then `since` is to be read from.
     """
 
-    def __init__(self, pattern: Pattern) -> None:
+    def __init__(self, pattern: Pattern, since: int | OutputMatch = 0) -> None:
         self.pattern = pattern
+        self._after = since if isinstance(since, OutputMatch) else None
+        self.since = since.before if isinstance(since, OutputMatch) else since
+        #: The position before the chunk that is looked at, and the one behind it.
+        self._before = self._seq = self.since
         self._windows: dict[Stream, bytearray] = {}
+        #: For each chunk of a window its offset, and the position before it.
+        self._chunks: dict[Stream, deque[tuple[int, int]]] = {}
         self._tail = TailBuffer(SHOWN_TAIL_BYTES)
         literal = pattern.encode() if isinstance(pattern, str) else pattern if isinstance(pattern, bytes) else None
         # A literal needs no more than what could be its beginning.
@@ -236,22 +251,44 @@ class OutputSearch:
             else:
                 self._text_pattern = re.compile(pattern)
 
-    def feed(self, event: OutputChunk | OutputGap) -> OutputMatch | None:
-        """Take the next piece of output; the match that it completes, if any."""
+    def feed(self, event: OutputChunk | OutputGap, before: int | None = None) -> OutputMatch | None:
+        """Take the next piece of output; the match that it completes, if any.
+
+        `before` is what a match that ends in it has as `before`; without it the position of the piece before.
+        """
         if isinstance(event, OutputGap):
             # What comes after a gap does not continue what came before it.
             self._windows.pop(event.stream, None)
+            self._chunks.pop(event.stream, None)
             return None
-        self._tail.append(event.data)
+        if before is not None:
+            self._before = before
+        elif event.seq != self._seq:
+            # A chunk of which the middle is lost comes as two with the same position.
+            self._before, self._seq = self._seq, event.seq
+        offset, printed = event.offset, event.data
+        if self._after is not None and event.seq <= self._after.seq and event.stream != self._after.stream:
+            return None
+        if self._after is not None and event.stream == self._after.stream and offset < self._after.end:
+            printed = printed[self._after.end - offset :]
+            offset = event.offset + len(event.data) - len(printed)
+        self._tail.append(printed)
         window = self._windows.setdefault(event.stream, bytearray())
-        window += event.data
-        start = event.offset + len(event.data) - len(window)
-        match = self._search(bytes(window))
+        chunks = self._chunks.setdefault(event.stream, deque())
+        window += printed
+        chunks.append((offset, self._before))
+        start = offset + len(printed) - len(window)
+        match = self._search(bytes(window)) if printed else None
         if match is not None:
             position, data, groups = match
-            return OutputMatch(event.stream, start + position, data, event.seq, groups)
+            end = start + position + len(data)
+            last = next((before for at, before in reversed(chunks) if at < end), chunks[0][1])
+            return OutputMatch(event.stream, start + position, data, event.seq, groups, last)
         if len(window) > self._keep:
             del window[: len(window) - self._keep]
+        start = offset + len(printed) - len(window)
+        while len(chunks) > 1 and chunks[1][0] <= start:
+            chunks.popleft()
         return None
 
     def _search(self, window: bytes) -> tuple[int, bytes, tuple[bytes | None, ...]] | None:
@@ -267,10 +304,10 @@ class OutputSearch:
         groups = tuple(None if group is None else _as_bytes(group) for group in match.groups())
         return len(_as_bytes(text[: match.start()])), _as_bytes(match.group()), groups
 
-    def describe(self) -> str:
-        """The pattern, and the latest output, for an error message."""
+    def describe(self, latest: bytes = b"") -> str:
+        """The pattern, and the latest output, for an error message; `latest` is shown if none was searched."""
         shown = self.pattern.pattern if isinstance(self.pattern, re.Pattern) else self.pattern
-        tail = self._tail.value().decode("utf-8", "replace")
+        tail = (self._tail.value() or latest).decode("utf-8", "replace")
         return f"{shown!r}; its output ends with {tail!r}" if tail else f"{shown!r}; it printed nothing"
 
 

@@ -157,15 +157,17 @@ class Process:
         return buffer.collected(exit=exit, elapsed=now() - began)
 
     async def wait_for_output(
-        self, pattern: Pattern, timeout: float | None = None, *, since: int = 0
+        self, pattern: Pattern, timeout: float | None = None, *, since: int | OutputMatch = 0
     ) -> OutputMatch:
         """Wait until `pattern` was printed, looking from the position `since` on (0: the start).
+
+        An earlier match as `since` is the position right behind it, also in the middle of a chunk.
 
         A str or bytes pattern is looked for as it stands; `re.compile(...)` makes it a regular expression. Raises
         `ProcessError` when the process ends first, and `TimeoutError` after `timeout` seconds; the process goes on.
         """
-        search = OutputSearch(pattern)
-        stream = self.events(since)
+        search = OutputSearch(pattern, since)
+        stream = self.events(search.since)
         try:
             async with asyncio.timeout(timeout) as deadline:
                 async for event in stream:

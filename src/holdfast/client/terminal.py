@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, cast, get_args
 import msgspec
 
 from holdfast.client.asciicast import INPUT, MARKER, OUTPUT, CastEvent, resize_event, write_cast
+from holdfast.client.collect import MIB, SHOWN_TAIL_BYTES, OutputMatch, OutputSearch, Pattern
 from holdfast.client.process import signal_name, write_pieces
 from holdfast.client.screen import Emulator, Screen, emulator, preload
 from holdfast.errors import (
@@ -31,6 +32,8 @@ from holdfast.model import (
     CloseMode,
     ExitStatus,
     JobsAtClose,
+    OutputChunk,
+    OutputGap,
     Struct,
     TerminalEvent,
     TerminalRead,
@@ -44,6 +47,9 @@ Control = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZE"]
 
 #: What one step of a screen or a recording asks for.
 _STEP_BYTES: Final = 1024 * 1024
+#: What `expect` still searches when its time is over: as much as a sandbox keeps by default. Without a bound, a
+#: program that prints faster than it is read would hold it up.
+_BACKLOG_BYTES: Final = 32 * MIB
 #: How long one long poll of a stream waits. A shorter one would cost a round trip more often.
 _POLL_SECONDS: Final = 30.0
 #: `state` and `awaiting_input` are kept up to date for so long after somebody last looked at one.
@@ -81,6 +87,20 @@ class TerminalResult(Struct, frozen=True):
         return self.exit_code == 0
 
 
+class TerminalMatch(Struct, frozen=True):
+    """Where a terminal printed what was expected. `token` is the position right behind it: read on from there."""
+
+    data: bytes
+    #: Bytes printed before it.
+    offset: int
+    token: int
+    groups: tuple[bytes | None, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
 class Terminal:
     """One terminal by its id.
 
@@ -104,6 +124,8 @@ class Terminal:
         self._emulating = asyncio.Lock()
         #: How far the emulator has come.
         self._shown = 0
+        #: How far `expect` has come, and `run`, which returns the output before.
+        self._expected = 0
 
     def __repr__(self) -> str:
         return f"<Terminal {self.id!r} {self._status.state} pid={self.pid}>"
@@ -139,6 +161,11 @@ class Terminal:
     def prompt(self) -> str | None:
         """The prompt that is shown or was shown last, as text."""
         return self.status.prompt
+
+    @property
+    def continuation(self) -> bool:
+        """Whether the shell shows a continuation prompt: it asks for the rest of a command."""
+        return self.status.continuation
 
     @property
     def awaiting_input(self) -> bool | None:
@@ -244,8 +271,10 @@ class Terminal:
                 changes=ended.changes,
                 reason=ended.reason,
                 last_exit_code=ended.exit_code,
+                continuation=False,
             )
         )
+        self._expected = max(self._expected, ended.end_token)
         return TerminalResult(
             output_bytes=ended.output,
             exit_code=ended.exit_code,
@@ -272,8 +301,49 @@ class Terminal:
         reached, status = await self._api.wait_terminal(self.id, until, timeout=timeout)
         self._heard(status)
         if not reached:
-            raise TimeoutError(f"terminal {self.id!r} {otherwise} after {timeout or 0.0:g} s")
+            why = ": the shell asks for the rest of a command" if status.continuation else ""
+            raise TimeoutError(f"terminal {self.id!r} {otherwise} after {timeout or 0.0:g} s{why}")
         return status
+
+    async def expect(
+        self, pattern: Pattern, timeout: float | None = None, *, since: int | None = None
+    ) -> TerminalMatch:
+        """Wait until `pattern` is printed, looking from the position `since` on.
+
+        Without `since`, the search begins where the last match of this handle ended, or the output of its last
+        `run`; at first, where the terminal's output begins. A str or bytes pattern is looked for as it stands;
+        `re.compile(...)` makes it a regular expression. The echo of what was typed is output, too. `TimeoutError`
+        after `timeout` seconds, `TerminalClosed` when the terminal closes first.
+        """
+        now = asyncio.get_running_loop().time
+        deadline = None if timeout is None else now() + timeout
+        search = OutputSearch(pattern)
+        token = self._expected if since is None else since
+        backlog = _BACKLOG_BYTES
+        while True:
+            left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - now()))
+            found = await self._api.read_terminal(self.id, since=token, wait=left, max_bytes=_STEP_BYTES)
+            for event in found.events:
+                match = _search(search, event)
+                if match is not None:
+                    self._expected = match.end + match.before
+                    return TerminalMatch(match.data, match.offset, self._expected, match.groups)
+            size, token = found.token - token, max(found.token, token)
+            if found.closed:
+                what = search.describe(await self._latest(token))
+                raise TerminalClosed(f"terminal {self.id!r} was closed before it printed {what}")
+            if left > 0:
+                continue
+            backlog -= size
+            if size <= 0 or backlog <= 0:
+                what = search.describe(await self._latest(token))
+                raise TimeoutError(f"terminal {self.id!r} did not within {timeout or 0.0:g} s print {what}")
+
+    async def _latest(self, token: int) -> bytes:
+        """The latest output before a position, as much as an error message shows."""
+        start = max(0, token - SHOWN_TAIL_BYTES)
+        found = await self._api.read_terminal(self.id, since=start, max_bytes=token - start)
+        return b"".join(event.payload for event in found.events if event.type == "output")
 
     async def wait(self, timeout: float | None = None) -> ExitStatus:
         """How its program ended. `TimeoutError` if it still runs after `timeout` seconds; it goes on."""
@@ -427,6 +497,16 @@ async def close_unknown(api: ExecApi, terminal_id: str) -> None:
     """Close a terminal that may have been opened or not."""
     with contextlib.suppress(UnknownTerminal):
         await api.close_terminal(terminal_id, mode="force")
+
+
+def _search(search: OutputSearch, event: TerminalEvent) -> OutputMatch | None:
+    """The match that this event completes, if any; `before` is how many events stand before its end."""
+    if event.type == "gap":
+        search.feed(OutputGap("pty", event.offset, event.length))
+    elif event.type == "output":
+        chunk = OutputChunk("pty", event.offset, event.payload, event.token)
+        return search.feed(chunk, before=event.token - len(event.payload) - event.offset)
+    return None
 
 
 def _show(screen: Emulator, event: TerminalEvent) -> None:

@@ -1,9 +1,11 @@
 """Whether a program waits for input from its terminal, as the kernel tells it. Reads /proc and our side of a PTY.
 
-A program waits if nothing is left for it to read and a thread of the terminal's foreground group is blocked in a
-read of the terminal, or in a poll, select or epoll that watches it for input. /proc/PID/syscall says in which call
-a thread is blocked; one that was woken and has not run yet counts as running there. Not told: programs that wait in
-io_uring, and programs of 32 bits on a kernel of 64.
+A program waits if nothing is left for it to read and one of its threads is blocked in a read of the terminal, or in
+a poll, select or epoll that watches it for input. Programs that count are those of the terminal's foreground group
+and those that a member of it has started in another session (`su USER -c`, `setsid -w`): job control stops readers
+of the terminal's own session alone. /proc/PID/syscall says in which call a thread is blocked; one that was woken
+and has not run yet counts as running there. Not told: programs that wait in io_uring, and programs of 32 bits on a
+kernel of 64.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import select
 import stat
 import struct
 import termios
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from functools import cached_property
+from itertools import chain, islice
 from typing import Final, Literal, NamedTuple
 
 from holdfast.runtime.libc import look_at, open_other_side
-from holdfast.runtime.process_table import stat_fields
+from holdfast.runtime.process_table import read_entry, stat_fields
 
 Kind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
 
@@ -74,10 +78,12 @@ _MOST_DESCRIPTORS: Final = 1024
 _MOST_MEMORY: Final = 64 * 1024
 #: 10,000 descriptors in an epoll.
 _MOST_FDINFO: Final = 1024 * 1024
+#: 8,000 pids.
+_MOST_CHILDREN: Final = 64 * 1024
 #: The kernel gives files of /proc a few pages at a time.
 _PAGES: Final = 16 * 1024
 
-#: Says who may be in the foreground: at least all that are.
+#: Says which processes may be in the foreground, or descend from those: at least all that are.
 Candidates = Callable[[], Iterable[int]]
 
 
@@ -100,8 +106,7 @@ class InputState(NamedTuple):
 def input_state(master: int, candidates: Candidates = every_process) -> InputState:
     """Ask for the terminal of which `master` is our side. Neither reads from it nor waits.
 
-    `candidates` are who may be in the foreground, at least all that are; they are asked for only if the leader of
-    the foreground group does not wait.
+    `candidates` are asked for only if the leader of the foreground group does not wait.
 
     Right for all that was written to `master` before. Somebody must have the other side open, or have had it: to
     open it first and close it again, as this does, would read as its end.
@@ -180,8 +185,16 @@ def _group_of(pid: int) -> int:
         return -1
 
 
+def _session_of(pid: int) -> int:
+    """-1 if there is no such process."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
 class _Look:
-    """One look at the members of a group."""
+    """One look at the members of a group, and at what they have started in other sessions."""
 
     def __init__(self, calls: dict[int, Kind], terminal: os.stat_result, candidates: Candidates) -> None:
         self._calls = calls
@@ -189,24 +202,62 @@ class _Look:
         #: Not the device number: each devpts that is mounted has a terminal of that number.
         self._terminal = (terminal.st_dev, terminal.st_ino)
         self._number = tty_number(terminal.st_rdev)
-        self._threads_left = _MOST_THREADS
+        self._threads_left = self._children_left = _MOST_THREADS
         #: Somebody sleeps, and we may not know in what.
         self.unseen = False
 
     def first_waiting(self, group: int) -> int | None:
         """The leader if it waits: mostly it does, and the rest need not be looked for."""
-        if self._process_waits(group, group):
+        if self._process_waits(group):
             return group
         # getpgid(2) takes 0.3 us for each process; to read its stat would take 9.
-        others = (pid for pid in self._candidates() if pid != group and _group_of(pid) == group)
-        return next((pid for pid in others if self._process_waits(pid, group)), None)
+        others = [pid for pid in self._candidates() if pid != group and _group_of(pid) == group]
+        members = chain(others, self._behind([group, *others]))
+        return next((pid for pid in members if self._process_waits(pid)), None)
 
-    def _process_waits(self, pid: int, group: int) -> bool:
+    def _behind(self, members: list[int]) -> Iterator[int]:
+        """What descends from members of the group in other sessions than theirs.
+
+        Job control does not stop these if they read. It stops a job in the background: neither that nor what is
+        below it is in front.
+        """
+        sessions = {-1, *map(_session_of, members)}
+        seen, parents = set(members), deque(members)
+        while parents:
+            for child in self._children(parents.popleft()):
+                if child not in seen and _session_of(child) not in sessions:
+                    seen.add(child)
+                    parents.append(child)
+                    yield child
+
+    def _children(self, pid: int) -> list[int]:
+        found: list[int] = []
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                self._children_left -= 1
+                text = _contents(f"/proc/{pid}/task/{thread}/children", _MOST_CHILDREN)
+                if self._children_left < 0 or len(text) == _MOST_CHILDREN:
+                    self.unseen = True
+                    break
+                found += map(int, text.split())
+        except OSError:
+            if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+                return self._by_parent.get(pid, [])  # a kernel without this file
+        return found  # without those of a thread that has ended meanwhile
+
+    @cached_property
+    def _by_parent(self) -> dict[int, list[int]]:
+        table: dict[int, list[int]] = {}
+        for entry in filter(None, map(read_entry, self._candidates())):
+            table.setdefault(entry.parent, []).append(entry.pid)
+        return table
+
+    def _process_waits(self, pid: int) -> bool:
         try:
             threads = os.listdir(f"/proc/{pid}/task")
         except OSError:
             # Gone, unless /proc hides the processes of others (hidepid).
-            self.unseen |= _group_of(pid) == group
+            self.unseen |= _group_of(pid) != -1
             return False
         return any(self._thread_waits(f"/proc/{pid}/task/{thread}") for thread in threads)
 

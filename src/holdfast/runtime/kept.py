@@ -242,6 +242,7 @@ class Notes(RecordNotes):
                 event.prompt,
                 event.size,
                 event.reason,
+                event.cwd,
             )
         )
 

@@ -154,6 +154,7 @@ class Happened(Record, frozen=True, tag=17):
     prompt: str | None
     size: TerminalSize | None
     reason: str
+    cwd: str | None = None
 
 
 class TerminalMemory(Record, frozen=True, tag=18):

@@ -5,6 +5,7 @@ comes from the shell's marks and from the kernel, never from what the output loo
 `terminal_run`.
 
     RUNNING --prompt--> IDLE --command--> BUSY --prompt--> IDLE ...        close: CLOSING --exit--> CLOSED
+    IDLE --continuation prompt--> BUSY, with `continuation` until the command begins or the prompt is back
     the program ended: CLOSED; it was killed, and not by us: ERROR
 """
 
@@ -97,8 +98,8 @@ class LiveTerminal:
         self.prompt: str | None = None
         #: How many prompts were shown.
         self.prompts = 0
-        #: A continuation prompt was shown since the last prompt.
-        self.continued = False
+        #: A continuation prompt is shown: the shell asks for the rest of a command.
+        self.continuation = False
         #: Something was typed since the last line was sent off: it stands on the line, or has its editor wait.
         self.typed = False
         self.modes = Modes()
@@ -182,6 +183,7 @@ class LiveTerminal:
             token=self.timeline.token(process.logs[2]),
             changes=self.changes,
             prompt=self.prompt,
+            continuation=self.continuation,
             awaiting_input=seen.awaiting,
             echo=seen.echo,
             canonical=seen.canonical,
@@ -204,7 +206,8 @@ class LiveTerminal:
         group = self.process.foreground_group()
         if group == self.process.own_group:
             group = 0
-        busy = self._loop.time() - self._state_since if self.state == "BUSY" else None
+        runs = self.state == "BUSY" and not self.continuation
+        busy = self._loop.time() - self._state_since if runs else None
         # Nobody asks who waits at a prompt: a look costs a few files of /proc.
         awaiting = self._ask().awaiting if group or busy is not None else False
         return Activity(group=group, seconds=busy, awaiting=awaiting)
@@ -230,8 +233,9 @@ class LiveTerminal:
         if data:
             self._note_output(data, now)
         offset = self.process.logs[2].end
-        for mark in marks:
-            self._marked(mark, offset, data, now)
+        last_command = max((at for at, mark in enumerate(marks) if mark.letter == "C"), default=-1)
+        for at, mark in enumerate(marks):
+            self._marked(mark, offset, data, now, went_on=at < last_command)
         self._remember()
         return data
 
@@ -278,8 +282,11 @@ class LiveTerminal:
 
     # --- the shell's marks -----------------------------------------------------------------------------------
 
-    def _marked(self, mark: Mark, offset: int, data: bytes, now: float) -> None:
-        """A mark at a place in `data`, which is not in the log yet and begins at `offset` there."""
+    def _marked(self, mark: Mark, offset: int, data: bytes, now: float, *, went_on: bool) -> None:
+        """A mark at a place in `data`, which is not in the log yet and begins at `offset` there.
+
+        `went_on`: the shell has begun a command since.
+        """
         place = offset + mark.position
         if self._closing and mark.letter != "D":
             # What is typed to close it is no command of anybody's, and the prompt that comes back is noticed.
@@ -290,9 +297,11 @@ class LiveTerminal:
         elif mark.letter == "B" and self._prompt_start is not None:
             text = self._between(self._prompt_start, place, offset, data)
             self._prompt_start = None
-            self._prompt_shown(place, text, now)
+            # Where the shell is by now: with a command that was typed ahead, this may be where that one took it.
+            self._prompt_shown(place, text, now, None if went_on else self._cwd())
         elif mark.letter == "C":
             self._command_runs = True
+            self._continue(False)
             if self.in_flight is not None:
                 self.in_flight.began(place)
             self.timeline.add("command", place, now)
@@ -300,12 +309,19 @@ class LiveTerminal:
         elif mark.letter == "D":
             self._command_ended(place, mark.argument, now)
         elif mark.letter == "P":
-            self.continued = True
+            self._become("BUSY", place, now)
+            self._continue(not self._command_runs)
             self.timeline.add("continuation", place, now)
         self._tell()
 
-    def _prompt_shown(self, place: int, text: str, now: float) -> None:
-        self.continued = self._command_runs = self._prompt_due = False
+    def _continue(self, continuation: bool) -> None:
+        if continuation != self.continuation:
+            self.continuation = continuation
+            self.changes += 1
+
+    def _prompt_shown(self, place: int, text: str, now: float, cwd: str | None) -> None:
+        self._command_runs = self._prompt_due = False
+        self._continue(False)
         if self._unsettled <= 1:
             self._unsettled = 0
         self.prompts += 1
@@ -315,7 +331,7 @@ class LiveTerminal:
             self.prompt = text
             self.changes += 1
         self._become("IDLE", place, now)
-        self.timeline.add("prompt", place, now, prompt=text)
+        self.timeline.add("prompt", place, now, prompt=text, cwd=cwd)
 
     def _command_ended(self, place: int, argument: str, now: float) -> None:
         self._prompt_due = True
@@ -362,6 +378,7 @@ class LiveTerminal:
         status = process.status
         assert status is not None
         name = self.argv[0]
+        self._continue(False)
         if self._closing or status.signal is None:
             reason = f"{name} ended with exit code {status.exit_code}"
             self._become("CLOSED", reason=reason, exit_code=status.exit_code)
@@ -426,6 +443,14 @@ class LiveTerminal:
     def wants_more(self) -> bool:
         """Whether somebody waits for input now."""
         return self._look().awaiting is True
+
+    async def wait_for_line(self, timeout: float | None) -> bool:
+        """Until the shell takes a line: at its prompt, or at a continuation prompt. False if the time was over."""
+
+        def takes_line() -> bool:
+            return self.is_idle() or (self.continuation and self._look().awaiting is not False)
+
+        return await self.until(takes_line, timeout, look=lambda: self._unsettled > 0 or self.continuation)
 
     async def wait(self, until: TerminalWait, timeout: float | None, changes: int) -> bool:
         """Wait for a condition; False if the time was over first, `TerminalClosed` if it cannot come any more."""
@@ -527,12 +552,13 @@ class LiveTerminal:
         process = self.process
         deadline = self._loop.time() + (grace if mode == "graceful" else 0.0)
         if not self.is_over:
-            idle = self.is_idle()
+            idle, asks_for_rest = self.is_idle(), self.continuation
             self._closing = True
+            self._continue(False)
             self._become("CLOSING")
             self._tell()
             if mode == "graceful":
-                await self._leave(idle, jobs, grace, deadline)
+                await self._leave(idle, asks_for_rest, jobs, grace, deadline)
         if jobs == "kill":
             # Also of one that ended by itself: its background jobs may still run.
             await self._end_process(process, max(0.0, deadline - self._loop.time()))
@@ -541,8 +567,17 @@ class LiveTerminal:
             process.signal_leader(signal.SIGKILL)
             await process.wait_exit()
 
-    async def _leave(self, idle: bool, jobs: JobsAtClose, grace: float, deadline: float) -> None:
-        if not idle and jobs == "keep" and self.integration:
+    async def _leave(
+        self, idle: bool, asks_for_rest: bool, jobs: JobsAtClose, grace: float, deadline: float
+    ) -> None:
+        if asks_for_rest:
+            # `exit` would be more of the command that is not complete.
+            before = self.prompts
+            self.interrupt()
+            idle = await self.until(
+                lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
+            )
+        elif not idle and jobs == "keep" and self.integration:
             # To hang up the shell would make it hang up its background jobs: only what is in front ends.
             before = self.prompts
             self.signal_foreground(signal.SIGHUP)
@@ -584,7 +619,7 @@ class LiveTerminal:
             last_exit_code=self.last_exit_code,
             prompt=self.prompt,
             prompts=self.prompts,
-            continued=self.continued,
+            continued=self.continuation,
             typed=self.typed,
             typed_at=self._typed_at,
             unsettled=self._unsettled,
@@ -602,11 +637,15 @@ class LiveTerminal:
     def _restore(self, memory: TerminalMemory) -> None:
         self._remembered = memory
         self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
-        self.prompt, self.prompts, self.continued = memory.prompt, memory.prompts, memory.continued
+        self.prompt, self.prompts = memory.prompt, memory.prompts
         self.typed, self._typed_at, self._unsettled = memory.typed, memory.typed_at, memory.unsettled
         self._closing = memory.closing
         self._prompt_due, self._prompt_start = memory.prompt_due, memory.prompt_start
         self._command_runs = memory.command_runs
+        # Earlier servers kept it while the command ran, and were IDLE before.
+        self.continuation = memory.continued and not memory.command_runs
+        if self.continuation and self.state == "IDLE":
+            self._become("BUSY")
         if self._filter is not None:
             self._filter.held = memory.held
         self.modes.tail = memory.mode_tail

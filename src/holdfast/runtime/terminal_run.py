@@ -89,7 +89,7 @@ async def run_typed(
         raise TimeoutError(f"terminal {terminal.id!r} is busy: other commands came before") from None
     try:
         left = None if deadline is None else max(0.0, deadline - loop.time())
-        if not await terminal.wait("idle", left, 0):
+        if not await terminal.wait_for_line(left):
             raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout or 0.0:g} s")
         await _empty_line(terminal)
         flight = CommandInFlight(terminal.process.logs[2].end)
@@ -151,7 +151,7 @@ async def _fly(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -
 
 async def _empty_line(terminal: LiveTerminal) -> None:
     """What somebody left on the line, or began over several, is not ours to run: Ctrl-C ends whatever it is."""
-    if not terminal.typed and not terminal.continued:
+    if not terminal.typed and not terminal.continuation:
         return
     for _ in range(_INTERRUPTS):
         if await _new_prompt(terminal):
@@ -180,18 +180,18 @@ async def _run(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -
 
     def asks_for_more() -> bool:
         # A continuation prompt shows while a long text is still being read, too: the kernel tells when it is not.
-        return terminal.continued and flight.start is None and terminal.wants_more()
+        return terminal.continuation and flight.start is None and terminal.wants_more()
 
     left = None if run.deadline is None else max(0.0, run.deadline - loop.time())
     in_time = await terminal.until(
-        lambda: is_over() or asks_for_more(), left, look=lambda: terminal.continued, over_is_fine=True
+        lambda: is_over() or asks_for_more(), left, look=lambda: terminal.continuation, over_is_fine=True
     )
     if in_time and not is_over():
         await _new_prompt(terminal)
         raise InvalidRequest(f"the command is not complete, the shell asks for more of it: {_short(run.command)}")
     if not in_time:
         await _stop(terminal, is_over)
-    return _result(terminal, flight, timed_out=not in_time, max_bytes=run.max_bytes)
+    return _result(terminal, flight, run, timed_out=not in_time)
 
 
 async def _stop(terminal: LiveTerminal, is_over: Callable[[], bool]) -> None:
@@ -205,12 +205,17 @@ async def _stop(terminal: LiveTerminal, is_over: Callable[[], bool]) -> None:
 
 
 def _result(
-    terminal: LiveTerminal, flight: CommandInFlight, *, timed_out: bool, max_bytes: int
+    terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped, *, timed_out: bool
 ) -> TerminalCommandEnded:
     log = terminal.process.logs[2]
     end = log.end if flight.end is None else flight.end
-    start = _line_end(terminal, flight.prompt_end, end) if flight.start is None else flight.start
-    output, truncated = log.tail(start, end, max_bytes)
+    if flight.start is not None:
+        start = flight.start
+    elif run.command.strip():
+        start = _line_end(terminal, flight.prompt_end, end)
+    else:
+        start = end  # nothing runs: zsh alone prints here, to begin its prompt on a new line
+    output, truncated = log.tail(start, end, run.max_bytes)
     code = flight.exit_code
     if timed_out:
         code = TIMED_OUT
@@ -244,5 +249,5 @@ def _line_end(terminal: LiveTerminal, start: int, end: int) -> int:
 
 
 def _short(command: str) -> str:
-    first = command.strip().splitlines()[0]
+    first = command.strip().partition("\n")[0]
     return repr(first if len(first) <= 60 else f"{first[:60]}…")

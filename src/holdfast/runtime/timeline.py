@@ -54,6 +54,7 @@ class Event(NamedTuple):
     prompt: str | None
     size: TerminalSize | None
     reason: str
+    cwd: str | None
 
 
 class Timeline:
@@ -95,13 +96,14 @@ class Timeline:
         prompt: str | None = None,
         size: TerminalSize | None = None,
         reason: str = "",
+        cwd: str | None = None,
     ) -> int:
         """Note an event at this offset of the output; returns the position after it."""
         position = offset + self.count
         timestamp = self._now = max(timestamp, self._now)
         if self._times and timestamp > self._times[-1]:
             self._sample(offset, timestamp)  # what is behind it is not older than it
-        event = Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason)
+        event = Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd)
         self._events.append(event)
         if self.on_add is not None:
             self.on_add(event)
@@ -128,6 +130,7 @@ class Timeline:
             prompt=event.prompt,
             size=event.size,
             reason=event.reason,
+            cwd=event.cwd,
         )
 
     def note_output(self, offset: int, timestamp: float) -> None:
@@ -260,5 +263,6 @@ def _told(event: Event, marks: bool) -> TerminalEvent:
         prompt=event.prompt,
         size=event.size,
         reason=event.reason,
+        cwd=event.cwd,
         **more,
     )

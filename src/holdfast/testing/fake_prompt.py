@@ -17,6 +17,8 @@ from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
 
 _INTERRUPT: Final = 0x03
 _END_OF_INPUT: Final = 0x04
+#: No command that was typed is a lone newline.
+_INTERRUPTED: Final = b"\n"
 _CLEAR_LINE: Final = 0x15
 _QUOTE: Final = 0x16
 _BACKSPACE: Final = (0x08, 0x7F)
@@ -98,7 +100,7 @@ class Prompt:
                 return code
             text = line.decode("utf-8", "replace")
             if not text.strip():
-                code = 130 if line else code
+                code = 130 if line == _INTERRUPTED else code
                 continue
             self._terminal.starts_command()
             given = _EXIT.match(text.strip())
@@ -129,7 +131,7 @@ class Prompt:
         return command
 
     async def _read_command(self) -> bytes | None:
-        """A whole command; None at the end of input, and a lone newline if it was interrupted."""
+        """A whole command; None at the end of input, and `_INTERRUPTED` after Ctrl-C."""
         self._line = b""
         while True:
             typed, self._unread = self._unread or await self._terminal.read(), b""
@@ -149,7 +151,7 @@ class Prompt:
                 elif byte == _INTERRUPT:
                     self._unread = typed[at + 1 :]
                     self._terminal.prints("^C\r\n")
-                    return b"\n"
+                    return _INTERRUPTED
                 elif byte in _ENTER:
                     self._unread = typed[at + 1 :]
                     if _is_complete(self._line):

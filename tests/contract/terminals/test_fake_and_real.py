@@ -121,11 +121,38 @@ async def test_refusals(terminal: Terminal) -> None:
     with pytest.raises(InvalidRequest, match="not complete"):
         await terminal.run("echo 'oops", PATIENCE)
     with pytest.raises(InvalidParams):
-        await terminal.run(" ")
+        await terminal.run("echo \0")
     with pytest.raises(InvalidParams):
         await terminal.send_keys("Entr")
     await terminal.send("half a line")
     assert (await terminal.run("echo on", PATIENCE)).output == "on\n"
+
+
+async def test_an_empty_command(terminal: Terminal) -> None:
+    await terminal.run("(exit 3)", PATIENCE)
+    for empty in ("", " "):
+        result = await terminal.run(empty, PATIENCE)
+        assert (result.output, result.exit_code, result.state) == ("", 3, "IDLE")
+
+
+async def test_a_continuation_prompt(terminal: Terminal) -> None:
+    since = (await terminal.describe()).token
+    await terminal.send("'ec\n")
+    status = await until_status(terminal, lambda status: status.continuation)
+    assert (status.state, (await terminal.wait_until_awaiting_input(PATIENCE)).continuation) == ("BUSY", True)
+    with pytest.raises(TimeoutError, match="asks for the rest"):
+        await terminal.wait_until_idle(0.02)
+    events = [event for event in (await terminal.read(since)).events if event.type != "output"]
+    assert [(event.type, event.state) for event in events] == [("state", "BUSY"), ("continuation", "BUSY")]
+    assert (await terminal.run("echo on", PATIENCE)).output == "on\n"
+    assert (await terminal.describe()).state == "IDLE"
+    assert not terminal.continuation
+
+
+async def test_the_directory_at_a_prompt(terminal: Terminal) -> None:
+    await terminal.run("echo hi", PATIENCE)
+    prompts = [event for event in (await terminal.read()).events if event.type == "prompt"]
+    assert [event.cwd for event in prompts] == [(await terminal.describe()).cwd] * 2
 
 
 @pytest.mark.parametrize("mode", ["graceful", "force"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,7 @@ from contract.terminals.ways import (
 )
 from holdfast import OutputChunk, Sandbox, TerminalSize
 from holdfast.client.terminal import Terminal
-from holdfast.errors import (
-    InvalidParams,
-)
+from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.model import TerminalEvent
 
 
@@ -105,6 +104,58 @@ async def test_a_long_poll_ends_with_output_with_an_event_and_with_its_time(term
     await terminal.resize(40, 100)
     found = await waiting
     assert [(event.type, event.size) for event in found.events[:1]] == [("resize", TerminalSize(40, 100))]
+
+
+async def test_what_is_expected_is_found_one_behind_the_other(terminal: Terminal) -> None:
+    await terminal.send("read -p 'name? ' name; printf 'one two one'; read\n")
+    asked = await terminal.expect("name? ", PATIENCE)  # the echo of the line that was typed
+    assert asked.text == "name? "
+    asked = await terminal.expect(re.compile(r"name\? $"), PATIENCE)
+    await terminal.send("you\n")
+    first, last = await terminal.expect("one", PATIENCE), await terminal.expect(b"one", PATIENCE)
+    assert (last.offset - first.offset, last.token - first.token) == (8, 8)
+    with pytest.raises(TimeoutError, match=r"within 0\.01 s print 'one'; its output ends with .*one two one\W$"):
+        await terminal.expect("one", 0.01)
+    again = await terminal.expect(re.compile("o(n)e"), since=asked.token)
+    assert (again.groups, again.offset, again.token) == ((b"n",), first.offset, first.token)
+    # Each position is a place to read on from.
+    rest = await terminal.read(again.token)
+    assert rest.events[0].payload.startswith(b" two one")
+
+
+async def test_what_was_expected_in_vain_shows_what_was_printed(terminal: Terminal) -> None:
+    await terminal.send("echo last words\n")
+    await terminal.wait_until_idle(PATIENCE)
+    with pytest.raises(TimeoutError, match=r"print 'never'; its output ends with '.*last words"):
+        await terminal.expect("never", 0)
+    # Nothing was taken: what was searched in vain for one thing is searched for another.
+    assert (await terminal.expect("last words", 0)).data == b"last words"
+    with pytest.raises(InvalidParams):
+        await terminal.expect("last", since=-1)
+
+
+async def test_what_a_command_printed_that_was_run_is_not_expected_again(terminal: Terminal) -> None:
+    await terminal.run("echo ready", PATIENCE)
+    with pytest.raises(TimeoutError):
+        await terminal.expect("ready", 0.01)
+    assert (await terminal.expect("ready", since=0)).data == b"ready"
+
+
+async def test_what_is_expected_may_stand_on_both_sides_of_an_event(terminal: Terminal) -> None:
+    await terminal.send("printf done\n")
+    match = await terminal.expect(re.compile(rb"done.*?\$ $", re.DOTALL), PATIENCE, since=0)
+    for _ in range(2):  # once the shell waits, nothing comes any more
+        await terminal.wait_until_idle(PATIENCE)
+    flat = flattened((await terminal.read()).events)
+    text = [item for item in flat[: match.token] if isinstance(item, int)]
+    assert bytes(text).endswith(match.data)
+    assert len(text) == match.offset + len(match.data)
+
+
+async def test_what_does_not_come_before_the_end(opened: Opener) -> None:
+    terminal = await opened(["sh", "-c", "echo over"])
+    with pytest.raises(TerminalClosed, match="before it printed 'never'; its output ends with 'over"):
+        await terminal.expect("never", PATIENCE)
 
 
 async def test_several_readers_take_nothing_from_each_other(opened: Opener) -> None:
@@ -193,7 +244,7 @@ async def test_a_recording_has_the_output_with_its_times_and_what_was_typed_if_i
     await terminal.resize(21, 61)
     await terminal.run("read -rsp 'Password: ' word < <(echo quiet); echo")
     await terminal.send("read -rs word\n")
-    await until_status(terminal, lambda status: status.password_prompt)
+    await until_status(terminal, lambda status: status.password_prompt is True)
     await terminal.send("hunter2\n")
     await terminal.wait_until_idle(PATIENCE)
     cast = await terminal.recording(input=True, title="a test")

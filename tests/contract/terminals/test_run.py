@@ -102,11 +102,97 @@ async def test_what_the_shell_cannot_parse(terminal: Terminal, command: str) -> 
     assert (await terminal.run("echo on", PATIENCE)).output == "on\n"
 
 
-@pytest.mark.parametrize("command", ["", "  ", "\n\n", "\0", "echo a\0b", "echo \x1b[201~\n"])
+@pytest.mark.parametrize("command", ["\0", "echo a\0b", "echo \x1b[201~\n"])
 async def test_what_is_no_command(terminal: Terminal, command: str) -> None:
     with pytest.raises(InvalidParams):
         await terminal.run(command)
     assert (await terminal.run("echo on")).output == "on\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs("zsh"))])
+async def test_an_empty_command_changes_nothing_as_in_a_shell(opened: Opener, shell: str) -> None:
+    terminal, beside = await opened(shell), await opened.box.shell(shell)
+    for before, code in (("(exit 3)", 3), ("true", 0)):
+        await terminal.run(before, PATIENCE)
+        await beside.run(before)
+        for empty in ("", "  ", "\n\n", "\t\n "):
+            result = await terminal.run(empty, PATIENCE)
+            assert (result.output, result.exit_code, result.state) == ("", code, "IDLE")
+            expected = await beside.run(empty)
+            assert (expected.stdout, expected.exit_code) == ("", code)
+    await beside.close()
+    assert (await terminal.run("echo on", PATIENCE)).output == "on\n"
+
+
+CONTINUATIONS = [("echo 'oops", "' on"), ("if true; then", "echo on; fi"), ("cat <<END", "on\nEND")]
+
+
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs("zsh"))])
+async def test_at_a_continuation_prompt_the_terminal_is_not_idle(opened: Opener, shell: str) -> None:
+    terminal = await opened(shell)
+    await terminal.run("(exit 3)", PATIENCE)
+    for first, rest in CONTINUATIONS:
+        since = (await terminal.describe()).token
+        await terminal.send(f"{first}\n")
+        status = await until_status(terminal, lambda status: status.continuation)
+        assert (status.state, status.reason) == ("BUSY", "")
+        with pytest.raises(TimeoutError, match="asks for the rest"):
+            await terminal.wait_until_idle(0.05)
+        status = await terminal.wait_until_awaiting_input(PATIENCE)
+        assert (status.state, status.continuation, status.awaiting_input) == ("BUSY", True, True)
+        event = await until_event(terminal, lambda event: event.type == "continuation", since)
+        assert event.state == "BUSY"
+        await terminal.send(f"{rest}\n")
+        status = await terminal.wait_until_idle(PATIENCE)
+        assert (status.state, status.continuation, status.last_exit_code) == ("IDLE", False, 0)
+        types = [event.type for event in (await terminal.read(since)).events if event.type in ("command", "ended")]
+        assert types == ["command", "ended"]
+
+
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs("zsh"))])
+async def test_a_continuation_prompt_can_be_left(opened: Opener, shell: str) -> None:
+    terminal = await opened(shell)
+    await terminal.send("echo 'oops\n")
+    await until_status(terminal, lambda status: status.continuation)
+    await terminal.send_keys("C-c")
+    status = await terminal.wait_until_idle(PATIENCE)
+    assert (status.state, status.continuation) == ("IDLE", False)
+    await terminal.send("echo 'oops\n")
+    await until_status(terminal, lambda status: status.continuation)
+    assert (await terminal.run("echo on", PATIENCE)).output == "on\n"
+    assert not (await terminal.describe()).continuation
+    assert not terminal.continuation
+
+
+async def test_a_line_that_is_completed_while_its_end_is_waited_for(opened: Opener) -> None:
+    agent = await opened()
+    person = await opened.box.open_terminal(agent.id)
+    await person.send("echo 'one\n")
+    await until_status(person, lambda status: status.continuation)
+    waiting = asyncio.create_task(agent.wait_until_idle(PATIENCE))
+    await person.send("two'; (exit 4)\n")
+    assert (await waiting).last_exit_code == 4
+
+
+@pytest.mark.parametrize("jobs", ["kill", "keep"])
+async def test_closing_at_a_continuation_prompt(terminal: Terminal, jobs: str) -> None:
+    await terminal.send("echo 'oops\n")
+    await until_status(terminal, lambda status: status.continuation)
+    status = await terminal.close(jobs=jobs)  # type: ignore[arg-type]
+    assert (status.state, status.continuation) == ("CLOSED", False)
+    assert status.signal is None  # it was left by `exit`
+
+
+async def test_a_prompt_tells_the_directory(terminal: Terminal, tmp_path: Path) -> None:
+    since = (await terminal.describe()).token
+    for name in ("one", "two words", "é\n"):
+        (tmp_path / name).mkdir()
+        await terminal.run(f"cd '{tmp_path}/{name}'", PATIENCE)
+        event = await until_event(terminal, lambda event: event.type == "prompt", since)
+        assert event.cwd == f"{tmp_path}/{name}"
+        since = event.token
+    others = [event.cwd for event in (await terminal.read()).events if event.type != "prompt"]
+    assert set(others) == {None}
 
 
 async def test_a_command_of_200_kb(terminal: Terminal) -> None:

@@ -123,7 +123,7 @@ class TerminalFollower(Follower):
     async def _look(self, api: ExecApi) -> None:
         status = await api.describe_terminal(self.record.session_id)
         self.last_exit_code = status.last_exit_code
-        self.became(busy=status.state == "BUSY")
+        self.became(busy=status.state == "BUSY" and not status.continuation)
 
     async def _resume(self) -> None:
         """What another follower began: a command whose end is not written down."""

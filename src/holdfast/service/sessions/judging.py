@@ -81,7 +81,7 @@ class Judge:
         typed = data + b"".join(b"\x03" for control in controls if control.type == "CTRL_C")
         if not typed:
             return Judged("allow", line=desk.line)
-        if now.state == "BUSY" and now.awaiting_input:
+        if now.state == "BUSY" and now.awaiting_input and not now.continuation:
             return self._for_a_program(record, now, data)
         if desk.runs and typed.strip(b"\x03"):
             # It would stand on the line that is deleted for the command, or that the command stands on.
@@ -90,7 +90,7 @@ class Judge:
                 reason="SESSION_BUSY",
                 retry_after=0.5,
             )
-        await self._know_the_line(record, desk, typed)
+        await self._know_the_line(record, desk, now, typed)
         result = self._rules.input(record, desk.line, typed, now.cwd)
         decision = result.decision
         typed_lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
@@ -115,8 +115,22 @@ class Judge:
         # Nobody could tell what it would have been typed into by the time of an answer.
         return judged._replace(verdict="deny") if judged.verdict == "ask" else judged
 
-    async def _know_the_line(self, record: SessionRecord, desk: Desk, typed: bytes) -> None:
-        """If another replica typed since we did, its row says what stands on the line: nothing, or nobody knows."""
+    async def _know_the_line(self, record: SessionRecord, desk: Desk, now: Now, typed: bytes) -> None:
+        """Refuse more of a line whose beginning is not known here.
+
+        If another replica typed since we did, its row says whether something stands on the line. A shell that waits
+        at a continuation prompt holds lines that this replica has sent, or does not know.
+        """
+        await self._know_of_other_replicas(record, desk, typed)
+        asks_for_rest = now.continuation and now.awaiting_input
+        if asks_for_rest and not (desk.line.before or desk.line.lost or typed.startswith(b"\x03")):
+            raise Denied(
+                "the shell asks for the rest of a command that is not known: send CTRL_C first",
+                reason="LINE_UNKNOWN",
+                session_id=record.session_id,
+            )
+
+    async def _know_of_other_replicas(self, record: SessionRecord, desk: Desk, typed: bytes) -> None:
         which = AuditFilter(session_id=record.session_id, kinds=("input", "control", "command"), newest_first=True)
         rows, _ = await self._store.rows(which, Page(1))
         if not rows or rows[0].seq == desk.last_row:

@@ -49,6 +49,8 @@ class Now(Struct, frozen=True):
     #: The terminal's position; of a shell how many commands it ran.
     position: int = 0
     awaiting_input: bool = False
+    #: It shows a continuation prompt: what is typed is more of a command.
+    continuation: bool = False
     #: What is typed is not shown: a password.
     hidden: bool = False
     queue_busy: bool = False
@@ -168,6 +170,9 @@ class TerminalLive:
     async def type_command(self, command_id: str, command: str) -> None:
         text = command.rstrip("\r\n").encode()
         async with self._pool.use(self._record.sandbox) as api:
+            if (await api.describe_terminal(self._id, look=False)).continuation:
+                # It would be typed into the command that is not complete, and run as something else.
+                await self._in_time(api.write(self._id, _KEYS["CTRL_C"], write_id=f"{command_id}.line"))
             at_prompt, status = await api.wait_terminal(self._id, "idle", timeout=self._settings.input_seconds)
             if not at_prompt:
                 raise NotNow(f"session {self._id!r} shows no prompt: it is {status.state}", reason="SESSION_BUSY")
@@ -243,7 +248,7 @@ class TerminalLive:
             await asyncio.wait([news, asking], return_when=asyncio.FIRST_COMPLETED)
             if not news.done() and asking.exception() is None:
                 reached, status = asking.result()
-                if reached and status.state in ("BUSY", "RUNNING"):
+                if reached and _runs(status):
                     return None
             return await news
         finally:
@@ -266,7 +271,7 @@ class TerminalLive:
             _, status = await api.wait_terminal(self._id, "awaitingInput", timeout=settle)
         else:
             status = await api.describe_terminal(self._id)
-        if not status.awaiting_input or status.state not in ("BUSY", "RUNNING"):
+        if not status.awaiting_input or not _runs(status):
             return None
         # What came meanwhile belongs before it; and the line that it asks with may have begun in an earlier read.
         rest = terminal_chunks(
@@ -278,7 +283,7 @@ class TerminalLive:
         if shown.state not in ("BUSY", "RUNNING"):
             return None
         line = unfinished_line(terminal_chunks(self._id, Position(), shown).chunks)
-        return whole, Prompt(line, awaiting_input=True, password=status.password_prompt)
+        return whole, Prompt(line, awaiting_input=True, password=bool(status.password_prompt))
 
     async def close(self, mode: CloseMode) -> None:
         record = self._record
@@ -299,6 +304,11 @@ def begins_a_line(record: SessionRecord, now: Now, data: bytes, controls: Sequen
     return at_prompt and _LINE_END.search(data) is not None and _KEY.search(data) is None
 
 
+def _runs(status: TerminalStatus) -> bool:
+    """Whether a program may ask for input. A continuation prompt is told as such, with its event."""
+    return status.state in ("BUSY", "RUNNING") and not status.continuation
+
+
 def _terminal_now(status: TerminalStatus) -> Now:
     return Now(
         state=status.state,
@@ -306,6 +316,7 @@ def _terminal_now(status: TerminalStatus) -> Now:
         prompt=status.prompt or "",
         position=status.token,
         awaiting_input=bool(status.awaiting_input),
+        continuation=status.continuation,
         hidden=status.canonical and not status.echo,
         queue_busy=status.input_queued > 0,
         last_exit_code=status.last_exit_code,
