@@ -30,7 +30,7 @@ _SPLICE_BYTES = 65_536
 #: A pipe that polls writable takes this much without blocking (PIPE_BUF); more could block, and with it both ways.
 _SURE_BYTES = 4_096
 #: After end of input, stdout may be held open by an engine that no longer reads it: containerd keeps the pipe of an
-#: exec whose client is dead, so no POLLERR ever comes. A client that closes its end waits as long as this before TERM.
+#: exec whose client is dead, so no POLLERR ever comes. A client that closes its end sends TERM after the same time.
 _STALLED_SECONDS = 10.0
 _SPLICE_F_MOVE = 1
 _SPLICE_F_NONBLOCK = 2
