@@ -157,7 +157,9 @@ async def test_it_ends_after_its_input_when_its_stdout_is_open_and_takes_nothing
             await writer.drain()
         writer.close()
 
-    soon = "import sys; from holdfast.cli import connect; connect._STALLED_SECONDS = 0.1; sys.exit(connect.main([]))"
+    soon = (
+        "import sys; from holdfast.cli import connect; connect._STALLED_SECONDS = 0.1; sys.exit(connect.main([]))"
+    )
     async with await listen(directory, flood):
         read, write = os.pipe()
         process = await asyncio.create_subprocess_exec(

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.client.sandbox import Sandbox
+from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.errors import ConnectionLost, ResourceExhausted, SandboxError, SandboxGone, UnknownProcess
 from holdfast.sandboxes import injection
+from holdfast.service.api import CreateRequest
+from holdfast.service.clock import SystemClock
+from holdfast.service.problems import NotNow
 from holdfast.testing.engines import ContainerEngine
 from holdfast.testing.signalling import send_signal
+from service.fakes import ANN, MemoryStore, make_manager, running
 
 from .kubectl import NOT_FOUND, Kubectl
 
@@ -257,6 +261,40 @@ async def test_waiting_for_a_pod_that_has_ended_ends(kubectl: Kubectl) -> None:
     kubectl.pod(phase="Succeeded", policy="Never", state="terminated", reason="Completed", exitCode=0)
     with pytest.raises(SandboxGone, match=r"the pod has ended \(Completed, exit code 0\)"):
         await says_hello(wait_ready=60)
+
+
+# --- sessions of the service -------------------------------------------------------------------------------------
+
+
+async def test_a_session_in_a_pod_that_is_deleted_is_closed_with_the_reason(kubectl: Kubectl) -> None:
+    store = MemoryStore(SystemClock())
+    manager = make_manager(store, open_exec, sandbox=ADDRESS, prompt_seconds=0)
+    async with asyncio.timeout(PATIENCE), running(manager):
+        session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
+        follower = manager.leases.follower(session_id)
+        assert follower is not None
+        kubectl.remove_pod()
+        (channel,) = channels(kubectl.program)
+        send_signal(channel, signal.SIGKILL)
+        await follower.over.wait()
+    record = store.records[session_id]
+    assert record.state == "ERROR"
+    assert record.close_reason.startswith(f"sandbox lost: {ADDRESS}: there is no such pod")
+
+
+async def test_a_session_in_a_pod_with_a_read_only_root_is_refused_with_the_directories(
+    docker: ContainerEngine, make_kubectl: MakeKubectl
+) -> None:
+    name = docker.container("hf-busybox", options=("--read-only",))
+    try:
+        make_kubectl("docker", "exec", "-i", name)
+        manager = make_manager(MemoryStore(SystemClock()), open_exec, sandbox=ADDRESS)
+        async with asyncio.timeout(PATIENCE), running(manager):
+            with pytest.raises(NotNow, match=r"/tmp: cannot be written \(Read-only file system\)") as refused:
+                await manager.create(ANN, CreateRequest())
+        assert refused.value.reason == "SANDBOX_UNUSABLE"
+    finally:
+        docker.remove(name)
 
 
 # --- words -------------------------------------------------------------------------------------------------------
