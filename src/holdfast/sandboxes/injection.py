@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -150,7 +151,7 @@ class Injection:
     async def put_in(self, place: CommandPlace) -> None:
         """Bring it in, by whatever the sandbox has. `ConnectionLost` if the engine cut every attempt off."""
         chosen = await self._choose(place)
-        look = await _run_whole(place, ["sh", "-c", _LOOK])
+        look = await _run_script(place, ["sh", "-c", _LOOK])
         if place.lacks_program(look.exit_code, look.words):
             self._without_shell = True
             there = await place.run([*chosen.command(f"{self._directory}/{chosen.name}"), "--version"])
@@ -181,7 +182,7 @@ class Injection:
         return self._chosen
 
     async def _choose_package(self, place: CommandPlace) -> Bundle:
-        probe = await place.run(["python3", "-I", "-c", PROBE])
+        probe = await _run_whole(place, ["python3", "-I", "-c", PROBE], lambda done: done.exit_code == 0)
         fit = fits(read_probe(probe.stdout), await asyncio.to_thread(own_probe))
         if fit == "bundle":
             raise SandboxError(
@@ -195,7 +196,7 @@ class Injection:
         for wait in (*_AGAIN_SECONDS, None):
             while True:
                 script = ["sh", "-c", _PUT_IN, "holdfast", chosen.name, self._directory, ":".join(full)]
-                done = await _run_whole(place, script, stdin=chosen.path, seconds=PUT_IN_SECONDS)
+                done = await _run_script(place, script, stdin=chosen.path, seconds=PUT_IN_SECONDS)
                 for line in done.stdout.splitlines():
                     if line.startswith(_TRIED):
                         directory, _, why = line.removeprefix(_TRIED).partition(": ")
@@ -214,9 +215,9 @@ class Injection:
             await asyncio.sleep(wait)
         reasons = "; ".join(f"{directory}: {why}" for directory, why in tried.items())
         hint = "name a directory that is writable, may execute and has 17 MB of room (directory=...)"
-        if full:
+        if small := [directory for directory, why in tried.items() if "no room" in why or "space left" in why]:
             raise ResourceExhausted(
-                f"{place.address}: the server does not fit into {', '.join(full)}: {reasons}; {hint}"
+                f"{place.address}: the server does not fit into {', '.join(small)}: {reasons}; {hint}"
             )
         raise SandboxError(f"{place.address}: there is no place for the server: {reasons}; {hint}")
 
@@ -227,21 +228,36 @@ class Injection:
             raise place.cannot_copy(why)
 
 
-async def _run_whole(
+async def _run_script(
     place: CommandPlace, argv: list[str], *, stdin: Path | bytes = b"", seconds: float | None = None
 ) -> Outcome:
-    """Run a script that ends with a verdict; again, if it was cut off before. Without a shell, its failure."""
+    """Run a script that ends with a verdict; `ConnectionLost` if it was cut off each time. Without a shell, its
+    failure."""
+    done = await _run_whole(place, argv, lambda done: bool(_verdict(done.stdout)), stdin=stdin, seconds=seconds)
+    if not _verdict(done.stdout) and not place.lacks_program(done.exit_code, done.words):
+        raise ConnectionLost(
+            f"{place.address}: the connection was cut while the server was being put in, "
+            f"{len(_AGAIN_SECONDS) + 1} times: {done.said}"
+        )
+    return done
+
+
+async def _run_whole(
+    place: CommandPlace,
+    argv: list[str],
+    is_whole: Callable[[Outcome], bool],
+    *,
+    stdin: Path | bytes = b"",
+    seconds: float | None = None,
+) -> Outcome:
+    """Run a command, and again while it seems to have been cut off; the last outcome."""
     for wait in (*_AGAIN_SECONDS, None):
         done = await place.run(argv, stdin=stdin, seconds=seconds)
-        if _verdict(done.stdout) or place.lacks_program(done.exit_code, done.words):
-            return done
-        if wait is not None:
-            log.info("%s: a command was cut off and is run again: %s", place.address, done.said)
-            await asyncio.sleep(wait)
-    raise ConnectionLost(
-        f"{place.address}: the connection was cut while the server was being put in, "
-        f"{len(_AGAIN_SECONDS) + 1} times: {done.said}"
-    )
+        if wait is None or is_whole(done) or place.lacks_program(done.exit_code, done.words):
+            break
+        log.info("%s: a command was cut off and is run again: %s", place.address, done.said)
+        await asyncio.sleep(wait)
+    return done
 
 
 def _verdict(stdout: str) -> str:

@@ -163,7 +163,10 @@ class Pod(CommandPlace):
     async def _look(self) -> tuple[PodStatus | None, str]:
         """The pod as it is now, or None and kubectl's words. `SandboxGone` if it has ended or is another one."""
         query = ["get", "pod", "--namespace", self.namespace, self.pod, "--output", "json"]
-        done = await run_outside([*self._kubectl(), *query], seconds=_LOOK_SECONDS, env=environment())
+        try:
+            done = await run_outside([*self._kubectl(), *query], seconds=_LOOK_SECONDS, env=environment())
+        except ConnectionLost as late:
+            return None, late.message
         if done.exit_code != 0:
             if (gone := self.explain(done.words)) is not None:
                 raise gone
