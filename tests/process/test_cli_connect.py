@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
@@ -144,3 +145,31 @@ async def test_a_stalled_reader_does_not_stop_the_other_direction(directory: str
         assert await process.stdout.read() == BLOB
         process.stdin.close()
         assert await process.wait() == 0
+
+
+async def test_it_ends_after_its_input_when_its_stdout_is_open_and_takes_nothing(directory: str) -> None:
+    """An engine whose client died in mid-flood closes stdin, and holds a stdout open that it does not read."""
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(BLOB)
+        await reader.read()
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    soon = (
+        "import sys; from holdfast.cli import connect; connect._STALLED_SECONDS = 0.1; sys.exit(connect.main([]))"
+    )
+    async with await listen(directory, flood):
+        read, write = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", soon, stdin=asyncio.subprocess.DEVNULL, stdout=write
+        )
+        os.close(write)
+        try:
+            assert await asyncio.wait_for(process.wait(), 60) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            os.close(read)

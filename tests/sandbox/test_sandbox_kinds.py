@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 import holdfast.sync
-from holdfast.errors import InvalidParams, SandboxError, SandboxGone
+from holdfast.errors import InvalidParams, SandboxError
 from holdfast.sandboxes import containers
 from holdfast.sandboxes.addresses import place_at
 from holdfast.sandboxes.kubernetes import Pod
@@ -54,40 +54,6 @@ def test_the_context_comes_before_the_verb() -> None:
 def test_what_names_no_pod(address: str) -> None:
     with pytest.raises(InvalidParams, match=address):
         place_at(address)
-
-
-@pytest.fixture
-def kubectl(container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `kubectl` that writes down how it was called and runs the command in a container of another engine."""
-    program = tmp_path / "bin/kubectl"
-    program.parent.mkdir()
-    calls = tmp_path / "calls"
-    program.write_text(
-        f"""#!/bin/sh
-{{ for word; do printf '%s\\0' "$word"; done; printf '\\036'; }} >> {shlex.quote(str(calls))}
-while [ "$1" != -- ]; do [ "$1" = gone ] && {{
-  echo 'Error from server (NotFound): pods "gone" not found' >&2; exit 1; }}; shift; done
-shift
-exec docker exec -i {container} "$@"
-"""
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    return calls
-
-
-async def test_a_pod_is_reached_through_kubectl(kubectl: Path) -> None:
-    async with asyncio.timeout(PATIENCE), holdfast.connect("kubernetes:team/web/app") as box:
-        assert (await box.exec(["cat"], input=b"\0\xff")).stdout_bytes == b"\0\xff"
-    lines = [line.split("\0") for line in kubectl.read_text().split("\x1e") if line]  # noqa: ASYNC240 - it is over
-    pod = ["exec", "--stdin", "--quiet", "--namespace", "team", "web", "--container", "app", "--", "sh", "-c"]
-    assert all(line[: len(pod)] == pod for line in lines), lines
-
-
-async def test_a_pod_that_is_not_there(kubectl: Path) -> None:
-    with pytest.raises(SandboxGone, match="kubernetes:team/gone: there is no such pod"):
-        async with asyncio.timeout(PATIENCE), holdfast.connect("kubernetes:team/gone"):
-            pass
 
 
 # --- containers that we make -------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
 
+from holdfast.cli import doctor
 from holdfast.cli.doctor import examine
 from holdfast.cli.logs import as_object
 from holdfast.cli.own_terminal import DetachKey
@@ -136,3 +138,29 @@ def test_doctor_finds_something_out_about_everything() -> None:
     assert {"Python", "kernel", "PTY", "descriptors", "cgroup v2", "Landlock", "docker", "bash"} <= set(names)
     assert all(finding.found and finding.means for finding in findings)
     assert findings[names.index("Python")].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "state", "found"),
+    [
+        (
+            '{"clientVersion": {"gitVersion": "v1.34.1"}, "serverVersion": {"gitVersion": "v1.34.0"}}',
+            0,
+            "ok",
+            "v1.34.0",
+        ),
+        ('{"clientVersion": {"gitVersion": "v1.34.1"}}', 0, "limited", "no serverVersion.gitVersion"),
+        ('{"clientVersion": {}}\nThe connection to the server was refused', 1, "limited", "was refused"),
+    ],
+    ids=["answers", "no server", "refused"],
+)
+def test_doctor_names_the_version_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, code: int, state: str, found: str
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{printed}'\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (row,) = (row for row in doctor.ENGINES if row[0] == "kubectl")
+    finding = doctor.engine(*row)
+    assert (finding.state, found in finding.found) == (state, True), finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from holdfast.sandboxes.bubblewrap import Jail
 from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.injection import MISSING
+from holdfast.sandboxes.kubernetes import Pod, PodStatus, read_status
 from holdfast.sandboxes.place import CommandPlace
 from holdfast.sandboxes.ssh import SshHost
 
@@ -145,3 +147,83 @@ def test_an_engine_that_says_gone_is_believed_at_once() -> None:
     assert (
         str(error) == "docker:web: there is no such container: Error response from daemon: No such container: web"
     )
+
+
+def pod_status(container: str | None, state: dict[str, Any], *, phase: str = "Running", **more: Any) -> PodStatus:
+    """Of a pod with the containers `app` and `side` and the native sidecar `log`; the state is that of all."""
+    names = ("app", "side")
+    pod = {
+        "metadata": {"uid": "u1", "annotations": more.pop("annotations", {})} | more.pop("metadata", {}),
+        "spec": {
+            "restartPolicy": more.pop("policy", "Never"),
+            "containers": [{"name": name} for name in names],
+            "initContainers": [{"name": "log", "restartPolicy": "Always"}],
+        },
+        "status": {
+            "phase": phase,
+            "containerStatuses": [{"name": name, "ready": name == "side", "state": state} for name in names],
+            "initContainerStatuses": [{"name": "log", "ready": True, "state": state}],
+        },
+    }
+    found = read_status(json.dumps(pod), container)
+    assert found is not None
+    return found
+
+
+ENDED = {"terminated": {"exitCode": 3, "reason": "Error"}}
+
+
+@pytest.mark.parametrize(
+    ("container", "state", "more", "gone"),
+    [
+        ("app", {"running": {}}, {}, None),
+        ("app", {"waiting": {"reason": "ContainerCreating"}}, {"phase": "Pending"}, None),
+        ("app", {}, {"phase": "Pending"}, None),
+        ("app", ENDED, {}, "the container has ended (Error, exit code 3) and is not restarted"),
+        ("app", ENDED, {"policy": "Always"}, None),
+        ("app", ENDED, {"policy": "OnFailure"}, None),
+        ("app", {"terminated": {"exitCode": 0}}, {"policy": "OnFailure"}, "the container has ended (exit code 0)"),
+        ("log", ENDED, {}, None),
+        ("app", ENDED, {"phase": "Failed"}, "the pod has ended (Error, exit code 3)"),
+        ("app", {"running": {}}, {"metadata": {"deletionTimestamp": "now"}}, None),
+        ("app", ENDED, {"metadata": {"deletionTimestamp": "now"}, "policy": "Always"}, "the pod is being deleted"),
+    ],
+)
+def test_what_a_pods_object_says_about_a_container(
+    container: str, state: dict[str, Any], more: dict[str, Any], gone: str | None
+) -> None:
+    found = pod_status(container, state, **more).gone
+    assert found is None if gone is None else found is not None and found.startswith(gone)
+
+
+def test_which_container_of_a_pod_is_meant_if_none_is_named() -> None:
+    assert not pod_status(None, {"running": {}}).ready
+    annotations = {"kubectl.kubernetes.io/default-container": "side"}
+    assert pod_status(None, {"running": {}}, annotations=annotations).ready
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"kind": "List"}', "Error from server"])
+def test_what_is_no_pod(text: str) -> None:
+    assert read_status(text, None) is None
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf"])
+def test_how_long_a_pod_is_waited_for(seconds: str) -> None:
+    with pytest.raises(InvalidParams, match="wait_ready"):
+        place_at(f"kubernetes:team/web?wait_ready={seconds}")
+
+
+@pytest.mark.parametrize(
+    ("words", "lacks"),
+    [
+        ('exec failed: unable to start container process: exec: "sh": executable file not found in $PATH', True),
+        (
+            'exec failed: unable to start container process: exec: "/x/y": stat /x/y: no such file or directory',
+            True,
+        ),
+        ("command terminated with exit code 1", False),
+        ("cat: /etc/x: No such file or directory", False),
+    ],
+)
+def test_which_words_of_kubectl_mean_that_a_program_is_not_in_the_image(words: str, lacks: bool) -> None:
+    assert Pod("team", "web").lacks_program(1, words) == lacks

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 _USAGE = """usage: holdfast connect
 
 Bridge stdin and stdout to the socket of this machine's server, which is started when needed. End of input closes
-that direction alone: what the server still has to say is copied until it closes. Exit code: 2 for trouble.
+that direction alone: what the server still has to say is copied until it closes, or until stdout has taken nothing
+for 10 s. Exit code: 2 for trouble.
 """
 
 #: What a pipe holds by default, so one call moves all of it.
 _SPLICE_BYTES = 65_536
 #: A pipe that polls writable takes this much without blocking (PIPE_BUF); more could block, and with it both ways.
 _SURE_BYTES = 4_096
+#: After end of input, stdout may be held open by an engine that no longer reads it: containerd keeps the pipe of an
+#: exec whose client is dead, so no POLLERR ever comes. A client that closes its end sends TERM after the same time.
+_STALLED_SECONDS = 10.0
 _SPLICE_F_MOVE = 1
 _SPLICE_F_NONBLOCK = 2
 
@@ -81,7 +85,10 @@ def main(arguments: list[str]) -> int:
 
 
 def bridge(connection: socket.socket, source: int, sink: int) -> None:
-    """Copy `source` to the connection and the connection to `sink` until the server closes or nobody reads us."""
+    """Copy `source` to the connection and the connection to `sink` until the server closes or `sink` has no reader.
+
+    Once `source` has ended, a sink that takes nothing for `_STALLED_SECONDS` counts as one without a reader.
+    """
     connection.setblocking(False)
     up = _OneWay(source, connection.fileno(), _mover(source, connection.fileno()))
     down = _OneWay(connection.fileno(), sink, _mover(connection.fileno(), sink))
@@ -95,7 +102,10 @@ def bridge(connection: socket.socket, source: int, sink: int) -> None:
         poller = select.poll()
         for fd, events in wanted.items():
             poller.register(fd, events)
-        came = dict(poller.poll())
+        stalled = up.ended and down.waits_for[0] == sink
+        came = dict(poller.poll(_STALLED_SECONDS * 1000 if stalled else None))
+        if not came:
+            return
         if came.get(sink, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
             return
         try:

@@ -223,12 +223,15 @@ def tool(program: str, version_flag: str, means: str) -> Finding:
     return Finding(program, "ok", f"{path} {_first_line([path, version_flag])}".strip(), means)
 
 
-def engine(program: str, question: tuple[str, ...], means: str) -> Finding:
-    """A client program, and whether the engine that it talks to answers."""
+def engine(program: str, question: tuple[str, ...], means: str, version: str = "") -> Finding:
+    """A client program, and whether the engine that it talks to answers.
+
+    It answers with a line, or, if `version` is given, with JSON that has the engine's version under these keys.
+    """
     path = shutil.which(program)
     if path is None:
         return Finding(program, "missing", "not found", f"without it: no {means}")
-    answer, said = _ask([path, *question])
+    answer, said = _ask([path, *question], version)
     if answer:
         return Finding(program, "ok", f"{path}, engine {said}", means)
     return Finding(program, "limited", f"{path}, engine does not answer: {said}", f"no {means} until it answers")
@@ -269,12 +272,17 @@ TOOLS: Final = (
 ENGINES: Final = (
     ("docker", ("version", "--format", "{{.Server.Version}}"), "Docker sandboxes (docker:NAME)"),
     ("podman", ("version", "--format", "{{.Version}}"), "Podman sandboxes (podman:NAME)"),
-    ("kubectl", ("version", "--output=yaml"), "Kubernetes sandboxes (kubernetes:NAMESPACE/POD)"),
+    (
+        "kubectl",
+        ("version", "--output=json"),
+        "Kubernetes sandboxes (kubernetes:NAMESPACE/POD)",
+        "serverVersion.gitVersion",
+    ),
 )
 
 
-def _ask(argv: list[str]) -> tuple[bool, str]:
-    """Whether a program succeeded, and the line that tells most."""
+def _ask(argv: list[str], keys: str = "") -> tuple[bool, str]:
+    """Whether a program succeeded, and the line that tells most, or what its JSON has under these keys."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROGRAM_SECONDS)
     except subprocess.TimeoutExpired:
@@ -282,8 +290,20 @@ def _ask(argv: list[str]) -> tuple[bool, str]:
     except OSError as error:
         return False, str(error.strerror)
     text = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).decode(errors="replace").strip()
+    if done.returncode == 0 and keys:
+        return _found_in(text, keys)
     lines = text.splitlines() or [f"exit code {done.returncode}"]
     return done.returncode == 0, (lines[0] if done.returncode == 0 else lines[-1])[:120]
+
+
+def _found_in(text: str, keys: str) -> tuple[bool, str]:
+    try:
+        found = msgspec.json.decode(text)
+        for key in keys.split("."):
+            found = found[key]
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return False, f"no {keys} in what it printed"
+    return True, str(found)[:120]
 
 
 def _first_line(argv: list[str]) -> str:

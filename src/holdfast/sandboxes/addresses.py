@@ -78,6 +78,7 @@ _IN_ADDRESS: Final[dict[str, Callable[[str], Any]]] = {
     "port": int,
     "read_only": str,
     "user": str,
+    "wait_ready": float,
     "writable": str,
 }
 _SEVERAL: Final = ("read_only", "writable")

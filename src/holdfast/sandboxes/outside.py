@@ -17,6 +17,7 @@ from typing import Final
 from holdfast.errors import CommandNotFound, ConnectionLost
 from holdfast.model import Struct
 from holdfast.signalling import signal_child_group
+from holdfast.transport.stdio import without_queries
 
 #: An engine under load takes seconds for what should take one; one that hangs must not hang us.
 SECONDS: Final = 120.0
@@ -32,9 +33,14 @@ class Outcome(Struct, frozen=True):
     stderr: str
 
     @property
+    def words(self) -> str:
+        """Why it failed. Docker prints on stdout why it could not execute."""
+        return self.stderr or self.stdout
+
+    @property
     def said(self) -> str:
         """What it said last, for an error text."""
-        lines = (self.stderr or self.stdout).strip().splitlines()
+        lines = without_queries(self.words).strip().splitlines()
         return "; ".join(lines[-3:]) or f"exit code {self.exit_code}"
 
 

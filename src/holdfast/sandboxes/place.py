@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from holdfast.errors import ConnectionLost, HoldfastError, SandboxGone
+from holdfast.errors import ConnectionLost, HoldfastError, SandboxError, SandboxGone
 from holdfast.sandboxes.injection import MISSING, Injection
 from holdfast.sandboxes.outside import Outcome, run_outside
 from holdfast.transport import stdio
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.transport.stdio import without_queries
 
 #: What a line of the engine's stderr means.
 Signs = tuple[tuple[re.Pattern[str], str], ...]
@@ -73,12 +74,14 @@ class CommandPlace(Place):
         """Copy a tree into a directory inside, by the engine's own means; False if it has none."""
         return False
 
+    def cannot_copy(self, why: str) -> SandboxError:
+        """The error where neither unpacking nor `copy_in` is possible; `why` is about unpacking."""
+        return SandboxError(f"{self.address}: the server cannot be brought in: {why}")
+
     async def run(self, argv: Sequence[str], *, stdin: Path | bytes = b"", seconds: float | None = None) -> Outcome:
         """Run one plain command inside, to its end. `SandboxGone` if there is no inside."""
         outcome = await run_outside(self.command(argv), stdin=stdin, seconds=seconds, env=environment())
-        # Docker tells on stdout why it could not execute.
-        words = outcome.stderr or outcome.stdout
-        if outcome.exit_code != 0 and (gone := self.explain(words)) is not None:
+        if outcome.exit_code != 0 and (gone := self.explain(outcome.words)) is not None:
             raise gone
         return outcome
 
@@ -86,8 +89,13 @@ class CommandPlace(Place):
         """Whether these last words of the engine say that the sandbox is gone."""
         for sign, meaning in self.gone_signs:
             if sign.search(text):
-                return SandboxGone(f"{self.address}: {meaning}: {_last_line(text)}", final=True)
+                last = _last_line(without_queries(text))
+                return SandboxGone(f"{self.address}: {meaning}: {last}", final=True)
         return None
+
+    def lacks_program(self, exit_code: int, words: str) -> bool:
+        """Whether the engine could not execute the command because its program is not inside."""
+        return exit_code in NOT_FOUND_CODES
 
     # --- the channel -----------------------------------------------------------------------------------------
 
@@ -104,10 +112,10 @@ class CommandPlace(Place):
 
     def channel_ended(self, error: ConnectionLost) -> HoldfastError:
         """What the end of a channel means, in our words."""
-        if (gone := self.explain(str(error.details.get("words", "")))) is not None:
+        words, code = str(error.details.get("words", "")), int(error.details.get("exit_code", 0))
+        if (gone := self.explain(words)) is not None:
             return gone
-        code = error.details.get("exit_code")
-        if code == MISSING or (code in NOT_FOUND_CODES and not self._put_in):
+        if code == MISSING or (self.lacks_program(code, words) and not self._put_in):
             # No server inside, or not even a shell to look for one: the next channel puts it there.
             self._missing = True
         return error

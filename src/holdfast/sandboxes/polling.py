@@ -17,7 +17,7 @@ from holdfast.errors import ConnectionLost, HoldfastError, SandboxGone, UnknownP
 from holdfast.model import OutputChunk, ReadResult
 from holdfast.sandboxes.injection import MISSING
 from holdfast.sandboxes.outside import run_outside
-from holdfast.sandboxes.place import NOT_FOUND_CODES, CommandPlace, environment
+from holdfast.sandboxes.place import CommandPlace, environment
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.wire import messages as m, methods
 from holdfast.wire.codec import Codec
@@ -102,11 +102,11 @@ class PolledConnection(Connection):
         done = await run_outside(
             argv, stdin=request, seconds=float("inf"), env=environment(), kept_bytes=2 * MAX_MESSAGE_BYTES
         )
-        if done.exit_code == MISSING or (done.exit_code in NOT_FOUND_CODES and call.sent == 1):
+        if done.exit_code == MISSING or (self._place.lacks_program(done.exit_code, done.words) and call.sent == 1):
             await self._place.injection.put_in(self._place)
             return await self._exchange(call)
         if done.exit_code not in _REPLIED or not done.stdout.strip():
-            raise self._place.explain(done.stderr or done.stdout) or ConnectionLost(f"{self.address}: {done.said}")
+            raise self._place.explain(done.words) or ConnectionLost(f"{self.address}: {done.said}")
         peer.receive(done.stdout.strip().encode())
         result, error = replies[0]
         if error is not None:

@@ -44,7 +44,8 @@ class AgentRulebook(Rulebook):
         if agent_id not in self._given:
             return super().resolve(agent_id, request, operator=operator)
         agent = msgspec.structs.replace(self.rules.agent(agent_id), profile=self._given[agent_id])
-        rules = msgspec.structs.replace(self.rules, agents={**self.rules.agents, agent_id: agent})
+        rules = self.rules.within(request.sandbox)
+        rules = msgspec.structs.replace(rules, agents={**rules.agents, agent_id: agent})
         return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
 
 

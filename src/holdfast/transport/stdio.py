@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from holdfast.wire.framing import Oversized
 STDERR_TAIL_BYTES: Final = 64 * 1024
 #: Shown of it in the error: the last lines say why.
 STDERR_SHOWN_BYTES: Final = 2_000
+#: The query of a URL, longer than people write. It may have lost its end, and with it the closing quotation mark.
+_QUERY: Final = re.compile(r"\?[^\s\"'?]*=[^\s\"'?]{60,}")
 #: How long the command has after the end of its input, and again after TERM. A server gives its processes 5 s
 #: between TERM and KILL; killed in the midst of that, it would leave them behind.
 GRACE_SECONDS: Final = 10.0
@@ -131,7 +134,7 @@ class _Command:
     def _failure(self) -> Exception:
         code = self._process.returncode
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        text = bytes(self._tail[-STDERR_SHOWN_BYTES:]).decode(errors="replace").strip()
+        text = without_queries(self._tail.decode(errors="replace")).strip()[-STDERR_SHOWN_BYTES:]
         message = f"{self._name}: the command {ended}" + (f": {text}" if text else "")
         lost = ConnectionLost(message, exit_code=code, words=text)
         lost.__cause__ = self._error
@@ -212,6 +215,14 @@ async def dial(
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
     command = _Command(process, receiver, name, grace, explain)
     return CommandChannel(process, command, name, max_message_bytes, lend)
+
+
+def without_queries(text: str) -> str:
+    """A program's words without the queries of URLs in them, unless they are short.
+
+    `kubectl exec` names the URL that it could not reach, in which the whole command is encoded.
+    """
+    return _QUERY.sub("?…", text)
 
 
 def serve(receiver: Receiver, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> StreamChannel:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -28,6 +29,7 @@ Count = Annotated[int | None, msgspec.Meta(extra={"unit": "count"})]
 Cores = Annotated[float | None, msgspec.Meta(extra={"unit": "cores"})]
 
 MIB: Final = 1024 * 1024
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 #: Where a decision comes from that no line of a file made.
 BUILT_IN: Final = "built-in"
 #: Names that hold secrets, and names that change which programs run or run something by themselves.
@@ -221,6 +223,8 @@ class Rules(Struct, frozen=True):
     #: The directory of workspaces, for agents that name none.
     workspaces: str = "/var/lib/holdfast/workspaces"
     name: str = BUILT_IN
+    #: Whether the file names `workspaces`: then it is a path of every sandbox.
+    names_workspaces: bool = False
 
     def agent(self, agent_id: str) -> Agent:
         """By its name, else by the first pattern, else an agent with the defaults."""
@@ -237,9 +241,26 @@ class Rules(Struct, frozen=True):
             raise Denied(f"the rules have no profile {name!r} (any more)", reason="UNKNOWN_PROFILE", profile=name)
         return self.profiles[name]
 
+    def within(self, sandbox: str) -> Rules:
+        """The same rules for a sandbox: without `workspaces` in the file, its kind decides where those are."""
+        elsewhere = "" if self.names_workspaces else _workspaces_in(sandbox)
+        return msgspec.structs.replace(self, workspaces=elsewhere) if elsewhere else self
+
     def workspace(self, agent_id: str) -> str:
         given = self.agent(agent_id).workspace
         return given.replace("{agent}", agent_id) if given else f"{self.workspaces}/{agent_id}"
+
+
+def _workspaces_in(sandbox: str) -> str:
+    """The default directory of workspaces in a sandbox; empty on the service's own machine."""
+    kind = sandbox.partition(":")[0]
+    if kind in ("docker", "podman", "kubernetes", "bwrap"):
+        # The one directory that users other than root can write in nearly every image, also with a read-only root.
+        return "/tmp/holdfast-workspaces"
+    if kind == "ssh" or (kind in ("ws", "wss") and urlsplit(sandbox).hostname not in _LOOPBACK):
+        # Another user of that host could have made a directory in /tmp before.
+        return "/var/lib/holdfast/workspaces"
+    return ""
 
 
 def strictest(verdicts: set[Verdict]) -> Verdict:

@@ -97,7 +97,13 @@ class _Loader:
         agents = {pattern: self._agent(pattern, value, base) for pattern, value in self._tables("agents").items()}
         if self._complaints:
             raise RulesInvalid(self._complaints)
-        return Rules({**base.profiles, **self._made}, agents, workspaces.rstrip("/"), self._name)
+        return Rules(
+            {**base.profiles, **self._made},
+            agents,
+            workspaces.rstrip("/"),
+            self._name,
+            names_workspaces="workspaces" in self._values,
+        )
 
     # --- complaints ------------------------------------------------------------------------------------------
 

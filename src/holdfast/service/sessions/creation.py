@@ -86,7 +86,8 @@ class Creation:
             )
         if not (0 < request.cols < 10_000 and 0 < request.rows < 10_000):
             raise Invalid("cols, rows: from 1 to 9999", reason="BAD_SIZE", field="cols")
-        policy = manager.rules.resolve(agent_id, request, operator=caller.role == "operator")
+        placed = msgspec.structs.replace(request, sandbox=sandbox)
+        policy = manager.rules.resolve(agent_id, placed, operator=caller.role == "operator")
         environment = manager.rules.environment(policy, request.environment)
         now = manager.clock.time()
         record = SessionRecord(
@@ -119,11 +120,17 @@ class Creation:
         manager = self._manager
         session_id = record.session_id
         plan = await self._planned(record)
+        wanted = record.policy.sandbox_mode
+        enforced = "none" if plan.confinement is None else plan.confinement.mode
+        record = msgspec.structs.replace(
+            record, policy=msgspec.structs.replace(record.policy, sandbox_mode=enforced)
+        )
         body: dict[str, Any] = {
             "kind": record.kind,
             "sandbox": record.sandbox,
             "profile": record.policy.profile,
-            "sandbox_mode": record.policy.sandbox_mode,
+            "sandbox_mode": enforced,
+            **({} if wanted == enforced else {"wanted_sandbox_mode": wanted}),
             "cwd": record.initial_cwd,
             "shell": record.shell,
             "environment": _some(record.environment),
@@ -155,6 +162,7 @@ class Creation:
         stored = await manager.store.update_session(
             record.session_id,
             state="RUNNING",
+            policy=record.policy,
             enforced=plan.enforced,
             unenforced=plan.unenforced,
             initial_cwd=record.initial_cwd or now.cwd,

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, SandboxGone
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, sleep
 from holdfast.service.model import AuditEntry, AuditRow, SessionRecord, State, Struct
@@ -53,6 +53,8 @@ class Ending(Struct, frozen=True):
     state: Literal["CLOSED", "ERROR"]
     reason: str
     exit_code: int | None = None
+    #: `sandbox lost: WHY` if the sandbox is gone, `session lost: WHY` if it is there without the session.
+    lost: str = ""
 
 
 class Follower:
@@ -89,7 +91,9 @@ class Follower:
                     return
                 except HoldfastError as error:
                     if is_gone(error):
-                        await self._finish(Ending("ERROR", f"it is no longer in its sandbox: {error.message}"))
+                        what = "sandbox" if isinstance(error, SandboxGone) else "session"
+                        reason = f"it is no longer in its sandbox: {error.message}"
+                        await self._finish(Ending("ERROR", reason, lost=f"{what} lost: {error.message}"))
                         return
                     # The line, the sandbox's server or the database: the session may well be there.
                     await asyncio.sleep(wait)
@@ -186,11 +190,13 @@ class Follower:
         around, session_id = self.around, self.record.session_id
         stored = await around.store.session(session_id)
         now = around.clock.time()
-        # Whoever closed it has said why.
+        # A close that was asked for has its reason already.
         state: State = "CLOSED" if stored.state == "CLOSING" else ending.state
-        why = stored.close_reason or ("crashed" if state == "ERROR" else "exited")
+        why = stored.close_reason or ending.lost or ("crashed" if state == "ERROR" else "exited")
+        # For metrics, in which every text is a time series of its own.
+        category = stored.close_reason or ending.lost.partition(":")[0] or why
         record = msgspec.structs.replace(self.record, state=state, closed_at=now, close_reason=why)
-        summary = self.summary(record, ending)
+        summary = self.summary(record, ending, category)
         if stored.audited_token < END_POSITION:
             words = {"state": state, "reason": why, "detail": ending.reason, "summary": summary}
             entries = [self.entry("session_closed", "", now, **words)]
@@ -211,14 +217,14 @@ class Follower:
         )
         self.record = msgspec.structs.replace(record, summary=summary)
         self.over.set()
-        around.tell(Told("session_over", record.kind, now - record.created_at, why))
+        around.tell(Told("session_over", record.kind, now - record.created_at, category))
 
-    def summary(self, record: SessionRecord, ending: Ending) -> str:
+    def summary(self, record: SessionRecord, ending: Ending, category: str) -> str:
         """The last words on a session."""
         duration = (record.closed_at or 0.0) - record.created_at
         code = self.last_exit_code
         parts = [
-            f"{record.state} ({record.close_reason}): {ending.reason}",
+            f"{record.state} ({category}): {ending.reason}",
             f"open for {duration:.1f} s",
             f"{record.commands_run} command{'' if record.commands_run == 1 else 's'}",
             f"{self.output_bytes} bytes of output",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import posixpath
 
-from holdfast.errors import FileNotFound
+from holdfast.errors import FileError, FileNotFound
 from holdfast.exec_api import FileApi
 from holdfast.model import EnvironmentInfo
 from holdfast.service.model import SessionRecord
-from holdfast.service.problems import Denied
+from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.egress import Egress, is_wanted
 from holdfast.service.sessions.enforcement import Plan, plan
 from holdfast.service.sessions.sandbox_pool import SandboxPool
@@ -30,10 +30,18 @@ class Preparation:
     async def prepare(self, record: SessionRecord, info: EnvironmentInfo) -> None:
         async with self._pool.use(record.sandbox) as api:
             for directory in record.policy.writable:
-                if record.policy.sandbox_mode == "none":
-                    await api.files.make_dir(directory, mode=0o700)
-                else:
-                    await _make_workspace(api.files, directory)
+                try:
+                    if record.policy.sandbox_mode == "none":
+                        await api.files.make_dir(directory, mode=0o700)
+                    else:
+                        await _make_workspace(api.files, directory)
+                except FileError as error:
+                    raise NotNow(
+                        f"sandbox {record.sandbox!r}: the session's directory {directory} cannot be made: "
+                        f"{error.message}; name one that can be in the rules (workspaces, directories.writable)",
+                        reason="DIRECTORY_UNAVAILABLE",
+                        directory=directory,
+                    ) from error
         if is_wanted(record.policy, info):
             await self._egress.start(record, info)
 

@@ -39,7 +39,9 @@ class Rulebook:
         return self.rules.agent(agent_id).sessions
 
     def resolve(self, agent_id: str, request: CreateRequest, *, operator: bool) -> Policy:
-        return resolve(self.rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
+        """The policy of a new session; `request.sandbox` is where it will be."""
+        rules = self.rules.within(request.sandbox)
+        return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
 
     def environment(self, policy: Policy, asked: dict[str, str]) -> dict[str, str]:
         """What a session gets; `Denied` for a variable that is refused."""

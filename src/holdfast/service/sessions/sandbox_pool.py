@@ -83,8 +83,10 @@ class SandboxPool:
             raise
 
     def leave(self, line: _Line, error: BaseException | None) -> None:
-        if isinstance(error, errors.TransportError):
-            self._retire(line)  # it has tried to come back: the next user gets a new one
+        if isinstance(error, errors.TransportError | errors.SandboxGone):
+            # It has tried to come back, or cannot: the next user gets a new one, perhaps of a new sandbox at the
+            # same address.
+            self._retire(line)
         line.users -= 1
         line.last_used = self._clock.time()
         if line.users == 0:
@@ -249,6 +251,9 @@ def problem_of(error: errors.HoldfastError, address: str = "") -> Problem:
             return Unavailable(
                 f"sandbox {address!r} cannot be reached: {text}", reason="SANDBOX_UNREACHABLE", retry_after=1.0
             )
+        case errors.SandboxError() if not isinstance(error, errors.InternalError):
+            # No place for the server, a read-only root, a user that is not there: the sandbox is as it is.
+            return NotNow(f"sandbox {address!r}: {text}", reason="SANDBOX_UNUSABLE")
         case errors.CallerError() if not isinstance(error, errors.MethodNotFound):
             return Invalid(text, reason="INVALID_REQUEST")
         case _:
