@@ -21,7 +21,7 @@ from holdfast.model import OutputChunk, OutputGap
 from support.parts import require
 
 #: Nothing here waits for time to pass; whatever takes this long hangs.
-SAFETY_NET = 20
+SAFETY_NET = 60
 #: The name that a shell is started by, and the program that must be there for it.
 PROGRAMS = {"bash": "bash", "dash": "dash", "ash": "busybox", "zsh": "zsh"}
 

@@ -31,7 +31,7 @@ from holdfast.runtime.local import LocalExec
 from holdfast.runtime.process_table import ProcessTable
 
 MakeExec = Callable[..., LocalExec]
-SAFETY_NET = 30
+SAFETY_NET = 60
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 IDENTITY = "grep -E '^(Uid|Gid|Groups):' /proc/self/status"
 #: The two ways to start: straight, and through the launcher.
