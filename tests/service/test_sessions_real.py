@@ -129,7 +129,8 @@ async def test_a_password_prompt_is_told_and_its_input_not_written_down(
 async def test_long_running_process_is_stopped_by_a_control_action(manager: SessionManager) -> None:
     created = await manager.create(ANN, CreateRequest())
     session_id = created.view.record.session_id
-    await manager.send_input(ANN, session_id, b"echo begun; sleep 10\n")
+    # Printed by the program itself: until it runs, a Ctrl-C may find the shell between fork and exec, and be lost.
+    await manager.send_input(ANN, session_id, b"sh -c 'echo begun; exec sleep 1000'\n")
     _, token, _ = await read_until(
         manager, session_id, lambda printed, _: b"begun\r\n" in printed.partition(b"\n")[2], created.token
     )
