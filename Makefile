@@ -95,9 +95,9 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 bench: $(VENV)/installed-dev ## print the benchmark table
 	$(BIN)/python -m bench --markdown README.md
 
-faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then all faults of sandboxes; nothing may be lost
+faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
-	HOLDFAST_TEST_FULL=1 $(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
+	$(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
 
 soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)

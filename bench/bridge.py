@@ -180,7 +180,7 @@ async def streams_at_once(scale: Scale) -> list[Row]:
 
 async def memory_of_calls(scale: Scale) -> list[Row]:
     """Resident memory of host, server and proxy, early in a long run of calls and at its end."""
-    calls = scale.crowd * 10
+    calls = scale.model_calls
     async with _ways() as ways:
 
         async def run(count: int) -> dict[str, int]:

@@ -46,6 +46,10 @@ class Scale(msgspec.Struct, frozen=True):
     sessions: int
     idle_seconds: float
     agents: int
+    #: What a terminal prints before its screen is looked at, in MB.
+    screen_mb: int
+    #: Calls of a model between two looks at the memory.
+    model_calls: int
 
 
 FULL = Scale(
@@ -64,6 +68,8 @@ FULL = Scale(
     sessions=500,
     idle_seconds=15.0,
     agents=200,
+    screen_mb=10,
+    model_calls=10_000,
 )
 #: Shows that every row can be measured. Its figures mean little.
 QUICK = Scale(
@@ -82,6 +88,8 @@ QUICK = Scale(
     sessions=6,
     idle_seconds=1.0,
     agents=6,
+    screen_mb=1,
+    model_calls=200,
 )
 
 

@@ -66,24 +66,30 @@ def _container(engine: ContainerEngine) -> Iterator[str]:
         engine.remove(name)
 
 
-async def true_in_a_container(scale: Scale) -> list[Row]:
-    """`true` over the channel, beside the same without a container, and beside one `docker exec` a call."""
+async def in_containers(scale: Scale) -> list[Row]:
+    """Every figure of containers, with one engine."""
     with _docker() as engine:
         if engine is None:
             return []
-        with running_server() as server, _container(engine) as name:
-            async with (
-                holdfast.connect(server.address("unix")) as bare,
-                holdfast.connect(f"docker:{name}") as inside,
-            ):
-                fast = await interleave_samples(
-                    scale.rounds, scale.starts, {"bare": one(_exec(bare)), "inside": one(_exec(inside))}
-                )
-                slow = await interleave_samples(
-                    scale.stream_rounds,
-                    SLOW_TURNS,
-                    {"docker": one(_docker_exec(name)), "inside": _batch(_exec(inside))},
-                )
+        benchmarks = (_true, _connections, _stream, _line)
+        return [row for benchmark in benchmarks for row in await benchmark(engine, scale)]
+
+
+async def _true(engine: ContainerEngine, scale: Scale) -> list[Row]:
+    """`true` over the channel, beside the same without a container, and beside one `docker exec` a call."""
+    with running_server() as server, _container(engine) as name:
+        async with (
+            holdfast.connect(server.address("unix")) as bare,
+            holdfast.connect(f"docker:{name}") as inside,
+        ):
+            fast = await interleave_samples(
+                scale.rounds, scale.starts, {"bare": one(_exec(bare)), "inside": one(_exec(inside))}
+            )
+            slow = await interleave_samples(
+                scale.stream_rounds,
+                SLOW_TURNS,
+                {"docker": one(_docker_exec(name)), "inside": _batch(_exec(inside))},
+            )
     return [
         compare(
             "box-true",
@@ -106,20 +112,17 @@ async def true_in_a_container(scale: Scale) -> list[Row]:
     ]
 
 
-async def connect_to_a_container(scale: Scale) -> list[Row]:
+async def _connections(engine: ContainerEngine, scale: Scale) -> list[Row]:
     """The first connection puts the server in, the second finds it."""
     await bundle()  # made once a machine, and not part of a connection
-    with _docker() as engine:
-        if engine is None:
-            return []
-        firsts: list[list[float]] = []
-        seconds: list[list[float]] = []
-        plains: list[list[float]] = []
-        for _ in range(scale.server_rounds):
-            with _container(engine) as name:
-                firsts.append([await _connect(name)])
-                seconds.append([await _connect(name) for _ in range(SLOW_TURNS)])
-                plains.append([await _docker_exec(name)() for _ in range(SLOW_TURNS)])
+    firsts: list[list[float]] = []
+    seconds: list[list[float]] = []
+    plains: list[list[float]] = []
+    for _ in range(scale.server_rounds):
+        with _container(engine) as name:
+            firsts.append([await _connect(name)])
+            seconds.append([await _connect(name) for _ in range(SLOW_TURNS)])
+            plains.append([await _docker_exec(name)() for _ in range(SLOW_TURNS)])
     baseline, what = latencies(plains), "one `docker exec NAME true`"
     return [
         compare(
@@ -143,19 +146,16 @@ async def connect_to_a_container(scale: Scale) -> list[Row]:
     ]
 
 
-async def stream_from_a_container(scale: Scale) -> list[Row]:
+async def _stream(engine: ContainerEngine, scale: Scale) -> list[Row]:
     """200 MB that a command prints, lossless."""
     blocks = min(200, scale.unix_blocks)
-    with _docker() as engine:
-        if engine is None:
-            return []
-        with _container(engine) as name:
-            engine("exec", name, "dd", "if=/dev/zero", "of=/zeros", f"bs={BLOCK}", f"count={blocks}")
-            async with holdfast.connect(f"docker:{name}") as box:
-                taken = await interleave(
-                    scale.stream_rounds,
-                    {"docker": _docker_cat(name, blocks), "inside": _cat(box, blocks)},
-                )
+    with _container(engine) as name:
+        engine("exec", name, "dd", "if=/dev/zero", "of=/zeros", f"bs={BLOCK}", f"count={blocks}")
+        async with holdfast.connect(f"docker:{name}") as box:
+            taken = await interleave(
+                scale.stream_rounds,
+                {"docker": _docker_cat(name, blocks), "inside": _cat(box, blocks)},
+            )
     return [
         compare(
             "box-stream",
@@ -169,25 +169,22 @@ async def stream_from_a_container(scale: Scale) -> list[Row]:
     ]
 
 
-async def line_from_a_container(scale: Scale) -> list[Row]:
+async def _line(engine: ContainerEngine, scale: Scale) -> list[Row]:
     """From a line that is printed to its event. The line is the time: a container has the machine's own clock."""
     chosen = await bundle()
-    with _docker() as engine:
-        if engine is None:
-            return []
-        with _container(engine) as name, running_server() as server:
-            async with (
-                holdfast.connect(server.address("unix")) as bare,
-                holdfast.connect(f"docker:{name}") as inside,
-            ):
-                taken = await interleave_samples(
-                    scale.stream_rounds,
-                    2,
-                    {
-                        "bare": _lines(bare, [sys.executable, "-I", "-S"]),
-                        "inside": _lines(inside, chosen.interpreter(f"/root/.cache/{chosen.name}")),
-                    },
-                )
+    with _container(engine) as name, running_server() as server:
+        async with (
+            holdfast.connect(server.address("unix")) as bare,
+            holdfast.connect(f"docker:{name}") as inside,
+        ):
+            taken = await interleave_samples(
+                scale.stream_rounds,
+                2,
+                {
+                    "bare": _lines(bare, [sys.executable, "-I", "-S"]),
+                    "inside": _lines(inside, chosen.interpreter(f"/root/.cache/{chosen.name}")),
+                },
+            )
     return [
         compare(
             "box-line",

@@ -58,7 +58,7 @@ BATCH: Final = 20
 #: The line of a flood; the terminal makes its newline two bytes.
 LINE: Final = ("0123456789" * COLS)[: COLS - 1]
 READ_BYTES: Final = 65_536
-SCREEN_BYTES: Final = 10_000_000
+MB: Final = 1_000_000
 #: Looks at a screen in a round.
 LOOKS: Final = 5
 #: More than any program here takes; it only turns a hang into a failure.
@@ -141,13 +141,13 @@ async def screen_after_a_flood(scale: Scale) -> list[Row]:
     """The first look at a terminal that has printed 10 MB: all of it is fetched and drawn."""
     async with _contenders() as (home, _, box):
         async with _prompted(box) as terminal:
-            await _run_flood(terminal, SCREEN_BYTES)
+            await _run_flood(terminal, scale.screen_mb * MB)
             # The rounds have an emulator that is loaded; what loads it is told beside them.
             loading = await _look(box, terminal, _shows_flood)
             row = await _screen_row(scale, box, terminal, "terminal-screen", "lines", _shows_flood, 100.0)
             note = f"{row.note}, the first in a program {loading * 1000:.0f} ms"
             rows = [msgspec.structs.replace(row, note=note)]
-        with _file_of_frames() as path:
+        with _file_of_frames(scale.screen_mb * MB) as path:
             async with _prompted(box) as terminal:
                 await _run_well(terminal, f"cat {path}", quiet=False)
                 rows += [
@@ -294,7 +294,7 @@ async def _screen_row(
     baseline = latencies(taken["fed"])
     return compare(
         name,
-        f"`screen()` after {SCREEN_BYTES // 1_000_000} MB of {of_what}, first look",
+        f"`screen()` after {scale.screen_mb} MB of {of_what}, first look",
         "ms",
         baseline_what=f"the same bytes fed to {_name_of(emulator(ROWS, COLS))} here",
         baseline=baseline,
@@ -317,8 +317,8 @@ async def _look(box: Sandbox, terminal: Terminal, is_right: Callable[[Screen], b
 
 async def _tmux_screen_row(scale: Scale, tmux: Tmux, ours: Row) -> Row:
     began = perf_counter()
-    tmux.run(_flood(SCREEN_BYTES))
-    rate = SCREEN_BYTES / (perf_counter() - began) / 1e6
+    tmux.run(_flood(scale.screen_mb * MB))
+    rate = scale.screen_mb / (perf_counter() - began)
 
     async def look() -> float:
         began = perf_counter()
@@ -369,14 +369,14 @@ def _name_of(drawn: Emulator) -> str:
 
 
 @contextlib.contextmanager
-def _file_of_frames() -> Iterator[str]:
-    """10 MB as a program prints that draws its whole screen again and again: places, colours, erased rests."""
+def _file_of_frames(size: int) -> Iterator[str]:
+    """`size` bytes of a program that draws its whole screen again and again: places, colours, erased rests."""
     rows = "".join(
         f"\x1b[{row};1H\x1b[3{row % 8}m{row:5d}\x1b[0m {LINE[:50]} \x1b[1m%s\x1b[0m\x1b[K" for row in range(1, ROWS)
     )
     frame = (rows % (("of a frame",) * (ROWS - 1))).encode()
     with tempfile.NamedTemporaryFile(prefix="hf-frames-") as file:
-        file.write(frame * (SCREEN_BYTES // len(frame)))
+        file.write(frame * (size // len(frame)))
         file.write((rows % (("of the last frame",) * (ROWS - 1))).encode() + b"\r\n")
         file.flush()
         yield file.name

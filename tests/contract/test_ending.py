@@ -73,7 +73,8 @@ ESCAPES = {
     "empty environment": "(env -i setsid sh -c 'echo pid: $$; exec sleep 1000' &) ; sleep 1000",
     "stopped": "setsid sh -c 'echo pid: $$; kill -STOP $$' & wait",
     "closed streams": "(setsid sh -c 'echo pid: $$; exec sleep 1000 <&- >&- 2>&-' &) ; sleep 1000",
-    "leader gone": "setsid sh -c 'echo pid: $$; exec sleep 1000' & sleep 0.01; exit 0",
+    # The leader reads a line of the child first: a terminal that has lost its leader takes no more output.
+    "leader gone": "exec 3>&1; { setsid sh -c 'echo pid: $$ >&3; echo; exec sleep 999 >&3' & } | read x; exit 0",
 }
 
 

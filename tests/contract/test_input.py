@@ -110,7 +110,7 @@ async def test_one_start_id_starts_once(box: Sandbox, tmp_path: Path) -> None:
     starts = await asyncio.gather(*(box.api.start(spec) for _ in range(5)))
     assert len({info.pid for info in starts}) == 1
     assert (await box.api.start(spec)).pid == starts[0].pid
-    await (await box.process("again")).wait_for_output("up", timeout=30)
+    await (await box.process("again")).wait_for_output("up", timeout=60)
     await box.api.terminate("again", grace=0)
     assert (tmp_path / "starts").read_text() == "started\n"
 

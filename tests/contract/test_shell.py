@@ -302,7 +302,7 @@ async def test_a_process_begins_with_the_state_of_the_shell(box: Sandbox, sh: Sh
 
 async def test_a_process_runs_beside_its_shell_and_ends_as_a_tree(sh: Shell) -> None:
     process = await sh.start("setsid sleep 1000 & echo pid: $!; trap '' TERM; echo ready; wait; sleep 1000")
-    assert await process.wait_for_output("ready", timeout=30)
+    assert await process.wait_for_output("ready", timeout=60)
     child = int((await process.snapshot()).stdout.split()[1])
     assert (await sh.run("echo free")).stdout == "free\n"
     assert is_alive(child)

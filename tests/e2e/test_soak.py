@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-QUICK = ["--seconds", "3.5", "--kill-seconds", "2", "--warm-up-seconds", "0", "--sample-seconds", "0.2"]
+QUICK = ["--seconds", "4.5", "--kill-seconds", "2", "--warm-up-seconds", "0", "--sample-seconds", "0.2"]
 
 
 def test_a_short_soak(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from .checking import Broken
 from .faults import children, server_of
 
 #: How long everything may take to be let go of.
-SETTLE_SECONDS: Final = 20.0
+SETTLE_SECONDS: Final = 60.0
 #: A pool of threads, once used, stays: as many as Python makes.
 POOL_THREADS: Final = 8
 #: Files of a spool without processes.

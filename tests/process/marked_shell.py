@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 NONCE = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 MARK = re.compile(rb"\x1b\]133;([ABCDP])(?:;(\d+))?;" + NONCE.encode() + rb"\x07")
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Ran(NamedTuple):

@@ -26,7 +26,7 @@ from support.parts import require
 #: Between fork and exec nothing happens here that a thread of another test could have locked.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-SAFETY_NET = 30
+SAFETY_NET = 60
 PYTHON = (sys.executable, "-I", "-S", "-c")
 #: How often what must not happen is looked for.
 LOOKS = 25

@@ -223,18 +223,19 @@ async def test_what_the_block_raises_over_a_dead_proxy_is_only_the_cause(box: Sa
 
 async def test_a_cancellation_while_the_proxy_is_ended_does_not_leave_it(box: Sandbox) -> None:
     leaving = asyncio.Event()
+    proxies: list[Process] = []
 
     async def work() -> None:
         async with sandbox_agent_bridge(StubbornSandbox(box.api), greet, port=0, grace=0.5):
+            proxies.append(await proxy_of(box))
             leaving.set()
 
     task = asyncio.create_task(work())
     await leaving.wait()
-    proxy = await proxy_of(box)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not is_alive(proxy.pid)
+    assert not is_alive(proxies[0].pid)
 
 
 async def test_a_port_that_is_taken_is_told_with_the_proxys_words(box: Sandbox) -> None:
@@ -311,7 +312,7 @@ async def test_a_function_streams_as_it_speaks(box: Sandbox) -> None:
 
     async with sandbox_agent_bridge(box, speak, port=0) as bridge:
         agent = await streaming(box, bridge, chat("m", stream=True))
-        await agent.wait_for_output('"one"', timeout=30)
+        await agent.wait_for_output('"one"', timeout=60)
         assert b'"two"' not in (await agent.snapshot()).stdout
         go_on.set()
         await agent.wait()
@@ -334,9 +335,9 @@ async def test_a_caller_that_leaves_cancels_the_function(box: Sandbox) -> None:
 
     async with sandbox_agent_bridge(box, endless, port=0) as bridge:
         agent = await streaming(box, bridge, chat("m", stream=True))
-        await agent.wait_for_output('"one"', timeout=30)
+        await agent.wait_for_output('"one"', timeout=60)
         await agent.terminate(force=True)
-        await asyncio.wait_for(cancelled.wait(), 30)
+        await asyncio.wait_for(cancelled.wait(), 60)
         assert bridge.spent.requests == 1
     assert [call.cancelled for call in bridge.calls] == [True]
     assert bridge.spent.running == 0
@@ -401,7 +402,7 @@ async def test_requests_are_passed_on_with_the_hosts_key_alone(box: Sandbox, pro
 async def test_a_providers_stream_passes_piece_by_piece(box: Sandbox, provider: FakeProvider) -> None:
     async with sandbox_agent_bridge(box, Upstream(provider.url, "sk-0123456789"), port=0) as bridge:
         agent = await streaming(box, bridge, chat("gpt", stream=True))
-        await agent.wait_for_output('"one"', timeout=30)
+        await agent.wait_for_output('"one"', timeout=60)
         assert b'"two"' not in (await agent.snapshot()).stdout
         provider.go_on.set()
         await agent.wait()
@@ -430,17 +431,17 @@ async def test_a_budget_counts_a_stream_and_hides_that_it_asked(box: Sandbox, pr
 async def test_a_caller_that_leaves_cancels_the_provider(box: Sandbox, provider: FakeProvider) -> None:
     async with sandbox_agent_bridge(box, Upstream(provider.url, "sk-0123456789"), port=0) as bridge:
         agent = await streaming(box, bridge, chat("endless", stream=True))
-        await agent.wait_for_output('"one"', timeout=30)
+        await agent.wait_for_output('"one"', timeout=60)
         await agent.terminate(force=True)
-        await asyncio.wait_for(provider.left.wait(), 30)
+        await asyncio.wait_for(provider.left.wait(), 60)
     assert [call.cancelled for call in bridge.calls] == [True]
 
 
 async def test_leaving_the_block_cancels_what_is_under_way(box: Sandbox, provider: FakeProvider) -> None:
     async with sandbox_agent_bridge(box, Upstream(provider.url, "sk-0123456789"), port=0) as bridge:
         await streaming(box, bridge, chat("hang"))
-        await asyncio.wait_for(provider.waiting.wait(), 30)
-    await asyncio.wait_for(provider.left.wait(), 30)
+        await asyncio.wait_for(provider.waiting.wait(), 60)
+    await asyncio.wait_for(provider.left.wait(), 60)
     assert [call.cancelled for call in bridge.calls] == [True]
 
 
@@ -601,5 +602,5 @@ async def test_a_host_that_is_killed_leaves_no_proxy_behind() -> None:
             proxy = await proxy_of(box)
             host.kill()
             await host.wait()
-            await proxy.wait(timeout=30)
+            await proxy.wait(timeout=60)
         assert not is_alive(proxy.pid)

@@ -99,9 +99,9 @@ def _kernel() -> tuple[int, int]:
 async def test_a_signal_reaches_the_program_and_its_answer_is_told(box: Sandbox, confinement: Confinement) -> None:
     script = "trap 'exit 9' TERM; trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
     process = await box.start(["sh", "-c", script], confinement=confinement, cwd=confinement.writable[0])
-    await process.wait_for_output("ready\n", timeout=30)
+    await process.wait_for_output("ready\n", timeout=60)
     await process.signal("USR1")
-    await process.wait_for_output("heard\n", timeout=30)
+    await process.wait_for_output("heard\n", timeout=60)
     await process.terminate(grace=30)
     assert await process.wait(30) == holdfast.ExitStatus(9)
 
@@ -112,7 +112,7 @@ async def test_nothing_that_it_started_survives_its_end(
     nap = f"sleep 4321.{RUN}"
     script = f"setsid {nap} & (nohup {nap} >/dev/null 2>&1 &); trap '' TERM; echo ready; {nap}"
     process = await box.start(["sh", "-c", script], confinement=confinement, cwd=confinement.writable[0])
-    await process.wait_for_output("ready\n", timeout=30)
+    await process.wait_for_output("ready\n", timeout=60)
     await process.terminate(force=True)
     assert [pid for pid in _running(f"sleep\x004321.{RUN}\x00") if is_alive(pid)] == []
 
@@ -152,7 +152,7 @@ async def test_the_environment_is_the_programs_alone(box: Sandbox, work: Path) -
         confinement=confinement,
         cwd=str(work),
     )
-    await process.wait_for_output("hunter2 /no/such/library.so\n", timeout=30)
+    await process.wait_for_output("hunter2 /no/such/library.so\n", timeout=60)
     for name in ("cmdline", "environ"):
         outside = read(f"/proc/{process.pid}/{name}")
         assert b"hunter2" not in outside
@@ -366,7 +366,7 @@ async def test_closing_a_confined_terminal_that_is_busy(box: Sandbox, work: Path
     terminal = await box.terminal(["bash"], cwd=str(work), confinement=confinement)
     await terminal.send(f"sleep 4325.{RUN} & sleep 4325.{RUN}\n")
     process = await box.process(terminal.id)
-    await process.wait_for_output(f"sleep 4325.{RUN}", timeout=30)
+    await process.wait_for_output(f"sleep 4325.{RUN}", timeout=60)
     status = await terminal.close(grace=30)
     assert status.state == "CLOSED"
     assert _running(f"sleep\x004325.{RUN}\x00") == []
@@ -379,13 +379,13 @@ async def test_keys_of_a_program_without_a_shell_are_for_the_program(
     script = "trap 'echo heard' INT; echo ready; while read line; do echo got $line; done; exit 6"
     terminal = await box.terminal(["bash", "-c", script], cwd=str(work), confinement=confinement)
     process = await box.process(terminal.id)
-    await process.wait_for_output("ready", timeout=30)
+    await process.wait_for_output("ready", timeout=60)
     await terminal.send_keys("C-c")
-    await process.wait_for_output("heard", timeout=30)
+    await process.wait_for_output("heard", timeout=60)
     await terminal.signal("INT")
-    await process.wait_for_output(re.compile(rb"heard.*heard", re.DOTALL), timeout=30)
+    await process.wait_for_output(re.compile(rb"heard.*heard", re.DOTALL), timeout=60)
     await terminal.send("word\n")
-    await process.wait_for_output("got word", timeout=30)
+    await process.wait_for_output("got word", timeout=60)
     assert (await terminal.describe()).state == "RUNNING"
     await terminal.send_keys("C-d")
     assert await terminal.wait(30) == holdfast.ExitStatus(6)
@@ -423,7 +423,7 @@ async def test_background_jobs_that_are_kept(box: Sandbox, work: Path, confineme
 
 async def test_a_kill_by_signal(box: Sandbox, work: Path, confinement: Confinement) -> None:
     process = await box.start(["sh", "-c", f"echo ready; sleep 4330.{RUN}"], cwd=str(work), confinement=confinement)
-    await process.wait_for_output("ready", timeout=30)
+    await process.wait_for_output("ready", timeout=60)
     await process.signal("KILL")
     assert (await process.wait(30)).exit_code == 137
     await until_running(f"sleep\x004330.{RUN}\x00", 0)

@@ -69,12 +69,12 @@ class Session(NamedTuple):
     site: int
 
     async def python(self, program: str) -> holdfast.CommandResult:
-        return await self.shell.run(f"{PYTHON} - <<'END'\n{program}\nEND", timeout=30)
+        return await self.shell.run(f"{PYTHON} - <<'END'\n{program}\nEND", timeout=60)
 
     async def fetch(self, url: str) -> str:
         program = f"""
 import urllib.error, urllib.request
-try: print(urllib.request.urlopen({url!r}, timeout=20).read().decode())
+try: print(urllib.request.urlopen({url!r}, timeout=60).read().decode())
 except urllib.error.HTTPError as error: print(error.code, error.read().decode().strip())
 except OSError as error: print('failed', error)
 """
@@ -109,7 +109,7 @@ async def session(
     allowed = ("example.com", f"127.0.0.1:{site}", "localtest.invalid:*")
     command = [*(await box.info()).holdfast, "egress", "--socket", path]
     proxy = await box.start([*command, *(word for host in allowed for word in ("--allow", host))])
-    await proxy.wait_for_output('"ready"', timeout=30)
+    await proxy.wait_for_output('"ready"', timeout=60)
     confinement = Confinement(mode=request.param, writable=(str(work),), network="proxy", proxy=path)
     async with await box.shell(cwd=str(work), confinement=confinement) as shell:
         yield Session(shell, proxy, site)
@@ -163,7 +163,7 @@ async def test_a_body_is_passed_on(session: Session, site: int) -> None:
     program = f"""
 import urllib.request
 data = b'y' * 300_000
-assert urllib.request.urlopen('http://127.0.0.1:{site}/', data, timeout=20).read() == data
+assert urllib.request.urlopen('http://127.0.0.1:{site}/', data, timeout=60).read() == data
 print('same')
 """
     done = await session.python(program)
@@ -214,7 +214,7 @@ async def test_the_socket_is_gone_when_the_proxy_ends(box: Sandbox, tmp_path: Pa
     path = str(tmp_path / "egress.sock")
     command = [*(await box.info()).holdfast, "egress", "--socket", path]
     proxy = await box.start(command)
-    await proxy.wait_for_output('"ready"', timeout=30)
+    await proxy.wait_for_output('"ready"', timeout=60)
     assert socket.AF_UNIX in _family_and_mode(path)
     taken = await box.start(command)
     assert (await taken.wait(30)).exit_code == 2

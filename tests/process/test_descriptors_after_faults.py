@@ -31,7 +31,7 @@ from holdfast.runtime.ledger import Ledger, read_ledger
 from holdfast.testing.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
 
 #: Descriptors are closed a moment after the reply; nothing reports it.
-SETTLE_SECONDS = 8.0
+SETTLE_SECONDS = PATIENCE_SECONDS
 
 
 def descriptors(pid: int | str = "self") -> Counter[str]:
@@ -138,7 +138,7 @@ async def test_a_shell_that_does_not_start_again_closes_at_once_and_leaves_nothi
                 await asyncio.sleep(0.001)
             await kill()
             await go(gate)
-        async with asyncio.timeout(25):  # a shell that says nothing has 30 s
+        async with asyncio.timeout(PATIENCE_SECONDS):
             result = await running
         assert (result.exit_code, result.state) == (1, "closed")
         assert "ended with exit code 3 before it took a command" in result.reason

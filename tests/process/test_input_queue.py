@@ -18,7 +18,7 @@ from holdfast.model import OutputChunk, ProcessSpec
 from holdfast.runtime.input_queue import REMEMBERED_WRITES, InputQueue
 from holdfast.runtime.local import LocalExec
 
-SAFETY_NET = 30
+SAFETY_NET = 60
 
 
 def sh(script: str, process_id: str = "p", **fields: Any) -> ProcessSpec:

@@ -43,7 +43,7 @@ from holdfast.runtime.process import ManagedProcess
 from holdfast.runtime.process_table import ProcessTable, read_mark
 
 MakeExec = Callable[..., LocalExec]
-SAFETY_NET = 30
+SAFETY_NET = 60
 #: Through the launcher a start takes a while, and others can come in between.
 SLOW = Limits(core_bytes=0)
 

@@ -21,7 +21,7 @@ from holdfast.runtime.reader import Reader
 from holdfast.testing.signalling import send_signal
 
 MakeExec = Callable[..., LocalExec]
-SAFETY_NET = 30
+SAFETY_NET = 60
 KIB = 1024
 
 

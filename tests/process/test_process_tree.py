@@ -20,7 +20,7 @@ from holdfast.runtime.process_table import Entry, ProcessTable, new_mark, read_e
 from holdfast.runtime.process_tree import PidHandles
 
 MakeExec = Callable[..., LocalExec]
-SAFETY_NET = 30
+SAFETY_NET = 60
 
 
 def marked(box: LocalExec, *process_ids: str) -> list[int]:

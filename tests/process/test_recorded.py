@@ -17,7 +17,7 @@ from holdfast.runtime.poller import Poller
 from holdfast.runtime.reader import Reader
 from holdfast.runtime.recorded import Output, Past, Recorded
 
-SAFETY_NET = 30
+SAFETY_NET = 60
 RETAINED = 64 * 1024
 
 

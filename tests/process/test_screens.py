@@ -29,7 +29,7 @@ pytest.importorskip("pyghostty")
 pytest.importorskip("pyte")
 
 #: How long a screen may take to appear before the test fails; nothing waits this long when all is well.
-PATIENCE = 30.0
+PATIENCE = 60.0
 CONTROLLING = (
     "import fcntl,os,sys,termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 )

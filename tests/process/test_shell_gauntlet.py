@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from holdfast.model import OutputChunk, OutputGap
 from support.parts import require
 
 #: Nothing here waits for time to pass; whatever takes this long hangs.
-SAFETY_NET = 20
+SAFETY_NET = 60
 #: The name that a shell is started by, and the program that must be there for it.
 PROGRAMS = {"bash": "bash", "dash": "dash", "ash": "busybox", "zsh": "zsh"}
 
@@ -117,24 +115,12 @@ def noted(place: Path) -> list[int]:
     return [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
 
 
-#: Where it shows whether a program of busybox is executed, or is a part of the shell that runs on.
-EXECUTES_PROGRAMS = ("PATH is empty", "background children too", "an interrupt of a child that ignores it")
-
-
-@functools.cache
-def is_standalone() -> bool:
-    """As Debian's static one is: it finds its own programs though no directory has them."""
-    return subprocess.run(["busybox", "sh", "-c", "PATH=; ls /"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("each", "shell"),
     [pytest.param(each, shell, id=f"{each.name[:60]}-{shell}") for each in CASES for shell in each.shells],
 )
 async def test_gauntlet(each: Case, shell: str, tmp_path: Path) -> None:
     require(PROGRAMS[shell], *each.needs)
-    if shell == "ash" and each.name in EXECUTES_PROGRAMS and is_standalone():
-        pytest.skip("this busybox runs programs of its own without executing them")
     place = tmp_path / "place"
     place.mkdir()
     directory = str(place.resolve())

@@ -428,7 +428,7 @@ async def test_a_close_that_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_a_shell_bound_to_its_connection_ends_with_it() -> None:
-    async with kept(detached_session_seconds=0.2) as (server, box, kill):
+    async with kept(detached_session_seconds=2.0) as (server, box, kill):
         async with holdfast.connect(server.address("unix")) as other:
             free, bound = await other.shell(), await other.shell(lifetime="connection")
             await kill()

@@ -6,20 +6,22 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from contract.shell_ways import Running, late_output
 from contract.ways import fifo
-from holdfast import Sandbox
+from holdfast import CommandResult, Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed
 from holdfast.runtime.local import LocalExec
+from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.testing.servers import is_alive
 
 MakeExec = Callable[..., LocalExec]
 #: A loop that no trap of ours gets out of: only a new program helps.
-DEAF = "trap '' 57; while :; do :; done"
+DEAF = "trap '' 57; echo deaf; while :; do :; done"
 
 
 @pytest.fixture
@@ -30,6 +32,15 @@ async def sandbox(make_exec: MakeExec) -> Sandbox:
 @pytest.fixture
 async def sh(sandbox: Sandbox) -> Shell:
     return await sandbox.shell("bash", env={"GIVEN": "1"})
+
+
+async def run_deaf(sh: Shell, command: str = "", **options: Any) -> CommandResult:
+    """Run DEAF after `command` until its time is up, with more time while the shell did not get as far as DEAF."""
+    for timeout in TIMEOUTS:
+        result = await sh.run(command + DEAF, timeout=timeout, **options)
+        if result.stdout.endswith("deaf\n"):
+            break
+    return result
 
 
 # --- with all of its state ----------------------------------------------------------------------------------------
@@ -101,8 +112,8 @@ async def test_a_shell_that_does_not_come_back_is_replaced_with_its_exports(sh: 
         f"export VALUE; unset GIVEN; plain=1; f() {{ :; }}; cd {tmp_path}; read -r -d '' VALUE", input=value
     )
     pid = (await sh.describe()).pid
-    result = await sh.run(f"export LATER=1; echo before; {DEAF}", timeout=0.05)
-    assert (result.stdout, result.exit_code, result.timed_out) == ("before\n", 124, True)
+    result = await run_deaf(sh, "export LATER=1; echo before; ")
+    assert (result.stdout, result.exit_code, result.timed_out) == ("before\ndeaf\n", 124, True)
     assert (result.shell_restarted, result.restored, result.cwd) == (True, "exports", str(tmp_path))
     after = await sh.run('echo "$?|$VALUE|${GIVEN-unset}|${plain-unset}|$PWD"; declare -F f')
     assert (after.stdout, after.exit_code) == (f"124|{value}|unset|unset|{tmp_path}\n", 1)
@@ -113,22 +124,22 @@ async def test_a_shell_that_does_not_come_back_is_replaced_with_its_exports(sh: 
 async def test_a_directory_that_is_gone_is_not_gone_back_to(sh: Shell, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     await sh.run(f"cd {tmp_path}/gone; rmdir ../gone")
-    result = await sh.run(DEAF, timeout=0.05)
+    result = await run_deaf(sh)
     assert (result.exit_code, result.restored, result.cwd) == (124, "exports", "/")
     assert (await sh.run("pwd")).stdout == "/\n"
 
 
 async def test_a_directory_for_one_command_is_not_where_the_new_program_stays(sh: Shell, tmp_path: Path) -> None:
     here = sh.cwd
-    result = await sh.run(f"pwd; {DEAF}", cwd=str(tmp_path), timeout=0.05)
-    assert (result.stdout, result.shell_restarted, result.cwd) == (f"{tmp_path}\n", True, here)
+    result = await run_deaf(sh, "pwd; ", cwd=str(tmp_path))
+    assert (result.stdout, result.shell_restarted, result.cwd) == (f"{tmp_path}\ndeaf\n", True, here)
     assert (await sh.run("pwd")).stdout == f"{here}\n"
 
 
 async def test_a_posix_shell_is_replaced_too(sandbox: Sandbox, tmp_path: Path) -> None:
     sh = await sandbox.shell("dash", cwd=str(tmp_path))
     await sh.run("export WORD='kept well'; plain=1")
-    result = await sh.run(DEAF, timeout=0.05)
+    result = await run_deaf(sh)
     assert (result.exit_code, result.restored, result.cwd) == (124, "exports", str(tmp_path))
     assert (await sh.run('echo "$? $WORD ${plain-unset}"; pwd')).stdout == f"124 kept well unset\n{tmp_path}\n"
 
@@ -136,8 +147,8 @@ async def test_a_posix_shell_is_replaced_too(sandbox: Sandbox, tmp_path: Path) -
 async def test_commands_that_wait_meanwhile_run_in_the_new_program(sh: Shell, tmp_path: Path) -> None:
     await sh.run("export WORD=kept")
     # With a time limit the exports are written down before it begins, else once the shell was idle for a moment.
-    running = Running(sh, f"echo on; {DEAF}", timeout=1000)
-    await running.until(b"on\n")
+    running = Running(sh, DEAF, timeout=1000)
+    await running.until(b"deaf\n")
     waiting = [Running(sh, f"echo {number} $WORD") for number in range(3)]
     assert await sh.interrupt()
     assert (await running.task).exit_code == 130
@@ -155,7 +166,7 @@ async def test_background_jobs_of_a_program_that_was_replaced_live_on_and_end_wi
             f"{{ read x < {path}; echo late; exec sleep 1000; }} & echo $!\nsetsid sleep 1000 & echo $!"
         )
         jobs = [int(pid) for pid in started.stdout.split()]
-        assert (await sh.run(DEAF, timeout=0.05)).restored == "exports"
+        assert (await run_deaf(sh)).restored == "exports"
         third = await sh.run("env -i setsid sleep 1000 & echo $!")
         jobs.append(int(third.stdout))
         assert (await sh.run("set -e; false")).restored == "state"

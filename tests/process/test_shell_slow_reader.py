@@ -16,7 +16,7 @@ from holdfast.runtime.shell import LiveShell
 from holdfast.runtime.shell_command import ShellCommand
 
 MakeExec = Callable[..., LocalExec]
-SAFETY_NET = 30
+SAFETY_NET = 60
 MIB = 1024 * 1024
 #: What is kept of one stream: after it the pipe is not read any more.
 KEPT = MIB

@@ -12,7 +12,7 @@ from holdfast import ExecServerConfig
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from holdfast.client.terminal import Terminal
 from holdfast.model import TerminalStatus
 from support.parts import needs
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

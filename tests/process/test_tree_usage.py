@@ -31,7 +31,7 @@ from holdfast.testing.signalling import send_signal
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")
 MakeExec = Callable[..., LocalExec]
-SAFETY_NET = 30.0
+SAFETY_NET = 60.0
 
 
 async def words(box: LocalExec, count: int, process_id: str = "p") -> list[bytes]:

@@ -161,7 +161,7 @@ def test_the_model_proxy_and_calls_of_the_host_work_inside(place: Place) -> None
     chunks = place.call("process/read", processId="proxy", waitMs=30_000)["chunks"]
     url = base64.b64decode(chunks[0]["chunk"]).decode().strip()
     # The place has a root of its own and the network of this machine.
-    with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
         assert json.load(answer) == {"status": "ok", "host": "does not answer"}
     place.call("process/terminate", processId="proxy", graceMs=30_000)
     assert place.call("process/wait", processId="proxy")["exitCode"] == 0

@@ -288,7 +288,7 @@ class MemoryStore:
         changed = asyncio.Event()
         self._waiters.add(changed)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not holds():
                     changed.clear()
                     await changed.wait()
@@ -413,7 +413,7 @@ async def read_until(
 ) -> tuple[bytes, str, list[Any]]:
     """Read output until a condition holds of all of it and the last chunk: the bytes, the token, the chunks."""
     printed, chunks = b"", []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found = await manager.read_output(who, session_id, since=since, wait=10)
             since = found.token

@@ -49,7 +49,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 async def until_ready(readiness: Readiness, wanted: bool) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             changed = readiness.changed
             if readiness.ready == wanted:

@@ -125,7 +125,7 @@ async def terminal(scene: Scene) -> AsyncIterator[Terminal]:
 
 async def refused(shell: Shell, *commands: str) -> None:
     for command in commands:
-        done = await shell.run(command, timeout=30)
+        done = await shell.run(command, timeout=60)
         assert done.exit_code != 0, f"{command}: {done.stdout}{done.stderr}"
         assert SECRET not in done.stdout + done.stderr, command
 
@@ -307,7 +307,7 @@ attempt('vsock', lambda: socket.socket(socket.AF_VSOCK).connect((2, 1024)))
 attempt('raw', lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
 """
         (scene.work / "try.py").write_text(program)
-        done = await terminal.run(f"{PYTHON} try.py", timeout=30)
+        done = await terminal.run(f"{PYTHON} try.py", timeout=60)
         kinds = ("tcp", "udp", "dns", "out", "six", "abstract", "vsock", "raw")
         assert done.output == "".join(f"{kind} refused\n" for kind in kinds)
         with pytest.raises(BlockingIOError):
@@ -323,9 +323,9 @@ async def test_a_fork_bomb(scene: Scene) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except BlockingIOError: print('full', flush=True)\n"
     (scene.work / "bomb.py").write_text(bomb)
     process = await scene.box.start([PYTHON, "bomb.py"], cwd=str(scene.work), confinement=confinement)
-    await process.wait_for_output("full\n", timeout=30)
+    await process.wait_for_output("full\n", timeout=60)
     # Everybody else goes on, and it can be ended.
-    assert (await scene.other.run("echo on", timeout=30)).stdout == "on\n"
+    assert (await scene.other.run("echo on", timeout=60)).stdout == "on\n"
     await process.terminate(force=True)
     assert (await process.wait(30)).exit_code == 137
 
@@ -335,13 +335,13 @@ async def test_a_memory_hog(scene: Scene) -> None:
     confinement = scene.confinement(total_memory_bytes=96 * MIB)
     async with await scene.box.shell(cwd=str(scene.work), confinement=confinement) as shell:
         hog = in_python("data = bytearray(64 << 20)\nprint(len(data))")
-        assert (await shell.run(hog, timeout=30)).stdout == f"{64 * MIB}\n"
+        assert (await shell.run(hog, timeout=60)).stdout == f"{64 * MIB}\n"
         # Two together: the limit is that of the tree. The first keeps what it has until the second has its own.
         hogs = in_python(
             "import os\nreader, writer = os.pipe()\npid = os.fork()\ndata = bytearray(64 << 20)\nos.close(writer)\n"
             "print(os.wait()[1]) if pid else os.read(reader, 1)"
         )
-        done = await shell.run(hogs, timeout=30)
+        done = await shell.run(hogs, timeout=60)
         assert (done.stdout, done.exit_code) != ("0\n", 0)
 
 
@@ -364,7 +364,7 @@ async def test_an_output_flood(scene: Scene, terminal: Terminal) -> None:
     process = await scene.box.process(terminal.id)
     while (await process.describe()).pty_bytes < 4 * MIB:
         await process.read(since=0, max_bytes=1, wait=0.05)
-    assert (await scene.other.run("echo on", timeout=30)).stdout == "on\n"
+    assert (await scene.other.run("echo on", timeout=60)).stdout == "on\n"
     await terminal.send_keys("C-c")
     await terminal.wait_until_idle(30)
     assert len((await process.snapshot()).terminal) <= 64 * MIB
@@ -379,7 +379,7 @@ async def test_signals_to_others(scene: Scene, shell: Shell) -> None:
     await refused(
         shell, *(f"kill -KILL {pid}" for pid in targets if pid > 1), *(f"kill -0 {pid}" for pid in targets)
     )
-    await shell.run("kill -KILL -1", timeout=30)  # everybody: which is itself, at most
+    await shell.run("kill -KILL -1", timeout=60)  # everybody: which is itself, at most
     # A limit would be as good as a signal; the value is harmless, in case that it goes through.
     await refused(shell, f"prlimit --pid {scene.victim.pid} --cpu=100000", f"prlimit --pid {os.getpid()} --core=0")
     assert scene.victim.poll() is None
@@ -408,11 +408,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 for name, number in {calls}.items():
     assert libc.syscall(number, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM, name
 """
-    done = await shell.run(in_python(program), timeout=30)
+    done = await shell.run(in_python(program), timeout=60)
     assert done.exit_code == 0, done.stderr
 
 
 async def test_typing_into_its_own_terminal(scene: Scene, terminal: Terminal) -> None:
     program = "import fcntl, sys\nfcntl.ioctl(0, 0x5412, b'x')\n"
     (scene.work / "type.py").write_text(program)
-    assert "Operation not permitted" in (await terminal.run(f"{PYTHON} type.py", timeout=30)).output
+    assert "Operation not permitted" in (await terminal.run(f"{PYTHON} type.py", timeout=60)).output

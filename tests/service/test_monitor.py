@@ -21,7 +21,7 @@ from holdfast.service.monitor import MonitorEvent, MonitorSettings, ResourceMoni
 from holdfast.service.thresholds import Step
 from holdfast.testing import FakeClock
 
-SAFETY_NET = 30.0
+SAFETY_NET = 60.0
 
 
 def record(

@@ -165,6 +165,15 @@ def test_a_test_signals_what_it_has_started_and_not_the_program_that_runs_it(fam
         send_signal(os.getpid(), signal.SIGCONT)
 
 
+def test_a_process_that_has_ended_and_is_not_reaped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that init has inherited: on some machines it is reaped late, and its environment is gone."""
+    monkeypatch.setattr("holdfast.testing.signalling._descends", lambda pid, ancestor: False)
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ProcessLookupError):
+            send_signal(process.pid, signal.SIGKILL)
+
+
 # --- the code -----------------------------------------------------------------------------------------------------
 
 

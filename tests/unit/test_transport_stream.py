@@ -37,13 +37,13 @@ class Recorder:
         self._changed.set()
 
     async def until_messages(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.messages) < count:
                 self._changed.clear()
                 await self._changed.wait()
 
     async def until_lost(self) -> Exception | None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not self.lost:
                 self._changed.clear()
                 await self._changed.wait()

@@ -187,7 +187,7 @@ async def test_a_slow_reader_bounds_the_output_and_control_overtakes_it(server: 
     assert channel.queued_bytes == 2
     stalled = source.given
     client.resume_reading()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         received = 0
         while await end.messages.get() != b"{}":
             received += 1

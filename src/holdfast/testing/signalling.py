@@ -11,7 +11,7 @@ import os
 import signal
 
 from holdfast import signalling
-from holdfast.testing.servers import MARK_VARIABLE
+from holdfast.testing.servers import MARK_VARIABLE, is_alive
 
 #: One of them is in the environment of what a test starts, and of all below that.
 _OF_A_TEST = tuple(f"{name}=".encode() for name in (MARK_VARIABLE, "HOLDFAST_DIRECTORY", "PYTEST_CURRENT_TEST"))
@@ -20,13 +20,16 @@ _OF_A_TEST = tuple(f"{name}=".encode() for name in (MARK_VARIABLE, "HOLDFAST_DIR
 def send_signal(pid: int, number: int) -> None:
     """Signal a process that a test has started. `ProcessLookupError` if it is gone.
 
+    One that has ended and waits to be reaped by another program has no environment left, and counts as gone.
     `AssertionError` if it is neither a descendant of this process nor marked as started by a test.
     """
 
     def is_ours(pid: int) -> bool:
-        if not started_by_a_test(pid):
-            raise AssertionError(f"signal {number} to process {pid}, which no test has started: {_shown(pid)}")
-        return True
+        if started_by_a_test(pid):
+            return True
+        if not is_alive(pid):
+            return False
+        raise AssertionError(f"signal {number} to process {pid}, which no test has started: {_shown(pid)}")
 
     if not signalling.signal_process(pid, number, is_ours):
         raise ProcessLookupError(f"process {pid} is gone")

@@ -91,7 +91,7 @@ async def test_commands_run_once_however_often_the_connection_breaks(
         reading = asyncio.create_task(read_on(flood.output()))
         terminal = await Opener(box, make_home(tmp_path))()
         number = 0
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while number < 20 or proxy.cuts < 5:
                 if number % 2:
                     result = await terminal.run(
@@ -123,7 +123,7 @@ async def test_what_was_typed_arrives_once_and_what_was_shown_is_exact(
     async with broken_connection(remote_way, terminal_server, directory, seed=11) as (box, proxy):
         terminal = await Opener(box, make_home(tmp_path))()
         reading = asyncio.create_task(all_output(terminal.output()))
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             # A result is one message: it arrives as soon as one connection lives long enough.
             for _ in range(5):
                 result = await terminal.run("seq 40000", PATIENCE)

@@ -29,7 +29,7 @@ TERMINAL_SETTINGS: Final[dict[str, Any]] = {
 #: No wire, MessagePack on a stream, JSON in frames: the others are made of the same parts.
 TERMINAL_WAYS: Final = ("inprocess", "unix", "ws-json")
 #: For what a test waits at most, if it does not test the time itself.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 60.0
 
 
 def make_home(directory: Path) -> Path:

@@ -215,8 +215,9 @@ NAMES: tuple[Case, ...] = (
         "PATH is empty",
         Step("PATH="),
         Step("echo hi; cd /; pwd", b"hi\n/\n", at="/"),
-        Step("ls", err=ANY, code=127),
-        Step("cat", err=ANY, code=127, input="x"),
+        # No busybox has these: a part of itself it runs without looking for a file.
+        Step("locale", err=ANY, code=127),
+        Step("getconf", err=ANY, code=127, input="x"),
         Step("PATH=/usr/bin:/bin; ls -d /", b"/\n"),
         on=ALL,
     ),

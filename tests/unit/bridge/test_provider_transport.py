@@ -46,7 +46,7 @@ class Scripted:
 
 
 @contextlib.asynccontextmanager
-async def scripted(script: Script, timeout: float | None = None) -> AsyncIterator[tuple[Scripted, Any]]:
+async def scripted(script: Script, timeout: httpx.Timeout | None = None) -> AsyncIterator[tuple[Scripted, Any]]:
     provider = Scripted(script)
     server = await asyncio.start_server(provider.connected, "127.0.0.1", 0)
     provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
@@ -215,7 +215,7 @@ async def test_a_provider_that_is_silent_for_too_long_is_an_error(said: bytes) -
         writer.write(said)
         await reader.read(1)
 
-    async with scripted(script, timeout=0.05) as (provider, client):
+    async with scripted(script, timeout=httpx.Timeout(60, read=0.05)) as (provider, client):
         with pytest.raises(httpx.ReadTimeout):
             await client.get(provider.url)
 
