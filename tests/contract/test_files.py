@@ -165,6 +165,20 @@ async def test_a_write_that_is_cancelled_leaves_the_old_file(box: Sandbox, place
     assert leftovers(place) == []
 
 
+async def test_an_error_names_the_file_and_not_the_temporary_one(box: Sandbox, place: Path) -> None:
+    (place / "source").write_text("x")
+    missing, files = str(place / "none" / "a"), box.api.files
+    for work in (
+        files.write(missing, b"x", make_parents=False),
+        files.make_link(missing, "target"),
+        files.copy(str(place / "source"), missing),
+    ):
+        with pytest.raises(FileNotFound) as error:
+            await work
+        assert f"{missing}: no such file" in str(error.value)
+        assert "holdfast-" not in str(error.value)
+
+
 async def test_errors_name_the_path_and_are_pythons_own(box: Sandbox, place: Path) -> None:
     (place / "file").write_text("")
     (place / "full" / "inner").mkdir(parents=True)

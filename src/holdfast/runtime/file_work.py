@@ -352,7 +352,7 @@ class ShownAs:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, OSError) and error.filename == self._temporary:
+        if isinstance(error, OSError) and self._temporary in (error.filename, error.filename2):
             error.filename = self._path
 
 
