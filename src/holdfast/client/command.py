@@ -126,9 +126,7 @@ async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo,
 
 def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
     stdout, stderr = printed.stdout, printed.stderr
-    return ExecResult(
-        exit_code, stdout.value(), stderr.value(), printed.truncated, stdout.dropped, stderr.dropped
-    )
+    return ExecResult(exit_code, stdout.value(), stderr.value(), printed.truncated, stdout.dropped, stderr.dropped)
 
 
 def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float) -> TimeoutError:

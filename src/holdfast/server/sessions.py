@@ -100,9 +100,7 @@ class Sessions:
             return
         session.takeover, session.left = None, left
         running = any(self._exec.is_running(id) for id in session.processes)
-        if not (
-            any(left) or running or any(self._exec.shells.is_open(id) for id in session.shells)
-        ):
+        if not (any(left) or running or any(self._exec.shells.is_open(id) for id in session.shells)):
             # Nothing to come back to: callers of single requests would leave a heap of these.
             self._forget(session)
             return
