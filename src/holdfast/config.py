@@ -53,9 +53,9 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retained_output_bytes_total: int = 2048 * MIB
     #: Chunks of each process that can be addressed by `seq`; older ones show as gaps. 17 bytes each.
     retained_chunks_per_process: int = 65_536
-    #: How long a reader that takes nothing may hold back a process (`overflow: "follow"`) before output is dropped for
-    #: it. Longer than a pause of a program, a network's retransmissions or most replies of a model; shorter than
-    #: most timeouts of commands, so that a forgotten reader delays a command once and does not end it.
+    #: How long a reader that takes nothing may hold back a process (`overflow: "follow"`) before output is dropped
+    #: for it. Longer than a pause of a program, a network's retransmissions or most replies of a model; shorter
+    #: than most timeouts of commands, so that a forgotten reader delays a command once and does not end it.
     reader_stall_seconds: float = 30.0
     #: Input accepted for a process that does not read it, before `write` waits.
     stdin_buffer_bytes: int = 1 * MIB

@@ -10,8 +10,8 @@ from typing import Final, Literal
 import msgspec
 
 Stream = Literal["stdout", "stderr", "pty"]
-#: When more is printed than is kept. `follow`: the process waits for readers that follow it, for a limited time each.
-#: `drop`: never. `block`: for every reader, as long as it is attached.
+#: When more is printed than is kept. `follow`: the process waits for readers that follow it, for a limited time
+#: without progress. `drop`: never. `block`: for every reader, as long as it is attached.
 Overflow = Literal["follow", "drop", "block"]
 Lifetime = Literal["server", "connection"]
 SpecKind = Literal["direct", "prepared"]

@@ -1,4 +1,4 @@
-"""A reader that follows gets every byte, however little is kept; one that stalls delays others for a limited time."""
+"""A reader that follows gets every byte, however little is kept; one that stalls delays others only for a time."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_drop_still_never_waits(patient: Sandbox) -> None:
     await stalled.aclose()
 
 
-# --- connections that are slow, or break ---------------------------------------------------------------------------
+# --- connections that are slow, or break -----------------------------------------------------------------------
 
 
 class SlowRelay(Relay):

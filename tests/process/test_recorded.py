@@ -205,7 +205,7 @@ async def test_both_streams_go_and_what_is_there_is_taken_first(make: Make, pipe
     other.close()
 
 
-# --- readers that are followed ---------------------------------------------------------------------------------------
+# --- readers that are followed ---------------------------------------------------------------------------------
 
 
 async def fill(record: Giving, output: Output, pipe: Pipe) -> int:

@@ -128,8 +128,8 @@ class ExecRemoteProcess:
 
     Iterate over it, or over `events`, once: text as it is printed, then `Completed`. A start that failed and a
     timeout are raised by the iteration. An iteration that is cancelled kills the command, then re-raises. The
-    command waits for its reader, as on a pipe. If nothing is taken for `reader_stall_seconds`, the sandbox keeps the
-    beginning and the latest of its output, 16 MiB of each stream, and an `OutputGap` shows what is missing.
+    command waits for its reader, as on a pipe. If nothing is taken for `reader_stall_seconds`, the sandbox keeps
+    the beginning and the latest of its output, 16 MiB of each stream, and an `OutputGap` shows what is missing.
     """
 
     def __init__(self, api: ExecApi, spec: ProcessSpec, options: ExecRemoteOptions, spawn: Spawn) -> None:

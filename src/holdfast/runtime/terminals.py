@@ -316,6 +316,8 @@ def _process_spec(
         tty=True,
         size=spec.size,
         user=spec.user,
+        # Its state is read from what it prints: a reader that lags must not delay that.
+        overflow="drop",
         lifetime=spec.lifetime,
         limits=spec.limits,
         confinement=confinement,

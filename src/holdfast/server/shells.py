@@ -59,7 +59,7 @@ class _Run(Later):
         if reason == CANCELLED_BY_CALLER:
             self._shells.withdraw(self._command.process_id)
         elif not self._pushed:
-            # A client whose connection broke comes back and asks again: its subscription holds the command till then.
+            # A client whose connection broke comes back and asks again: its subscription holds the command.
             self._push()
         self._close()
 

@@ -28,7 +28,7 @@ from holdfast.errors import (
     TimeoutError,
     UnknownProcess,
 )
-from holdfast.model import OutputChunk, TerminalSize
+from holdfast.model import OutputChunk, OutputGap, TerminalSize
 from holdfast.sandboxes.place import Place
 from holdfast.transport.channel import Channel, Receiver
 
@@ -285,6 +285,21 @@ async def a_cut_loses_no_byte(box: Sandbox, subject: Subject) -> None:
     assert (count, received.digest()) == (blocks * 65536, expected.digest())
 
 
+async def a_reader_gets_every_byte(box: Sandbox, subject: Subject) -> None:
+    """More than is kept (16 MiB a stream), to a reader that does nothing but read."""
+    first, lines = 1_000_000, 5_000_000
+    received, count = hashlib.sha256(), 0
+    async for event in box.exec_remote(["seq", str(first), str(first + lines - 1)]):
+        assert not isinstance(event, OutputGap | StderrChunk), event
+        if isinstance(event, StdoutChunk):
+            received.update(event.data.encode())
+            count += len(event.data)
+    expected = hashlib.sha256()
+    for start in range(first, first + lines, 100_000):
+        expected.update(b"".join(b"%d\n" % number for number in range(start, start + 100_000)))
+    assert (count, received.digest()) == (8 * lines, expected.digest())
+
+
 # --- shells, terminals, files ------------------------------------------------------------------------------------
 
 
@@ -446,6 +461,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     what_was_forgotten_is_unknown,
     a_cut_channel_comes_back,
     a_cut_loses_no_byte,
+    a_reader_gets_every_byte,
     a_shell_keeps_its_state,
     a_shell_command_times_out_alone,
     a_terminal_runs_commands,

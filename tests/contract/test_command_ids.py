@@ -1,0 +1,45 @@
+"""`exec_remote` with an id finds its command again; results of any size have a short `repr`."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast import Completed, ExecRemoteOptions, Sandbox, StdoutChunk
+from holdfast.errors import DuplicateProcess
+
+
+async def test_a_restarted_script_finds_its_command_by_its_id(box: Sandbox) -> None:
+    argv = ["sh", "-c", "echo $$; read x; echo $x; exit 3"]
+    options = ExecRemoteOptions(id="named", stdin_open=True)
+    first = box.exec_remote(argv, options)
+    pid = await anext(first)
+    assert isinstance(pid, StdoutChunk)
+    again = box.exec_remote(argv, options)
+    assert await anext(again) == pid
+    await again.write_stdin("on\n")
+    ends = [[event async for event in each][-1] for each in (first, again)]
+    assert ends == 2 * [Completed(3, f"{pid.data}on\n", "")]
+    # It has ended, and is still there to be read; nothing is started and no input is written.
+    result = await box.exec_remote(argv, ExecRemoteOptions(id="named", input="other"), stream=False)
+    assert (result.returncode, result.stdout) == (3, f"{pid.data}on\n")
+
+
+async def test_an_id_that_another_command_has_is_refused_and_the_other_goes_on(box: Sandbox) -> None:
+    other = await box.start(["sleep", "1000"], id="taken")
+    with pytest.raises(DuplicateProcess, match="taken"):
+        await anext(box.exec_remote(["true"], ExecRemoteOptions(id="taken")))
+    with pytest.raises(DuplicateProcess, match="taken"):
+        await box.exec_remote(["true"], ExecRemoteOptions(id="taken"), stream=False)
+    assert (await other.describe()).running
+
+
+async def test_the_repr_of_a_result_is_bounded(box: Sandbox) -> None:
+    big = ["sh", "-c", "yes | head -c 3000000"]
+    async for event in box.exec_remote(big):
+        completed = event
+    assert isinstance(completed, Completed)
+    result = await box.exec(big)
+    assert (len(completed.stdout), len(result.stdout), completed.truncated) == (3_000_000, 3_000_000, False)
+    for each in (completed, result):
+        assert len(repr(each)) < 20_000
+        assert "2998000 more" in repr(each)
