@@ -146,6 +146,23 @@ async def test_the_proxy_is_a_process_of_the_sandbox_and_is_gone_with_its_tree(b
     assert proxy.id not in [each.id for each in await box.processes()]
 
 
+async def test_ps_shows_the_proxy_only_when_asked(server: RunningServer, box: Sandbox) -> None:
+    async def ps(*options: str) -> str:
+        argv = [sys.executable, "-m", "holdfast", "ps", "--sandbox", server.address("unix"), *options]
+        verb = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, env=server_environment())
+        out, _ = await asyncio.wait_for(verb.communicate(), 60)
+        assert verb.returncode == 0
+        return out.decode()
+
+    async with sandbox_agent_bridge(box, greet, port=0), await box.start(["sleep", "1000"], id="agent"):
+        proxy = await proxy_of(box)
+        assert "agent" in (table := await ps())
+        assert proxy.id not in table
+        assert proxy.id in await ps("--all")
+        internal = {each["processId"]: each.get("internal", False) for each in json.loads(await ps("--json"))}
+    assert (internal[proxy.id], internal["agent"]) == (True, False)
+
+
 class StubbornSandbox(Sandbox):
     """A sandbox whose proxy is a tree, and whose root does not heed TERM."""
 

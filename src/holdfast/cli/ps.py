@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import typer
 
-from holdfast.cli.running_server import is_helper
+from holdfast.cli.running_server import is_helper, may_be_helper
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
 from holdfast.cli.text import age, amount, on_terminal, rich_table, show_table
 from holdfast.cli.typed_verb import run_async
@@ -58,29 +58,30 @@ def command(
 
 async def _ps(sandbox: str, all: bool, watch: bool, as_json: bool) -> int:
     async with open_exec(sandbox) as api:
-        holdfast = (await api.info()).holdfast
         if watch and on_terminal() and not as_json:
-            await _live(api, all, holdfast)
+            await _live(api, all)
         else:
-            _show(await _look(api, holdfast), all, as_json)
+            _show(await _look(api), all, as_json)
             while watch:
                 await asyncio.sleep(_REFRESH_SECONDS)
-                _show(await _look(api, holdfast), all, as_json)
+                _show(await _look(api), all, as_json)
     return 0
 
 
-async def _live(api: ExecApi, all: bool, holdfast: tuple[str, ...]) -> None:
+async def _live(api: ExecApi, all: bool) -> None:
     from rich.live import Live
 
     with Live(auto_refresh=False, screen=True) as live:
         while True:
-            table = _table(await _look(api, holdfast), all)
+            table = _table(await _look(api), all)
             live.update(rich_table(HEADER, table, live.console.width), refresh=True)
             await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _look(api: ExecApi, holdfast: tuple[str, ...]) -> _Seen:
+async def _look(api: ExecApi) -> _Seen:
     processes, terminals = await asyncio.gather(api.list(), api.list_terminals())
+    # Asked for only if it matters: the server examines its machine for the answer.
+    holdfast = (await api.info()).holdfast if any(may_be_helper(info.argv) for info in processes) else ()
     by_id = {status.terminal_id: status for status in terminals}
     return _Seen(tuple(_as_asked(info, by_id.get(info.process_id)) for info in processes), by_id, holdfast)
 

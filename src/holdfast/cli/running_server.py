@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: A server that is stopped, or being started again, is named by its pid alone.
 _ANSWER_SECONDS = 1.0
 #: Verbs that the bridge and the session service start in a sandbox.
-_HELPERS = (("model_proxy",), ("egress",))
+_HELPERS = ("model_proxy", "egress")
 
 
 def who_serves(path: str) -> str | None:
@@ -43,7 +43,14 @@ def is_helper(argv: Sequence[str], holdfast: Sequence[str]) -> bool:
     `holdfast` is the server's own command for the verbs (`EnvironmentInfo.holdfast`).
     """
     length = len(holdfast)
-    return bool(length) and tuple(argv[:length]) == tuple(holdfast) and tuple(argv[length:])[:1] in _HELPERS
+    if not length or len(argv) <= length:
+        return False
+    return tuple(argv[:length]) == tuple(holdfast) and argv[length] in _HELPERS
+
+
+def may_be_helper(argv: Sequence[str]) -> bool:
+    """Whether `is_helper` can be true of a process, whatever the server's command is."""
+    return any(verb in argv for verb in _HELPERS)
 
 
 def listener_of(connection: socket.socket) -> int:

@@ -14,7 +14,7 @@ import signal
 
 from holdfast.cli import stateless
 from holdfast.cli.exit_codes import FAILED, NO_SERVER
-from holdfast.cli.running_server import is_helper, listener_of
+from holdfast.cli.running_server import is_helper, listener_of, may_be_helper
 from holdfast.errors import SandboxError, error_from_wire
 from holdfast.local_server import connect_at
 from holdfast.waiting_keeper import find
@@ -142,12 +142,14 @@ def patience(grace: float | None) -> float:
 
 
 def _contents(connection: socket.socket, status: dict[str, Any]) -> Contents:
+    processes = _result(connection, "process/list")["processes"]
+    has_helpers = any(may_be_helper(each["argv"]) for each in processes)
     return Contents(
         status,
-        _result(connection, "process/list")["processes"],
+        processes,
         _result(connection, "shell/list")["shells"],
         _result(connection, "terminal/list")["terminals"],
-        _result(connection, "environment/info").get("holdfast", ()),
+        _result(connection, "environment/info").get("holdfast", ()) if has_helpers else (),
     )
 
 
