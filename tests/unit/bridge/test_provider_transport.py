@@ -46,7 +46,7 @@ class Scripted:
 
 
 @contextlib.asynccontextmanager
-async def scripted(script: Script, timeout: httpx.Timeout | None = None) -> AsyncIterator[tuple[Scripted, Any]]:
+async def scripted(script: Script, timeout: Any = None) -> AsyncIterator[tuple[Scripted, Any]]:
     provider = Scripted(script)
     server = await asyncio.start_server(provider.connected, "127.0.0.1", 0)
     provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
