@@ -106,7 +106,7 @@ def _bare(blocks: int) -> Callable[[], Awaitable[float]]:
 def _remote(api: RemoteExec, blocks: int) -> Callable[[], Awaitable[float]]:
     async def rate() -> float:
         began = perf_counter()
-        received = await read_all(api, producer(blocks), overflow="block")
+        received = await read_all(api, producer(blocks), overflow="follow")
         took = perf_counter() - began
         if received != blocks * BLOCK:
             raise BenchmarkError(f"{received} bytes came of {blocks * BLOCK}")

@@ -205,3 +205,10 @@ def test_a_failure_tells_whose_fault_it_was() -> None:
         {"fault": "caller", "process": "web"},
     )
     assert issubclass(UnknownProcess, HoldfastError)
+
+
+@pytest.mark.parametrize("kind", [model.ProcessSpec, messages.StartParams])
+def test_a_default_of_a_start_is_not_sent(kind: type[model.ProcessSpec]) -> None:
+    """An older server does not know `follow`: it reads a missing field as its own default."""
+    assert msgspec.json.decode(msgspec.json.encode(kind("p", ("true",)))) == {"processId": "p", "argv": ["true"]}
+    assert msgspec.json.decode(msgspec.json.encode(kind("p", ("true",), overflow="drop")))["overflow"] == "drop"
