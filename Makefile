@@ -29,10 +29,12 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	holdfast run -- sh -c 'for i in 1 2 3; do echo $$i; sleep 1; done'; \
 	echo "\$$ id=\$$(holdfast run --detach -- sh -c 'echo begin; sleep 2; echo end; exit 3')"; \
 	id=$$(holdfast run --detach -- sh -c 'echo begin; sleep 2; echo end; exit 3'); \
-	echo "\$$ holdfast ps"; holdfast ps; \
 	echo "\$$ holdfast logs -f \$$id"; holdfast logs -f "$$id"; \
 	echo "\$$ holdfast wait \$$id; echo \$$?"; code=0; holdfast wait "$$id" || code=$$?; echo "$$code"; \
 	test "$$code" = 3; \
+	echo "\$$ holdfast run --detach --id server -- sleep 1000"; holdfast run --detach --id server -- sleep 1000; \
+	echo "\$$ holdfast ps"; holdfast ps; \
+	echo "\$$ holdfast kill server"; holdfast kill server; \
 	echo "\$$ holdfast stop"; holdfast stop
 
 test: lint parts ## run every check and all tests
