@@ -121,6 +121,7 @@ def test_what_is_packed_is_the_in_sandbox_part() -> None:
     assert {name.removeprefix("holdfast.client.") for name in ours if name.startswith("holdfast.client.")} == {
         "backoff",
         "connection",
+        "event_loops",
         "service_call",
         "subscription",
     }

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -335,14 +334,6 @@ RECORDINGS = [
 ]
 
 
-#: A sleep of seconds goes on until this file is there: on a busy machine the next step may come later than that.
-SLEEP = """#!/bin/sh
-[ ${{#1}} = 1 ] || exec {sleep} "$1"
-{sleep} "$1"
-until [ -e {awaited} ]; do {sleep} 0.05; done
-"""
-
-
 @pytest.mark.parametrize(("page", "line", "text"), RECORDINGS)
 def test_recorded_sessions_print_what_the_page_shows(
     page: Path, line: int, text: str, environment: dict[str, str]
@@ -350,22 +341,10 @@ def test_recorded_sessions_print_what_the_page_shows(
     """All `$` lines of one block run in one shell.
 
     In the recorded output `…` stands for anything on its line, and a run of spaces for any other run of spaces.
-    What was started with `--detach` runs at least until a step waits for its end.
     """
-    awaited, program = (Path(environment["HOLDFAST_DIRECTORY"], name) for name in ("awaited", "sleep"))
-    program.write_text(SLEEP.format(sleep=shutil.which("sleep"), awaited=awaited))
-    program.chmod(0o700)
-    awaited.touch()
     steps = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
     mark = f"--- end of step {os.getpid()} ---"
-    script = "exec 2>&1\n"
-    for step in steps:
-        command = step.partition("\n")[0]
-        if "--detach" in command:
-            script += f"rm -f {awaited}\n"
-        elif re.search(r"holdfast (logs -f|wait)\b", command):
-            script += f"touch {awaited}\n"
-        script += f"{command}\nprintf '%s\\n' '{mark}'\n"
+    script = "exec 2>&1\n" + "\n".join(f"{step.partition(chr(10))[0]}\nprintf '%s\\n' '{mark}'" for step in steps)
     done = subprocess.run(
         ["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
