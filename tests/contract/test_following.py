@@ -133,7 +133,7 @@ async def test_exec_remote_delivers_every_byte(patient: Sandbox) -> None:
     assert completed is not None
     assert (completed.exit_code, completed.lost_bytes) == (0, 0)
     assert completed.stdout.encode() == whole[-10 * MIB :]
-    assert completed.truncated  # `stdout` is not all of it
+    assert (completed.truncated, completed.omitted_stdout_bytes) == (False, len(whole) - 10 * MIB)
 
 
 async def test_exec_returns_the_latest_and_how_much_came_before(patient: Sandbox) -> None:

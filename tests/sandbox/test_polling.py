@@ -73,6 +73,20 @@ async def test_a_stream_and_its_events(prefix: list[str], tmp_path: Path) -> Non
         assert await anext(process) == holdfast.Completed(5, "got one\n", "")
 
 
+async def test_a_process_is_held_back_for_polls(tmp_path: Path) -> None:
+    """Little is kept, and each poll takes a part of it: no byte is lost."""
+    amount = 6_000_000
+    with running_server(settings={"retained_output_bytes_per_process": 2**21}) as server:
+        async with polled(["env", f"HOLDFAST_DIRECTORY={server.directory}"], tmp_path) as box:
+            digest, lost = hashlib.sha256(), 0
+            async for event in box.exec_remote(["sh", "-c", f"yes 0123456789abcde | head -c {amount}"]):
+                if isinstance(event, holdfast.StdoutChunk):
+                    digest.update(event.data.encode())
+                elif isinstance(event, holdfast.Completed):
+                    lost = event.lost_bytes
+    assert (digest.digest(), lost) == (hashlib.sha256(b"0123456789abcde\n" * (amount // 16)).digest(), 0)
+
+
 async def test_a_shell_keeps_its_state(prefix: list[str], tmp_path: Path) -> None:
     async with polled(prefix, tmp_path) as box, await box.shell() as shell:
         await shell.run(f"cd {tmp_path}; word=hello")

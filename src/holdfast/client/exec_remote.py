@@ -58,8 +58,9 @@ class StderrChunk(Struct, frozen=True):
 class Completed(Struct, frozen=True):
     """The command ended; `stdout` and `stderr` are all its output, or the most recent 10 MiB of each.
 
-    `truncated`: one of the two lacks something that was printed. The events before may have had it all the same:
-    only the bytes in `OutputGap` events, `lost_bytes` of them, were not delivered.
+    `omitted_stdout_bytes` and `omitted_stderr_bytes` count what was printed and is not in them.
+    `truncated`: `lost_bytes` were in no event either, because nothing was taken in time; each such place is an
+    `OutputGap` among the events.
     """
 
     exit_code: int
@@ -67,6 +68,8 @@ class Completed(Struct, frozen=True):
     stderr: str
     truncated: bool = False
     lost_bytes: int = 0
+    omitted_stdout_bytes: int = 0
+    omitted_stderr_bytes: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -272,7 +275,9 @@ class ExecRemoteProcess:
             self._ready.append(StdoutChunk(rest))
         if rest := self._decoders["stderr"].decode(b"", True):
             self._ready.append(StderrChunk(rest))
-        self._ready.append(Completed(exit_code, result.stdout, result.stderr, result.truncated, self._printed.lost))
+        lost = self._printed.lost
+        omitted = (result.omitted_stdout_bytes, result.omitted_stderr_bytes)
+        self._ready.append(Completed(exit_code, result.stdout, result.stderr, lost > 0, lost, *omitted))
         return self._ready.popleft()
 
     async def _finish(self, stream: EventStream) -> None:

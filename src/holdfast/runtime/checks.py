@@ -58,6 +58,11 @@ def check_run(timeout: float | None, max_bytes: int) -> None:
     check_bytes(max_bytes)
 
 
+def check_reader(name: str) -> None:
+    if not 0 < len(name) <= MAX_ID_CHARACTERS:
+        raise InvalidParams(f"reader must have 1 to {MAX_ID_CHARACTERS} characters")
+
+
 def check_bytes(max_bytes: int) -> None:
     if max_bytes < 0:
         raise InvalidParams(f"max_bytes {max_bytes}: must not be negative")

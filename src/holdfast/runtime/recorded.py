@@ -44,6 +44,9 @@ _GROWN_PIPE_BYTES: Final = 1024 * 1024
 #: How soon to look whether there is a descriptor, or room, for what waits in a pipe: the kernel tells nobody.
 _LOOK_AGAIN_SECONDS: Final = 0.2
 
+#: Readers that poll one process at the same time and are followed; a further one replaces that which polled first.
+_MAX_POLLED: Final = 16
+
 
 class Follower(Protocol):
     """Who is told of news, and keeps what it has not taken from being dropped: a `Reader`, most of the time."""
@@ -102,6 +105,7 @@ class Recorded:
         "_outputs",
         "_overflow",
         "_patience",
+        "_polled",
         "_poller",
         "_readers",
         "_returning",
@@ -151,6 +155,8 @@ class Recorded:
             self.journal, self.logs = notes.journal, notes.logs
         self._outputs: list[Output] = []
         self._readers: set[Follower] = set()
+        #: Readers that poll, by the names that they chose; the latest last.
+        self._polled: dict[str, Reader] = {}
         #: Readers that hold the process back, and when each last took something, by the loop's clock.
         self._following: dict[Follower, float] = {}
         #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
@@ -232,6 +238,20 @@ class Recorded:
             gap=tuple(gaps),
             sandbox_denied=self.sandbox_denied,
         )
+
+    def polled(self, name: str, after_seq: int) -> None:
+        """Follow for a reader that polls: output after `after_seq` is kept for it as for one that is attached.
+
+        Such a reader leaves without a word, and then stalls like another.
+        """
+        reader = self._polled.pop(name, None)
+        if reader is None:
+            if len(self._polled) >= _MAX_POLLED:
+                self._polled.pop(next(iter(self._polled))).close()
+            reader = Reader(self, after_seq, _ignore)
+        self._polled[name] = reader
+        for kind in self.logs:
+            reader.consume(kind, self.journal.offset_at(after_seq, kind))
 
     # --- waiting ---------------------------------------------------------------------------------------------
 

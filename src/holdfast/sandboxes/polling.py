@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from typing import Any, Final, TypeVar
 
 from holdfast.client.connection import MAX_MESSAGE_BYTES, Call, Connection
@@ -155,10 +156,11 @@ class PolledConnection(Connection):
 
     async def _poll(self, reader: Subscription, after_seq: int, window: int, start: Call[Any] | None) -> None:
         exit_told = False
+        name = secrets.token_hex(8)
         try:
             await self._until_there(reader, start)
             while True:
-                params = m.ReadParams(reader.process_id, after_seq, POLL_BYTES, int(POLL_SECONDS * 1000))
+                params = m.ReadParams(reader.process_id, after_seq, POLL_BYTES, int(POLL_SECONDS * 1000), name)
                 result = await self.call(methods.PROCESS_READ, params)
                 exit_seq, close_seq = ends_in(result, after_seq, exit_told=exit_told)
                 for chunk in result.chunks:

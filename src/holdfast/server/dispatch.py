@@ -218,6 +218,7 @@ class Dispatcher:
             after_seq=params.after_seq or 0,
             max_bytes=params.max_bytes,
             wait=(params.wait_ms or 0) / 1000,
+            reader=params.reader,
         )
 
     def _write(self, connection: ServerConnection, params: m.WriteParams) -> m.WriteResult | Waiting[m.WriteResult]:

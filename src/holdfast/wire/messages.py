@@ -90,6 +90,8 @@ class ReadParams(Struct, frozen=True):
     after_seq: int | None = None
     max_bytes: int | None = None
     wait_ms: int | None = None
+    #: A name for the polls of one reader: output is kept for the next poll as for a subscription.
+    reader: str | None = None
 
 
 class WriteParams(Struct, frozen=True):
