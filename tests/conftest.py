@@ -30,11 +30,23 @@ settings.register_profile(
 settings.load_profile("holdfast")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     add_node_to_path()
+    leave_home(config)
     # Started in the background of a script we would ignore these, and so would programs that tests send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def leave_home(config: pytest.Config) -> None:
+    """Give login shells an empty home: a profile of the person who runs the tests may be slow, or hang.
+
+    A version manager in a profile may wait for a lock, which a login shell that a test killed has left.
+    """
+    os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    home = tempfile.TemporaryDirectory(prefix="hf-home-")
+    config.add_cleanup(home.cleanup)
+    os.environ["HOME"] = home.name
 
 
 def pytest_collection_finish() -> None:
