@@ -98,7 +98,12 @@ async def bystander(box: Sandbox) -> AsyncIterator[Process]:
 
 @asynccontextmanager
 async def on_small_spool(options: str) -> AsyncIterator[tuple[str, RunningServer, Sandbox]]:
-    with small_file_system(options) as path, running_server(settings={"spool_directory": path}) as server:
+    # A process does not wait long for room that a test does not make.
+    settings = {"reader_stall_seconds": 0.2}
+    with (
+        small_file_system(options) as path,
+        running_server(settings={"spool_directory": path, **settings}) as server,
+    ):
         async with holdfast.connect(server.address("unix")) as box:
             yield path, server, box
             server.pid = (await box.status()).pid

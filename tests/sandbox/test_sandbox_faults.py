@@ -293,7 +293,15 @@ async def test_no_room_for_the_server(docker: ContainerEngine) -> None:
 
 async def test_a_disk_that_fills_up(docker: ContainerEngine) -> None:
     """Commands run, or are refused by a name, while there is no room for anything; then all is as before."""
-    options = ("--read-only", "--tmpfs", "/tmp:exec,size=64m", "--shm-size", "1m")
+    options = (
+        "--read-only",
+        "--tmpfs",
+        "/tmp:exec,size=64m",
+        "--shm-size",
+        "1m",
+        "--env",
+        "HOLDFAST_READER_STALL_SECONDS=1",
+    )
     with made(docker, *options) as name:
         async with connected(name) as box:
             filled = await box.exec(["sh", "-c", "dd if=/dev/zero of=/tmp/filler bs=65536"])
