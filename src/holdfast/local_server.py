@@ -237,7 +237,7 @@ def _end_unready(told: bytes) -> None:
     line, end, _ = told.partition(b"\n")
     if end:
         pid, session = (int(word) for word in line.split())
-        # It is nobody's child: it may have ended, and its number may be another's.
+        # Not our child: it may have ended, and its pid may be reused.
         signal_process(pid, signal.SIGKILL, lambda pid: os.getsid(pid) == session)
 
 

@@ -122,7 +122,7 @@ def _stop(connection: socket.socket, grace: float | None, force: bool) -> Stoppe
         status, contents = {}, None
     if contents is not None and not force and (refused := contents.refusal(pid)) is not None:
         return refused
-    # Opened before the server is told, so that it is surely this server and not a later process with its pid.
+    # Opened before the shutdown request, so that the pid cannot belong to a later process.
     watch = os.pidfd_open(status.get("keeperPid") or pid)
     try:
         if contents is None or not _request(connection, grace):
