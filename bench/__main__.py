@@ -46,6 +46,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "list": flood.list_during_a_flood,
     "start-1000": starts.beside_a_crowd,
     "exec": command_line.stateless_exec,
+    "cli": command_line.verbs,
     "shell-true": live_shells.true_in_a_shell,
     "shell-lines": live_shells.lines_of_a_shell,
     "shell-32": live_shells.shells_at_once,

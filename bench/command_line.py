@@ -1,4 +1,4 @@
-"""What one stateless `holdfast exec` costs, from its start to its end, beside a bare interpreter's start."""
+"""What one call of the command line costs, from its start to its end, beside a bare interpreter's start."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ BARE: Final = (sys.executable, "-I", "-S", "-c", "import socket, json")
 
 async def stateless_exec(scale: Scale) -> list[Row]:
     command, shown = _command()
+    command = (*command, "exec")
     with running_server() as server:
         environment = server_environment(HOLDFAST_DIRECTORY=server.directory)
         _check(command, environment, server.pid)
@@ -31,7 +32,7 @@ async def stateless_exec(scale: Scale) -> list[Row]:
     return [
         compare(
             "exec",
-            f"`{shown}`, server running, whole call",
+            f"`{shown} exec`, server running, whole call",
             "ms",
             baseline_what="python -I -S -c 'import socket, json'",
             baseline=latencies(taken["bare"]),
@@ -41,12 +42,49 @@ async def stateless_exec(scale: Scale) -> list[Row]:
     ]
 
 
+async def verbs(scale: Scale) -> list[Row]:
+    """`run`, and the verbs that look at a process that has ended."""
+    command, shown = _command()
+    ended = "ended"
+    calls = {
+        "run -- true": ("run", "--", "true"),
+        "ps": ("ps",),
+        "logs": ("logs", ended),
+        "wait": ("wait", ended),
+        "kill": ("kill", ended),
+    }
+    with running_server() as server:
+        environment = server_environment(HOLDFAST_DIRECTORY=server.directory)
+        _check((*command, "exec"), environment, server.pid)
+        _call((*command, "run", "--id", ended, "--", "echo", "a line"), environment)
+        taken = await interleave_samples(
+            scale.rounds,
+            scale.calls,
+            {
+                "bare": _calling(BARE, environment),
+                **{name: _calling((*command, *words), environment) for name, words in calls.items()},
+            },
+        )
+    return [
+        compare(
+            f"cli-{words[0]}",
+            f"`{shown} {name}`, server running, whole call",
+            "ms",
+            baseline_what="python -I -S -c 'import socket, json'",
+            baseline=latencies(taken["bare"]),
+            measured=latencies(taken[name]),
+            target=Target("ratio at most", 4.0),
+        )
+        for name, words in calls.items()
+    ]
+
+
 def _command() -> tuple[tuple[str, ...], str]:
     """The installed console script of this interpreter if there is one, else the module."""
     script = os.path.join(os.path.dirname(sys.executable), "holdfast")
     if os.access(script, os.X_OK):
-        return (script, "exec"), "holdfast exec"
-    return (sys.executable, "-m", "holdfast", "exec"), "python -m holdfast exec"
+        return (script,), "holdfast"
+    return (sys.executable, "-m", "holdfast"), "python -m holdfast"
 
 
 def _check(command: Sequence[str], environment: Mapping[str, str], pid: int) -> None:

@@ -1,7 +1,7 @@
 """The `holdfast` command: finds the verb and loads its module alone.
 
 `exec`, `connect`, `serve`, `call`, `model_proxy` and `egress` run inside sandboxes and start with the standard
-library; typer and rich are loaded only for the verbs that people type.
+library. `run`, `ps`, `logs`, `wait` and `kill` try `cli.quick` first; typer and rich are loaded only for the rest.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from holdfast import own_python
+from holdfast.cli import QUICK_VERBS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from holdfast.cli import egress as egress_verb
 
         return egress_verb.main(argv[1:])
+    if verb in QUICK_VERBS:
+        from holdfast.cli import quick
+
+        code = quick.main(verb, argv[1:])
+        if code is not None:
+            return code
     return _for_people(verb, argv[1:])
 
 

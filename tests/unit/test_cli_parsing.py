@@ -8,7 +8,8 @@ from holdfast import __version__
 from holdfast.__main__ import main
 from holdfast.cli import VERBS
 from holdfast.cli.exit_codes import exit_code_of
-from holdfast.cli.run import environment, limits, made_up_id
+from holdfast.cli.command_request import environment, generated_id
+from holdfast.cli.run import limits
 from holdfast.cli.serve import parser
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams, NotExecutable, TimeoutError
@@ -103,11 +104,11 @@ def test_limits() -> None:
         limits(["cpu_seconds=lots"])
 
 
-def test_made_up_ids_tell_the_program_and_differ() -> None:
-    assert made_up_id("/usr/bin/make").startswith("make-")
-    assert made_up_id("/").startswith("process-")
-    assert "/" not in made_up_id("a b/c d")
-    assert made_up_id("x") != made_up_id("x")
+def test_generated_ids_tell_the_program_and_differ() -> None:
+    assert generated_id("/usr/bin/make").startswith("make-")
+    assert generated_id("/").startswith("process-")
+    assert "/" not in generated_id("a b/c d")
+    assert generated_id("x") != generated_id("x")
 
 
 def test_exit_codes() -> None:

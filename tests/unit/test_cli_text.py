@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
@@ -13,7 +15,7 @@ from holdfast.cli import doctor
 from holdfast.cli.doctor import examine
 from holdfast.cli.logs import as_object
 from holdfast.cli.own_terminal import DetachKey
-from holdfast.cli.ps import HEADER, rows
+from holdfast.cli.process_listing import HEADER, Listing
 from holdfast.cli.text import age, amount, columns, one_line, rich_table
 from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessInfo
 
@@ -37,7 +39,7 @@ def test_columns_are_padded_and_nothing_is_cut() -> None:
     assert columns(("A", "BB"), [("aaa", long), ("a", "")]) == f"A    BB\naaa  {long}\na\n"
 
 
-def _info(name: str, **more: object) -> ProcessInfo:
+def _info(name: str, **more: object) -> dict[str, Any]:
     values: dict[str, object] = {
         "process_id": name,
         "pid": 7,
@@ -48,7 +50,8 @@ def _info(name: str, **more: object) -> ProcessInfo:
         "closed": False,
         "started_at": 100.0,
     }
-    return ProcessInfo(**{**values, **more})  # type: ignore[arg-type]
+    info: dict[str, Any] = msgspec.to_builtins(ProcessInfo(**{**values, **more}))  # type: ignore[arg-type]
+    return info
 
 
 def test_ps_rows_tell_what_runs_what_closes_and_with_all_what_ended() -> None:
@@ -59,11 +62,12 @@ def test_ps_rows_tell_what_runs_what_closes_and_with_all_what_ended() -> None:
         _info("gone", closed=True, **ended),
     )
     assert len(HEADER) == 7
-    assert rows(processes, all=False, now=220.0) == [
+    listing = Listing(processes)
+    assert listing.rows(all=False, now=220.0) == [
         ("closing", "7", "closing", "3s", "3", "0 B", "sh -c 'a b'"),
         ("late", "7", "running", "1m 00s", "-", "1.0 KiB", "sh -c 'a b'"),
     ]
-    assert [row[:3] for row in rows(processes, all=True, now=220.0)][1] == ("gone", "7", "ended")
+    assert [row[:3] for row in listing.rows(all=True, now=220.0)][1] == ("gone", "7", "ended")
 
 
 def test_ps_rows_leave_holdfasts_own_proxies_out() -> None:
@@ -74,9 +78,10 @@ def test_ps_rows_leave_holdfasts_own_proxies_out() -> None:
         _info("theirs", argv=("other", "model_proxy")),
         _info("served", argv=(*own, "serve")),
     )
-    assert [row[0] for row in rows(processes, all=False, now=100.0, holdfast=own)] == ["served", "theirs"]
-    assert len(rows(processes, all=True, now=100.0, holdfast=own)) == 4
-    assert len(rows(processes, all=False, now=100.0)) == 4
+    listing = Listing(processes, holdfast=own)
+    assert [row[0] for row in listing.rows(all=False, now=100.0)] == ["served", "theirs"]
+    assert len(listing.rows(all=True, now=100.0)) == 4
+    assert len(Listing(processes).rows(all=False, now=100.0)) == 4
 
 
 def test_a_cell_is_one_line_however_many_its_text_has() -> None:

@@ -33,3 +33,5 @@ VERBS = {
 #: Verbs that need the standard library and msgspec alone, `model_proxy` and `egress` also h11: they run inside
 #: sandboxes, where typer and rich are not.
 PLAIN_VERBS = ("exec", "connect", "serve", "call", "model_proxy", "egress")
+#: Verbs that `quick` does without typer and asyncio where the local server runs and the options are common.
+QUICK_VERBS = ("run", "ps", "logs", "wait", "kill")

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.foreground import STDERR, STDIN, STDOUT, Detached, Foreground, SignalQueue
+from holdfast.cli.command_request import STDERR, STDIN, STDOUT
+from holdfast.cli.foreground import Detached, Foreground, SignalQueue
 from holdfast.cli.own_terminal import draws, terminal_size
 from holdfast.cli.sandbox_option import LOCAL, SandboxOption, open_exec
 from holdfast.cli.terminal_view import TerminalForeground, tell_detach_key, tell_detached, too_small
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain
+from holdfast.cli.typed_verb import run_async
 from holdfast.errors import UnknownTerminal
 from holdfast.exec_api import ExecApi
 from holdfast.model import ProcessInfo, TerminalStatus

@@ -20,12 +20,13 @@ from holdfast.bridge.agent_bridge import DEFAULT_PORT, Bridge, sandbox_agent_bri
 from holdfast.bridge.limits import Limits, Price
 from holdfast.bridge.record import CallRecord, RecordFile
 from holdfast.bridge.upstream import Upstream
+from holdfast.cli.command_request import STDERR, STDIN, STDOUT, environment, forwards_stdin, generated_id
 from holdfast.cli.exit_codes import OURS
-from holdfast.cli.foreground import STDERR, STDIN, STDOUT, Detached, Foreground, SignalQueue
+from holdfast.cli.foreground import Detached, Foreground, SignalQueue
 from holdfast.cli.own_terminal import terminal_size
-from holdfast.cli.run import environment, forwards_stdin, made_up_id
 from holdfast.cli.sandbox_option import LOCAL, SandboxOption, is_this_machine
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain
+from holdfast.cli.typed_verb import run_async
 from holdfast.client.sandbox import Sandbox, connect
 from holdfast.errors import InvalidParams
 from holdfast.model import EnvPolicy, ProcessSpec, TerminalSize
@@ -94,7 +95,7 @@ def command(
     )
     here = is_this_machine(sandbox)
     spec = ProcessSpec(
-        process_id=made_up_id(argv[0]),
+        process_id=generated_id(argv[0]),
         argv=tuple(argv),
         cwd=cwd if cwd is not None else os.getcwd() if here else None,
         env=environment(env or [], here=here, tty=tty),

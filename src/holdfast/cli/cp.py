@@ -17,7 +17,8 @@ import typer
 from holdfast.cli.byte_streams import ByteSink, ByteSource
 from holdfast.cli.exit_codes import FAILED
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain
+from holdfast.cli.typed_verb import run_async
 from holdfast.errors import FileError, InvalidParams, LimitReached, PermissionRefused, ResourceExhausted
 from holdfast.model import FILE_PIECE_BYTES, FileAttributes
 

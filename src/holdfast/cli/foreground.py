@@ -10,24 +10,19 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from holdfast.cli.byte_streams import ByteSink, ByteSource
+from holdfast.cli.command_request import STDERR, STDIN, STDOUT, WINDOW_BYTES
 from holdfast.cli.exit_codes import BROKEN_PIPE, KILLED, TIMED_OUT
 from holdfast.cli.own_terminal import INTERRUPT, DetachKey, raw_mode, terminal_size
-from holdfast.cli.typed_verb import complain
+from holdfast.cli.text import complain
 from holdfast.errors import CallerError, StdinClosed
 from holdfast.exec_api import ExecApi
 from holdfast.model import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
 
-STDIN: Final = 0
-STDOUT: Final = 1
-STDERR: Final = 2
-
-#: Output on its way to us that we have not written yet. Enough to keep the connection busy, little enough that a
-#: stalled reader of ours holds megabytes and not the process's whole output.
-WINDOW_BYTES: Final = 4 * 1024 * 1024
 #: What a process gets between TERM and KILL when its reader went away: it would have died of PIPE at once.
 _BROKEN_PIPE_GRACE: Final = 1.0
 
@@ -46,17 +41,26 @@ class Detached(Exception):
 
 
 class OutputCopy:
-    """Writes each stream to its own descriptor: stdout and a terminal's output to 1, stderr to 2."""
+    """Writes each stream to its own descriptor: stdout and a terminal's output to 1, stderr to 2.
 
-    def __init__(self, streams: tuple[str, ...] = ("stdout", "stderr", "pty")) -> None:
+    `written` bytes of each stream are there already and are not written again.
+    """
+
+    def __init__(
+        self,
+        streams: tuple[str, ...] = ("stdout", "stderr", "pty"),
+        written: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._streams = streams
+        self._written = written
         out = ByteSink(STDOUT)
         self._sinks = {"stdout": out, "pty": out, "stderr": ByteSink(STDERR)}
 
     async def write(self, event: ProcessEvent) -> None:
         if isinstance(event, OutputChunk):
             if event.stream in self._streams:
-                await self._sinks[event.stream].write(event.data)
+                new = max(0, self._written.get(event.stream, 0) - event.offset)
+                await self._sinks[event.stream].write(event.data[new:] if new else event.data)
         elif isinstance(event, OutputGap) and event.stream in self._streams:
             complain(f"{event.length} bytes of {event.stream} at offset {event.offset} are no longer kept")
 
@@ -68,17 +72,25 @@ class OutputCopy:
 class Foreground:
     """Follows one process until its leader ends. `process_id` must have been started.
 
-    With `read_only` it gets no keys and no size of ours.
+    With `read_only` it gets no keys and no size of ours; `written` is that of `OutputCopy`.
     """
 
     def __init__(
-        self, api: ExecApi, process_id: str, *, tty: bool, signals: SignalQueue, read_only: bool = False
+        self,
+        api: ExecApi,
+        process_id: str,
+        *,
+        tty: bool,
+        signals: SignalQueue,
+        read_only: bool = False,
+        written: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._api = api
         self._id = process_id
         self._tty = tty
         self._signals = signals
         self._read_only = read_only
+        self._written = written
         self._timed_out = False
 
     async def follow(
@@ -111,7 +123,7 @@ class Foreground:
         return code
 
     async def _copy_output(self, after_seq: int) -> int:
-        copy = OutputCopy()
+        copy = OutputCopy(written=self._written)
         events = self._api.events(self._id, after_seq=after_seq, window=WINDOW_BYTES)
         try:
             async for event in events:
@@ -219,12 +231,18 @@ class SignalQueue:
             self._queue.put_nowait("HUP" if leave else name)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take INT, TERM, HUP and WINCH while the block runs."""
+    def listening(self, caught: int | None = None) -> Iterator[None]:
+        """Take INT, TERM, HUP and WINCH while the block runs, after the signals in the pipe `caught`."""
         loop = asyncio.get_running_loop()
         names = ("INT", "TERM", "HUP", "WINCH")
         for name in names:
             loop.add_signal_handler(getattr(signal, f"SIG{name}"), self.put, name)
+        if caught is not None:
+            # They are the command's, which runs already.
+            self._taken = True
+            with contextlib.suppress(BlockingIOError):
+                for number in os.read(caught, 4096):
+                    self.put(signal.Signals(number).name.removeprefix("SIG"))
         try:
             yield
         finally:

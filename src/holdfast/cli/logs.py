@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from holdfast.cli.byte_streams import ByteSink
-from holdfast.cli.foreground import STDOUT, WINDOW_BYTES, OutputCopy
+from holdfast.cli.command_request import STDOUT, WINDOW_BYTES
+from holdfast.cli.foreground import OutputCopy
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
 from holdfast.cli.typed_verb import run_async
 from holdfast.exec_api import ExecApi

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from holdfast.cli.byte_streams import ByteSource
-from holdfast.cli.foreground import STDIN
+from holdfast.cli.command_request import STDIN
 from holdfast.cli.terminal_view import ShownOutput
 from holdfast.client.asciicast import OUTPUT, CastEvent
 

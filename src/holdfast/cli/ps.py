@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import time
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from holdfast.cli.running_server import is_helper, may_be_helper
+from holdfast.cli.process_listing import HEADER, Listing
+from holdfast.cli.running_server import may_be_helper
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
-from holdfast.cli.text import age, amount, on_terminal, rich_table, show_table
+from holdfast.cli.text import on_terminal, rich_table, show_table
 from holdfast.cli.typed_verb import run_async
 from holdfast.exec_api import ExecApi
 from holdfast.local_server import is_running
-from holdfast.model import ProcessInfo, TerminalStatus
 
-HEADER: Final = ("ID", "PID", "STATE", "AGE", "EXIT", "OUTPUT", "COMMAND")
 #: Ages are shown in seconds, so a table that is older shows wrong ones.
 _REFRESH_SECONDS: Final = 1.0
-
-
-class _Seen(NamedTuple):
-    """What was there at one moment: processes, terminals among them, and what more is known of those."""
-
-    processes: tuple[ProcessInfo, ...] = ()
-    terminals: Mapping[str, TerminalStatus] = MappingProxyType({})
-    #: The server's own command, by which the processes that Holdfast runs for itself are known.
-    holdfast: tuple[str, ...] = ()
 
 
 def command(
@@ -51,7 +38,7 @@ def command(
     """
     if sandbox == LOCAL and not watch and not is_running():
         # No server, no processes: looking must not start one.
-        _show(_Seen(), all, as_json)
+        _show(Listing(), all, as_json)
         return 0
     return run_async(_ps(sandbox, all, watch, as_json))
 
@@ -73,74 +60,20 @@ async def _live(api: ExecApi, all: bool) -> None:
 
     with Live(auto_refresh=False, screen=True) as live:
         while True:
-            table = _table(await _look(api), all)
+            table = (await _look(api)).rows(all=all, now=time.time())
             live.update(rich_table(HEADER, table, live.console.width), refresh=True)
             await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _look(api: ExecApi) -> _Seen:
+async def _look(api: ExecApi) -> Listing:
     processes, terminals = await asyncio.gather(api.list(), api.list_terminals())
-    # Asked for only if it matters: the server examines its machine for the answer.
+    # Requested only if it matters: the server examines its machine for the reply.
     holdfast = (await api.info()).holdfast if any(may_be_helper(info.argv) for info in processes) else ()
-    by_id = {status.terminal_id: status for status in terminals}
-    return _Seen(tuple(_as_asked(info, by_id.get(info.process_id)) for info in processes), by_id, holdfast)
+    return Listing(msgspec.to_builtins(processes), msgspec.to_builtins(terminals), holdfast)
 
 
-def _as_asked(info: ProcessInfo, terminal: TerminalStatus | None) -> ProcessInfo:
-    """What somebody asked to run, and not how its shell was made to mark its prompts."""
-    return info if terminal is None else msgspec.structs.replace(info, argv=terminal.argv)
-
-
-def _show(seen: _Seen, all: bool, as_json: bool) -> None:
+def _show(listing: Listing, all: bool, as_json: bool) -> None:
     if as_json:
-        print(
-            msgspec.json.encode([_object(seen, info) for info in _chosen(seen.processes, all)]).decode(), flush=True
-        )
+        print(msgspec.json.encode(listing.objects(all=all)).decode(), flush=True)
     else:
-        show_table(HEADER, _table(seen, all))
-
-
-def _table(seen: _Seen, all: bool) -> list[tuple[str, ...]]:
-    return rows(seen.processes, all=all, now=time.time(), terminals=seen.terminals, holdfast=seen.holdfast)
-
-
-def _object(seen: _Seen, info: ProcessInfo) -> dict[str, Any]:
-    terminal = seen.terminals.get(info.process_id)
-    more = {} if terminal is None else {"terminalState": terminal.state}
-    internal = {"internal": True} if is_helper(info.argv, seen.holdfast) else {}
-    return {**msgspec.to_builtins(info), **more, **internal}
-
-
-def _chosen(processes: tuple[ProcessInfo, ...], all: bool) -> list[ProcessInfo]:
-    chosen = [info for info in processes if all or not info.closed]
-    return sorted(chosen, key=lambda info: (info.started_at, info.process_id))
-
-
-def _state(info: ProcessInfo, terminal: TerminalStatus | None) -> str:
-    if info.running and terminal is not None and terminal.state in ("IDLE", "BUSY"):
-        return terminal.state.lower()
-    return "running" if info.running else "ended" if info.closed else "closing"
-
-
-def rows(
-    processes: tuple[ProcessInfo, ...],
-    *,
-    all: bool,
-    now: float,
-    terminals: Mapping[str, TerminalStatus] = MappingProxyType({}),
-    holdfast: tuple[str, ...] = (),
-) -> list[tuple[str, ...]]:
-    """The cells of the table, oldest process first."""
-    return [
-        (
-            info.process_id,
-            str(info.pid),
-            _state(info, terminals.get(info.process_id)),
-            age((info.exited_at or now) - info.started_at),
-            "-" if info.exit_code is None else str(info.exit_code),
-            amount(info.stdout_bytes + info.stderr_bytes + info.pty_bytes),
-            shlex.join(info.argv),
-        )
-        for info in _chosen(processes, all)
-        if all or not is_helper(info.argv, holdfast)
-    ]
+        show_table(HEADER, listing.rows(all=all, now=time.time()))

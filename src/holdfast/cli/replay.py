@@ -18,13 +18,14 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from holdfast.cli.command_request import STDIN, STDOUT
 from holdfast.cli.exit_codes import INTERRUPTED
-from holdfast.cli.foreground import STDIN, STDOUT
 from holdfast.cli.own_terminal import raw_mode, terminal_size
 from holdfast.cli.player import Player
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption
 from holdfast.cli.terminal_view import ShownOutput, too_small
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain
+from holdfast.cli.typed_verb import run_async
 from holdfast.client.asciicast import INPUT, OUTPUT, CastEvent, CastHeader, cast_lines, read_cast
 from holdfast.errors import InvalidParams, UnknownTerminal
 from holdfast.local_server import is_running

@@ -6,18 +6,21 @@ What runs is a process of the server, not a child of ours: when we are hung up o
 from __future__ import annotations
 
 import os
-import re
 import secrets
-from typing import Annotated
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from holdfast.cli.command_request import STDERR, STDIN, STDOUT, environment, forwards_stdin, generated_id
 from holdfast.cli.exit_codes import OURS
-from holdfast.cli.foreground import STDERR, STDIN, STDOUT, Detached, Foreground, SignalQueue
+from holdfast.cli.foreground import Detached, Foreground, SignalQueue
 from holdfast.cli.own_terminal import DETACH_NAME, terminal_size
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, is_this_machine, open_exec
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain
+from holdfast.cli.typed_verb import run_async
 from holdfast.errors import InvalidParams
 from holdfast.model import EnvPolicy, Limits, ProcessSpec, TerminalSize
 from holdfast.sizes import EXPECTED, parse_size
@@ -71,7 +74,7 @@ def command(
         raise InvalidParams("--json cannot be used with a command's own output: it is for --detach")
     here = is_this_machine(sandbox)
     spec = ProcessSpec(
-        process_id=id or made_up_id(argv[0]),
+        process_id=id or generated_id(argv[0]),
         argv=tuple(argv),
         cwd=cwd if cwd is not None else os.getcwd() if here else None,
         env=environment(env or [], here=here, tty=tty),
@@ -91,6 +94,22 @@ def command(
     return run_async(_run(sandbox, spec, forwards_stdin(stdin, tty=tty), timeout, grace))
 
 
+def start_again(params: Mapping[str, Any]) -> int:
+    """`run --detach` of a command that may have started: the request is repeated under its `startId`."""
+    return run_async(_start(LOCAL, msgspec.convert(params, ProcessSpec), as_json=False))
+
+
+def follow_again(
+    params: Mapping[str, Any], *, forward_input: bool, after_seq: int, written: Mapping[str, int], caught: int
+) -> int:
+    """Go on with a command that `quick` has started, after event `after_seq` and `written` bytes of each stream.
+
+    `caught` is a pipe with the numbers of the signals that came meanwhile.
+    """
+    spec = msgspec.convert(params, ProcessSpec)
+    return run_async(_run(LOCAL, spec, forward_input, None, 0.0, after_seq, written, caught))
+
+
 async def _start(sandbox: str, spec: ProcessSpec, as_json: bool) -> int:
     async with open_exec(sandbox) as api:
         info = await api.start(spec)
@@ -98,46 +117,28 @@ async def _start(sandbox: str, spec: ProcessSpec, as_json: bool) -> int:
     return 0
 
 
-async def _run(sandbox: str, spec: ProcessSpec, forward_input: bool, timeout: float | None, grace: float) -> int:
+async def _run(
+    sandbox: str,
+    spec: ProcessSpec,
+    forward_input: bool,
+    timeout: float | None,
+    grace: float,
+    after_seq: int = 0,
+    written: Mapping[str, int] = MappingProxyType({}),
+    caught: int | None = None,
+) -> int:
     signals = SignalQueue()
-    with signals.listening():
+    with signals.listening(caught):
         async with open_exec(sandbox) as api:
             await api.start(spec)
-            foreground = Foreground(api, spec.process_id, tty=spec.tty, signals=signals)
+            foreground = Foreground(api, spec.process_id, tty=spec.tty, signals=signals, written=written)
             try:
-                return await foreground.follow(forward_input=forward_input, timeout=timeout, grace=grace)
+                return await foreground.follow(
+                    after_seq=after_seq, forward_input=forward_input, timeout=timeout, grace=grace
+                )
             except Detached:
                 complain(f"detached; `holdfast attach {spec.process_id}` comes back")
                 return 0 if spec.tty else OURS
-
-
-def forwards_stdin(asked: bool | None, *, tty: bool) -> bool:
-    """Whether our stdin goes to the command: as asked, else with --tty or when it is not a terminal."""
-    return asked if asked is not None else tty or not os.isatty(STDIN)
-
-
-def made_up_id(program: str) -> str:
-    """A name that tells what it is and is not taken: the program's, and enough that is random."""
-    name = re.sub(r"[^A-Za-z0-9._]+", "-", os.path.basename(program)).strip("-.")[:24] or "process"
-    return f"{name}-{secrets.token_hex(4)}"
-
-
-def environment(assignments: list[str], *, here: bool, tty: bool) -> dict[str, str] | None:
-    """The command's environment: on this machine ours, elsewhere only what is set; `K=V` on top, `K` takes ours."""
-    values = dict(os.environ) if here else {}
-    if tty and not here and "TERM" in os.environ:
-        values["TERM"] = os.environ["TERM"]
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not name:
-            raise InvalidParams(f"--env {assignment!r}: write NAME=VALUE")
-        if equals:
-            values[name] = value
-        elif name in os.environ:
-            values[name] = os.environ[name]
-        else:
-            raise InvalidParams(f"--env {name}: not set here; write {name}=VALUE")
-    return values
 
 
 def limits(assignments: list[str]) -> Limits:

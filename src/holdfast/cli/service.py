@@ -21,8 +21,8 @@ from holdfast import __version__
 from holdfast.cli.exit_codes import FAILED, NO_SERVER
 from holdfast.cli.sandbox_option import JsonOption
 from holdfast.cli.service_extra import service_extra
-from holdfast.cli.text import age, show_table
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import age, complain, show_table
+from holdfast.cli.typed_verb import run_async
 
 if TYPE_CHECKING:
     from holdfast.service.assembly import Started

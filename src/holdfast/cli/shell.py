@@ -15,8 +15,8 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from holdfast.cli import run as run_verb
-from holdfast.cli.foreground import STDERR, STDIN, STDOUT, Detached, SignalQueue
+from holdfast.cli.command_request import STDERR, STDIN, STDOUT, environment, generated_id
+from holdfast.cli.foreground import Detached, SignalQueue
 from holdfast.cli.logs import show
 from holdfast.cli.own_terminal import terminal_size
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, is_this_machine, open_exec
@@ -65,12 +65,12 @@ def command(
     exit code of each.
     """
     here = is_this_machine(sandbox)
-    variables = run_verb.environment(env or [], here=here, tty=True) or {}
+    variables = environment(env or [], here=here, tty=True) or {}
     named = {assignment.partition("=")[0] for assignment in env or []}
     for name in {"LINES", "COLUMNS"} - named:
         variables.pop(name, None)  # they would outlive the size that they tell
     spec = TerminalSpec(
-        terminal_id=id or run_verb.made_up_id(shell or "terminal"),
+        terminal_id=id or generated_id(shell or "terminal"),
         argv=None if shell is None else (shell,),
         size=terminal_size(STDIN, STDOUT, STDERR) or TerminalSize(),
         cwd=cwd if cwd is not None else os.getcwd() if here else None,
@@ -117,10 +117,10 @@ def open_one(
     """
     here = is_this_machine(sandbox)
     spec = ShellSpec(
-        shell_id=id or run_verb.made_up_id(shell or "shell"),
+        shell_id=id or generated_id(shell or "shell"),
         shell=shell,
         cwd=cwd if cwd is not None else os.getcwd() if here else None,
-        env=run_verb.environment(env or [], here=here, tty=False),
+        env=environment(env or [], here=here, tty=False),
         # Where our own environment means nothing, what is set here is laid over the sandbox's.
         env_policy=None if here else EnvPolicy(ignore_default_excludes=True),
         user=user,
@@ -149,7 +149,7 @@ def start(
     It is a process of its own: `logs`, `wait`, `kill` and `attach` take its id. It begins with the shell's
     directory, variables and functions, and changes nothing in the shell. --json describes it.
     """
-    process_id = id or run_verb.made_up_id((command.split() or [""])[0])
+    process_id = id or generated_id((command.split() or [""])[0])
     return run_async(_start(sandbox, shell_id, command, process_id, as_json))
 
 

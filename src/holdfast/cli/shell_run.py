@@ -19,11 +19,12 @@ import msgspec
 import typer
 
 from holdfast.cli.byte_streams import ByteSource
+from holdfast.cli.command_request import STDIN, WINDOW_BYTES, environment
 from holdfast.cli.exit_codes import INTERRUPTED
-from holdfast.cli.foreground import STDIN, WINDOW_BYTES, OutputCopy
-from holdfast.cli.run import environment
+from holdfast.cli.foreground import OutputCopy
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain
+from holdfast.cli.typed_verb import run_async
 from holdfast.client.collect import StreamTails
 from holdfast.client.shell import RUN_LIMIT_BYTES
 from holdfast.errors import CallerError, InternalError, InvalidParams

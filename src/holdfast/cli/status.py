@@ -10,8 +10,8 @@ from holdfast.cli import stateless
 from holdfast.cli.exit_codes import NO_SERVER
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption
 from holdfast.cli.server_at import called, is_websocket, run_inside, socket_at
-from holdfast.cli.text import age, amount
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import age, amount, complain
+from holdfast.cli.typed_verb import run_async
 from holdfast.errors import HandshakeFailed, SandboxError, error_from_wire
 from holdfast.local_server import connect_at, log_path, socket_path
 from holdfast.model import ServerStatus

@@ -16,8 +16,8 @@ from holdfast.cli.exit_codes import FAILED, NO_SERVER
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption
 from holdfast.cli.server_at import called, is_websocket, run_inside, socket_at
 from holdfast.cli.stopping import Contents, Stopped, patience, stop_at
-from holdfast.cli.text import show_table
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain, show_table
+from holdfast.cli.typed_verb import run_async
 from holdfast.errors import InvalidParams, SandboxError, TransportError
 from holdfast.wire import messages as m, methods
 

@@ -12,11 +12,12 @@ import os
 from typing import Final
 
 from holdfast.cli.byte_streams import ByteSink
+from holdfast.cli.command_request import STDERR, STDIN, STDOUT
 from holdfast.cli.exit_codes import BROKEN_PIPE
-from holdfast.cli.foreground import STDERR, STDIN, STDOUT, Foreground, SignalQueue
+from holdfast.cli.foreground import Foreground, SignalQueue
 from holdfast.cli.own_terminal import DETACH_NAME, draws, terminal_size
 from holdfast.cli.terminal_modes import ShownModes
-from holdfast.cli.typed_verb import complain
+from holdfast.cli.text import complain
 from holdfast.client.terminal import Terminal
 from holdfast.errors import TerminalClosed
 from holdfast.exec_api import ExecApi

@@ -1,16 +1,17 @@
-"""How numbers and tables look: colours and lines on a terminal, plain stable columns in a pipe.
+"""How numbers, tables and complaints look: colours and lines on a terminal, plain stable columns in a pipe.
 
-rich is loaded only when a terminal is there to show it.
+Standard library only: rich is imported when a terminal is there to show it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
 #: Styles by what a cell says, on a terminal only.
@@ -63,6 +64,19 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*padded, row[-1]]).rstrip())
     return "\n".join(lines) + "\n"
+
+
+def complain(message: str) -> None:
+    """Print one line on stderr."""
+    sys.stderr.write(f"holdfast: {message}\n")
+    sys.stderr.flush()
+
+
+def discard_stdout() -> None:
+    """Point our stdout elsewhere after its reader has closed it, or the interpreter fails to flush it at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def on_terminal() -> bool:

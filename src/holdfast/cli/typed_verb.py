@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import typer
 
 from holdfast.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OURS, USAGE, describe, exit_code_of
+from holdfast.cli.text import complain, discard_stdout
 from holdfast.errors import HoldfastError
 
 T = TypeVar("T")
@@ -39,14 +40,19 @@ def run(verb: str, arguments: list[str]) -> int:
             return USAGE
         command, epilog = sub_verbs[sub_verb], ""
         verb = f"{verb} {sub_verb}"
-    ours = OURS if verb in _EXIT_AS_THE_COMMAND else FAILED
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # What follows the command's name belongs to the command: `holdfast run ls -l`.
     settings = {"allow_interspersed_args": verb not in ("run", "bridge"), "help_option_names": ["-h", "--help"]}
     text = "\n\n".join(_lines(command))
     app.command(help=text, epilog=epilog, context_settings=settings)(_quiet_when_unread(command))
+    return guarded(verb, lambda: int(app(args=arguments, prog_name=f"holdfast {verb}", standalone_mode=False) or 0))
+
+
+def guarded(verb: str, work: Callable[[], int]) -> int:
+    """Run the work of a verb; an error is one line on stderr and an exit code."""
+    ours = OURS if verb in _EXIT_AS_THE_COMMAND else FAILED
     try:
-        return int(app(args=arguments, prog_name=f"holdfast {verb}", standalone_mode=False) or 0)
+        return work()
     except (HoldfastError, OSError) as error:
         complain(describe(error))
         return exit_code_of(error, ours=ours)
@@ -71,12 +77,6 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def complain(message: str) -> None:
-    """Say one line on stderr."""
-    sys.stderr.write(f"holdfast: {message}\n")
-    sys.stderr.flush()
-
-
 def _quiet_when_unread(command: Callable[..., int]) -> Callable[..., int]:
     """The verb, ending as PIPE ends other programs when whoever read our stdout has left (`holdfast ps | head`)."""
 
@@ -87,16 +87,7 @@ def _quiet_when_unread(command: Callable[..., int]) -> Callable[..., int]:
             sys.stdout.flush()
             return code
         except BrokenPipeError:
-            _forget_stdout()
+            discard_stdout()
             return BROKEN_PIPE
 
     return guarded
-
-
-def _forget_stdout() -> None:
-    """The reader of our stdout went away: point it elsewhere, or the interpreter fails to flush it at exit."""
-    import os
-
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)

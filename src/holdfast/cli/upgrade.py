@@ -12,7 +12,7 @@ from holdfast.cli import stateless
 from holdfast.cli.exit_codes import NO_SERVER
 from holdfast.cli.sandbox_option import JsonOption
 from holdfast.cli.stopping import leave
-from holdfast.cli.typed_verb import complain
+from holdfast.cli.text import complain
 from holdfast.local_server import connect_running, hold_start_lock, socket_path, start_locked
 from holdfast.waiting_keeper import find
 

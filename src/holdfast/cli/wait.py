@@ -9,7 +9,8 @@ import typer
 
 from holdfast.cli.exit_codes import TIMED_OUT
 from holdfast.cli.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
-from holdfast.cli.typed_verb import complain, run_async
+from holdfast.cli.text import complain
+from holdfast.cli.typed_verb import run_async
 
 
 def command(
