@@ -7,8 +7,8 @@ import pytest
 from holdfast import __version__
 from holdfast.__main__ import main
 from holdfast.cli import VERBS
-from holdfast.cli.exit_codes import exit_code_of
 from holdfast.cli.command_request import environment, generated_id
+from holdfast.cli.exit_codes import exit_code_of
 from holdfast.cli.run import limits
 from holdfast.cli.serve import parser
 from holdfast.config import ExecServerConfig
