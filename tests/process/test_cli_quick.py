@@ -43,10 +43,10 @@ class Command:
         self.argv = (sys.executable, "-m", "holdfast")
 
     def __call__(self, *arguments: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-        given = {} if "stdin" in more or "input" in more else {"stdin": subprocess.DEVNULL}
-        streams = {} if "stdout" in more else {"capture_output": True}
+        if "input" not in more:
+            more.setdefault("stdin", subprocess.DEVNULL)
         return subprocess.run(
-            [*self.argv, *arguments], env=self.environment, timeout=60, **given, **streams, **more
+            [*self.argv, *arguments], capture_output=True, env=self.environment, timeout=60, **more
         )
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:

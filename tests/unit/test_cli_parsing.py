@@ -80,7 +80,7 @@ def test_serve_has_a_flag_for_each_setting() -> None:
 
 def test_environment_on_this_machine_is_ours_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLOUR", "blue")
-    assert environment(["X=a=b"], here=True, tty=False)["COLOUR"] == "blue"  # type: ignore[index]
+    assert environment(["X=a=b"], here=True, tty=False)["COLOUR"] == "blue"
     assert environment(["X=a=b", "EMPTY="], here=False, tty=False) == {"X": "a=b", "EMPTY": ""}
     assert environment(["COLOUR"], here=False, tty=False) == {"COLOUR": "blue"}
 
