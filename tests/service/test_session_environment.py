@@ -16,13 +16,12 @@ from service.running_service import Place, RunningService, new_place, running_se
 
 VALUE = "S3cr3t-of-the-service"
 #: Of the service's environment: what an attack found in a session.
-SECRETS = {
-    name: VALUE
-    for name in (
-        *("PGPASSWORD", "DB_PASSWORD", "AWS_CREDENTIALS", "GITHUB_PAT", "SMTP_PASS", "STRIPE_KEY", "MY_TOKEN"),
-        *("HOLDFAST_TOKEN", "HOLDFAST_SERVICE_SUMMARY"),
-    )
-} | {"DATABASE_URL": f"postgres://me:{VALUE}@127.0.0.1/db", "OTHER_PROXY": f"http://me:{VALUE}@127.0.0.1:1"}
+NAMES = (
+    *("PGPASSWORD", "DB_PASSWORD", "AWS_CREDENTIALS", "GITHUB_PAT", "SMTP_PASS", "STRIPE_KEY", "MY_TOKEN"),
+    *("HOLDFAST_TOKEN", "HOLDFAST_SERVICE_SUMMARY"),
+)
+URLS = {"DATABASE_URL": f"postgres://me:{VALUE}@127.0.0.1/db", "OTHER_PROXY": f"http://me:{VALUE}@127.0.0.1:1"}
+SECRETS = {**dict.fromkeys(NAMES, VALUE), **URLS}
 #: Harmless, and yet not a session's without a rule.
 PLAIN = {"BUILD_NUMBER": "7", "BUILD_TOKEN": VALUE, "EDITOR_OF_THE_SERVICE": "vi"}
 RULES = """
