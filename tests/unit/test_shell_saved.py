@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given, strategies as st
 
+from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.shell_saved import MAX_SAVED_BYTES, SavedParts
 
 WHOLE = b"\0edeclare -x A=1\n\0."
@@ -26,7 +30,8 @@ WHOLE = b"\0edeclare -x A=1\n\0."
     ],
 )
 def test_what_is_found(pieces: list[bytes], found: dict[str, bytes]) -> None:
-    parts, seen = SavedParts(), {}
+    parts = SavedParts()
+    seen: dict[str, bytes] = {}
     for piece in pieces:
         seen |= parts.feed(piece)
     assert seen == found
@@ -43,3 +48,13 @@ def test_how_the_bytes_are_divided_makes_no_difference(words: list[bytes], data:
         seen |= divided.feed(text[at : at + step])
         at += step
     assert seen == whole.feed(text)
+
+
+def test_the_pipes_of_a_shell_of_an_earlier_version_stay_where_they_are(tmp_path: Path) -> None:
+    """And a link in the place of their directory, which the shell's user has put there, is not followed."""
+    old, linked, new = (str(tmp_path / name) for name in ("old", "linked", "new"))
+    os.mkdir(old)
+    os.mkdir(linked)
+    os.symlink("/", f"{linked}/pipes")
+    assert [ShellFiles(path, None).pipes for path in (old, linked, new)] == [old, linked, f"{new}/pipes"]
+    assert ShellFiles(new, None).pipes == f"{new}/pipes"

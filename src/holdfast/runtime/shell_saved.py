@@ -100,11 +100,14 @@ class SavedState:
     def take(self) -> None:
         """Store what is in the pipe at this moment."""
         for _ in range(_PIPE_BYTES // _READ_BYTES):
-            if not self._readable():
+            if not self._take_piece():
                 return
 
-    def _readable(self) -> bool:
-        """Take one piece; whether there was one."""
+    def _readable(self) -> None:
+        self._take_piece()
+
+    def _take_piece(self) -> bool:
+        """Store what is whole with the next piece; whether there was one."""
         if self._fd < 0:
             return False
         try:
