@@ -15,7 +15,7 @@ from holdfast import own_python, waiting_keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from holdfast.errors import HoldfastError
 
@@ -85,13 +85,13 @@ def is_running() -> bool:
     return True
 
 
-def connect_server(*, start_timeout: float = 10) -> socket.socket:
-    """A connection to the machine's server, which is started if none runs."""
+def connect_server(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> socket.socket:
+    """A connection to the machine's server, which is started if none runs; in our environment, or in `environ`."""
     connection = connect_at(socket_path())
     if connection is not None:
         return connection
     with hold_start_lock():
-        return start_locked(start_timeout=start_timeout)
+        return start_locked(start_timeout=start_timeout, environ=environ)
 
 
 @contextmanager
@@ -107,21 +107,22 @@ def hold_start_lock() -> Iterator[None]:
         os.close(lock)
 
 
-def start_locked(*, start_timeout: float = 10) -> socket.socket:
+def start_locked(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> socket.socket:
     """`connect_server` for who holds the lock."""
     path = socket_path()
     connection = connect_at(path)
     if connection is None:
-        _start(path, start_timeout)
+        _start(path, start_timeout, environ)
         connection = connect_at(path)
     if connection is None:
         raise _not_started(f"the server said it was ready, but nobody listens at {path}")
     return connection
 
 
-def ensure_server(*, start_timeout: float = 10) -> str:
-    """The path of a socket at which the machine's server listens; it is started if none runs."""
-    connect_server(start_timeout=start_timeout).close()
+def ensure_server(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> str:
+    """The path of a socket at which the machine's server listens; it is started if none runs, as `connect_server`
+    does."""
+    connect_server(start_timeout=start_timeout, environ=environ).close()
     return socket_path()
 
 
@@ -161,7 +162,7 @@ def connect_at(path: str) -> socket.socket | None:
     return connection
 
 
-def _start(path: str, timeout: float) -> None:
+def _start(path: str, timeout: float, environ: Mapping[str, str] | None) -> None:
     """Start the server and wait until it listens. The caller holds the lock."""
     import subprocess
 
@@ -179,7 +180,7 @@ def _start(path: str, timeout: float) -> None:
                 stderr=log,
                 # What is put into a sandbox is there for it alone: commands start where the sandbox's own do.
                 cwd=None if own_python.is_injected() else "/",
-                env=_server_environment(),
+                env=_server_environment(os.environ if environ is None else environ),
                 start_new_session=True,
                 pass_fds=(tell,),
                 check=True,
@@ -259,9 +260,9 @@ def _log_tail(log: int, began: int) -> str:
     return f"; its log {log_path()} ends:\n{text}" if text else f"; its log {log_path()} is empty"
 
 
-def _server_environment() -> dict[str, str]:
-    """Our environment; the server starts in `/`, where relative entries of PYTHONPATH would point elsewhere."""
-    environment = dict(os.environ)
+def _server_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """That of the server: it starts in `/`, where relative entries of PYTHONPATH would point elsewhere."""
+    environment = dict(environ)
     paths = environment.get("PYTHONPATH")
     # An injected server does not look at it: it is for the programs that it runs, as they have it.
     if paths and not own_python.is_injected():

@@ -49,17 +49,31 @@ class TerminalSize(Struct, frozen=True):
     cols: int = 80
 
 
+#: Variables that a login sets, as patterns: enough for a program to run, nothing to leak.
+CORE_VARIABLES: Final = (
+    *("HOME", "LANG", "LANGUAGE", "LC_*", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+)
+#: Variables by which a program of holdfast's own that runs in a sandbox finds its Python, as patterns.
+PYTHON_VARIABLES: Final = ("PYTHON*", "LD_LIBRARY_PATH")
+
+
 class EnvPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """How to make a process's environment from the server's own; `ProcessSpec.env` is laid over the result."""
 
+    #: `core`: only `CORE_VARIABLES`.
     inherit: Literal["all", "core", "none"] = "all"
-    #: Keep variables whose names look like secrets (`*KEY*`, `*SECRET*`, `*TOKEN*`).
+    #: Keep variables that look like secrets (`secret_names.is_dropped`: `*KEY*`, `*SECRET*`, `*TOKEN*`, and more).
     ignore_default_excludes: bool = False
     #: Case-insensitive glob patterns of names to leave out.
     exclude: tuple[str, ...] = ()
     set: dict[str, str] = {}
     #: If given, only names that match one of these patterns are kept.
     include_only: tuple[str, ...] = ()
+
+    @classmethod
+    def minimal(cls, *more: str) -> EnvPolicy:
+        """`CORE_VARIABLES` and what matches the patterns `more`; never a secret, or a variable of holdfast's."""
+        return cls(exclude=("HOLDFAST_*",), include_only=(*CORE_VARIABLES, *more))
 
 
 class Limits(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -62,10 +62,19 @@ def search(server: RunningServer, key: bytes, said: bytes) -> None:
         assert not finds(key, (region for memory in memories.values() for region in memory))
 
 
+def environments_of(server: RunningServer, verb: bytes) -> list[bytes]:
+    """Of the programs of this server's that run with this verb."""
+    found = [Path(f"/proc/{pid}") for pid in marked_processes(server.mark)]
+    environments = [each / "environ" for each in found if verb in (each / "cmdline").read_bytes().split(b"\0")]
+    assert environments
+    return [each.read_bytes() for each in environments]
+
+
 async def test_the_key_is_nowhere_in_the_sandbox(tmp_path: Path) -> None:
     key, said = f"sk-{secrets.token_hex(24)}", f"said-{secrets.token_hex(8)}"
     record = RecordFile(str(tmp_path / "calls.jsonl"))
-    with running_server() as server:
+    secret = {"PGPASSWORD": f"of-the-server-{secrets.token_hex(8)}"}
+    with running_server(environ=secret) as server:
         async with (
             fake_provider() as provider,
             holdfast.connect(server.address("unix")) as box,
@@ -76,6 +85,9 @@ async def test_the_key_is_nowhere_in_the_sandbox(tmp_path: Path) -> None:
             assert all(asked.headers["authorization"] == f"Bearer {key}" for asked in provider.asked)
             assert key not in printed
             search(server, key.encode(), said.encode())
+            assert all(
+                secret["PGPASSWORD"].encode() not in each for each in environments_of(server, b"model_proxy")
+            )
             assert key not in server.log()
     record.close()
     lines = (tmp_path / "calls.jsonl").read_text()

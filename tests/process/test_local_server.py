@@ -130,4 +130,4 @@ def test_the_log_is_set_aside_when_it_is_large(directory: str, monkeypatch: pyte
 
 def test_the_server_gets_absolute_paths_because_it_starts_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "src:/there")
-    assert local_server._server_environment()["PYTHONPATH"] == f"{os.getcwd()}/src:/there"
+    assert local_server._server_environment(os.environ)["PYTHONPATH"] == f"{os.getcwd()}/src:/there"

@@ -96,10 +96,13 @@ async def test_a_shell_of_another_user_is_theirs_alone(public: LocalExec) -> Non
     assert (result.stdout, result.stderr) == (f"nobody\n{nobody.pw_uid}\ninput\n", "nobody\n")
     assert (await sh.run("echo $word; id -un", env={"A": "1"}, cwd="/tmp")).stdout == "kept\nnobody\n"
     here = private(public)
-    assert {os.stat(f"{here}/{name}").st_uid for name in [".", *os.listdir(here)]} == {nobody.pw_uid}
-    assert os.stat(here).st_mode & 0o777 == 0o700
-    # It may pass through to its own files, and see nobody else's.
-    assert (await sh.run(f"ls {public._spool.path}")).exit_code != 0
+    for directory, _, names in os.walk(here):
+        assert (os.stat(directory).st_uid, os.stat(directory).st_mode & 0o777) == (os.geteuid(), 0o711)
+        found = [os.stat(f"{directory}/{name}") for name in names]
+        assert {(each.st_uid, each.st_mode & 0o777) for each in found} == {(nobody.pw_uid, 0o600)}
+    # It may pass through to its own files, see nobody else's, and put nothing beside them.
+    for refused in (f"ls {public._spool.path}", f"touch {here}/x", f"touch {here}/pipes/x", f"rm {here}/pipes/o0"):
+        assert (await sh.run(refused)).exit_code != 0, refused
     assert (await sh.describe()).user == "nobody"
     restarted = await sh.run("set -e; false")
     assert (restarted.restored, (await sh.run("set +e; id -un; echo $word")).stdout) == ("state", "nobody\nkept\n")

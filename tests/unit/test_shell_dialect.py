@@ -27,7 +27,7 @@ SHELLS = [
     pytest.param(argv, id=argv[0], marks=needs(argv[0]))
     for argv in (["bash"], ["dash"], ["busybox", "ash"], ["zsh", "-f"])
 ]
-STEP = Step("/private")
+STEP = Step("/private", "/private/pipes")
 #: All that a word may hold, with more of what means something to a shell than chance would bring.
 WORDS = st.text(
     st.one_of(st.sampled_from("'\"\\$`!*~ \n\t;&|#\x81\x7f"), st.characters(codec="utf-8")), max_size=20

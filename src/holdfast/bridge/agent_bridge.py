@@ -20,6 +20,7 @@ from holdfast.client.exec_remote import Completed, ExecRemoteOptions, ExecRemote
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.service import HostService
 from holdfast.errors import HoldfastError, InvalidParams, ProcessError, TimeoutError, UnknownProcess
+from holdfast.model import EnvPolicy
 from holdfast.wire.http_messages import MODEL_SERVICE
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,8 @@ async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: Li
         "HOLDFAST_SOCKET": sockets[0],
     }
     # Should this program die, the proxy is of no use to anybody.
-    options = ExecRemoteOptions(env=env, lifetime="connection")
+    # It has no use for secrets that the server has in its environment.
+    options = ExecRemoteOptions(env=env, env_policy=EnvPolicy(), lifetime="connection")
     # As the server's own user and in its directory, whatever the connection's defaults are for the agent.
     return Sandbox(box.api).exec_remote([*info.holdfast, "model_proxy"], options)
 

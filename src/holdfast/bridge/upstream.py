@@ -16,6 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from holdfast.bridge.redaction import RedactedStream, Redaction
 from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.secret_names import looks_secret
 from holdfast.wire.http_messages import Headers, HttpRequest
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ _TO_CALLER: Final = (
     *("request-id", "x-request-id", "openai-model", "openai-processing-ms", "openai-version", "x-codex-*"),
     *("x-ratelimit-*", "anthropic-ratelimit-*"),
 )
-#: Parameters of the query that can be a key.
-_SECRET_QUERY: Final = ("key", "api_key", "apikey", "access_token", "token")
 _KEY_HEADERS: Final = {"anthropic": "x-api-key", "google": "x-goog-api-key"}
 #: The most that is read of an error: enough for every provider's words.
 ERROR_BYTES: Final = 1024 * 1024
@@ -122,7 +121,7 @@ class Upstream:
         version = self.base_url.rpartition("/")[2]
         if path.startswith(f"/{version}/"):
             path = path[len(version) + 1 :]
-        pairs = [pair for pair in parse_qsl(request.query, keep_blank_values=True) if pair[0] not in _SECRET_QUERY]
+        pairs = [pair for pair in parse_qsl(request.query, keep_blank_values=True) if not looks_secret(pair[0])]
         return f"{self.base_url}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
 
     def headers_for(self, request: HttpRequest, dialect: str) -> dict[str, str]:

@@ -38,7 +38,17 @@ from holdfast.errors import (
     UnknownProcess,
 )
 from holdfast.exec_api import EventStream, ExecApi, PolledStream
-from holdfast.model import Exited, Lifetime, OutputChunk, OutputGap, Overflow, ProcessInfo, ProcessSpec, Struct
+from holdfast.model import (
+    EnvPolicy,
+    Exited,
+    Lifetime,
+    OutputChunk,
+    OutputGap,
+    Overflow,
+    ProcessInfo,
+    ProcessSpec,
+    Struct,
+)
 
 T = TypeVar("T")
 
@@ -94,6 +104,8 @@ class ExecRemoteOptions(Struct, frozen=True):
     cwd: StrPath | None = None
     #: Additional variables, laid over the sandbox's environment.
     env: dict[str, str] | None = None
+    #: How that environment is made from the sandbox's; all of it, if not given.
+    env_policy: EnvPolicy | None = None
     user: str | None = None
     #: Seconds until the command's whole tree is killed and `TimeoutError` is raised.
     timeout: float | None = None

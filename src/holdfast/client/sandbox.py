@@ -293,7 +293,7 @@ class Sandbox(FileMethods):
             argv=argv,
             cwd=self._defaults.cwd(options.cwd),
             env=env,
-            env_policy=_policy(env, None),
+            env_policy=_policy(env, options.env_policy),
             pipe_stdin=pipe_stdin,
             user=self._defaults.user(options.user),
             overflow=options.overflow,

@@ -11,11 +11,9 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import CwdNotFound, InvalidParams, PermissionRefused, UnknownUser
-from holdfast.model import EnvPolicy, ProcessSpec
+from holdfast.model import CORE_VARIABLES, EnvPolicy, ProcessSpec
+from holdfast.secret_names import is_dropped
 
-#: What a login would set: enough to run, nothing to leak.
-CORE_VARIABLES = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-SECRET_PATTERNS = ("*KEY*", "*SECRET*", "*TOKEN*")
 #: What most terminals and all curses programs know; only where the caller did not say.
 DEFAULT_TERM = "xterm-256color"
 
@@ -57,11 +55,11 @@ def apply_policy(policy: EnvPolicy, base: Mapping[str, str]) -> dict[str, str]:
     if policy.inherit == "none":
         variables = {}
     elif policy.inherit == "core":
-        variables = {name: value for name, value in base.items() if name.upper() in CORE_VARIABLES}
+        variables = {name: value for name, value in base.items() if _matches(name, CORE_VARIABLES)}
     else:
         variables = dict(base)
     if not policy.ignore_default_excludes:
-        variables = {name: v for name, v in variables.items() if not _matches(name, SECRET_PATTERNS)}
+        variables = {name: v for name, v in variables.items() if not is_dropped(name, v)}
     variables = {name: v for name, v in variables.items() if not _matches(name, policy.exclude)}
     variables.update(policy.set)
     if policy.include_only:

@@ -159,6 +159,14 @@ class ShellNotes(RecordNotes):
     def drop_program(self, number: int) -> None:
         self._keeping.link.drop(self.program_key(number))
 
+    @property
+    def _saved_key(self) -> str:
+        return f"{self.key}.saved"
+
+    def keep_saved(self, fd: int) -> None:
+        """The pipe that it saves to: what is in it outlives us."""
+        self._keeping.link.keep(self._saved_key, [fd])
+
     def keep_pipes(self, pair: int, fds: Sequence[int], still_open: Iterable[Output]) -> None:
         """Our ends of a pair, unless they are of pipes that the keeper has.
 
@@ -192,6 +200,7 @@ class ShellNotes(RecordNotes):
     def gone(self) -> None:
         """Nobody can ask for it any more."""
         self.write(s.ShellGone(self.key))
+        self._keeping.link.drop(self._saved_key)
         for key in (*self._lingering, *(each.key for each in self._pairs.values())):
             self._keeping.link.drop(key)
         self._lingering.clear()

@@ -37,6 +37,10 @@ SWEEP_AFTER_SECONDS: Final = 10.0
 #: What the kernel says when there is no room for a file, and when there is no descriptor for it.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+#: What a command needs to be run at all: its files, and a first page of each stream. On a spool without that much,
+#: output would wait for room that may never come.
+COMMAND_BYTES: Final = 64 * 1024
+COMMAND_FILES: Final = 8
 
 
 class Spool:
@@ -70,6 +74,26 @@ class Spool:
         """Bytes that are free now."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
+
+    def require_room(self) -> None:
+        """Raise if there is no room for another command, after all was given up that can be."""
+        while (short := self._short()) and self.make_room():
+            pass
+        if short:
+            raise ResourceExhausted(
+                f"the spool {self.path} is full: {short}; make room there, or set spool_directory to another place"
+            )
+
+    def _short(self) -> str:
+        """What is missing for another command; empty if nothing is."""
+        found = os.statvfs(self.path)
+        free = found.f_bavail * found.f_frsize
+        if free < COMMAND_BYTES:
+            return f"{free} of {self.size} bytes are free, and a command needs {COMMAND_BYTES}"
+        # A file system that makes inodes as it goes tells of none.
+        if found.f_files and found.f_favail < COMMAND_FILES:
+            return f"{found.f_favail} of {found.f_files} inodes are free, and a command needs {COMMAND_FILES}"
+        return ""
 
     def open(self) -> tuple[int, str]:
         """A new file: its descriptor and its path."""

@@ -211,6 +211,7 @@ class Recovery:
                     pipes=[(key, self._held.pop(key)) for key in pipes],
                     programs=programs.get(shell.key, {}),
                     stdin=self.held(f"{shell.current}.stdin"),
+                    saved=self.held(f"{shell.key}.saved"),
                     inputs={key: held for key in inputs if (held := self.held(f"{key}.input")) is not None},
                 )
             )

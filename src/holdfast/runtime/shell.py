@@ -47,6 +47,7 @@ from holdfast.runtime.shell_dialect import Answer, Dialect
 from holdfast.runtime.shell_files import ShellFiles
 from holdfast.runtime.shell_memory import KEPT_INTERRUPTS, KNOWN_COMMANDS
 from holdfast.runtime.shell_program import ShellProgram
+from holdfast.runtime.shell_saved import SavedState
 from holdfast.runtime.tree_usage import Activity, Asked
 
 if TYPE_CHECKING:
@@ -142,7 +143,12 @@ class LiveShell:
         self._on_closed = on_closed
         self._on_forget = on_forget
         self._loop = asyncio.get_running_loop()
-        self._program = self._first_program()
+        self._saved = self._open_saved()
+        try:
+            self._program = self._first_program()
+        except BaseException:
+            self._saved.close()
+            raise
         self._ready: asyncio.Future[Answer] | None = None
         self._queue: deque[ShellCommand] = deque()
         self._current: ShellCommand | None = None
@@ -160,6 +166,9 @@ class LiveShell:
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
 
+    def _open_saved(self) -> SavedState:
+        return SavedState(self._files, self._poller, self._notes)
+
     def _first_program(self) -> ShellProgram:
         return self._new_program()
 
@@ -169,6 +178,7 @@ class LiveShell:
             self._files,
             self.record,
             self._poller,
+            saved=self._saved,
             on_answer=self._answered,
             notes=self._notes,
             number=self.restarts,
@@ -236,9 +246,9 @@ class LiveShell:
         )
 
     def _confinement(self) -> Confinement | None:
-        """With the files by which we talk to it, and which are its own."""
+        """With the files by which we talk to it. It only reads them: they are on our spool, which it could fill."""
         given = self.spec.confinement
-        return None if given is None else replace(given, writable=(*given.writable, self._files.path))
+        return None if given is None else replace(given, readable=(*given.readable, self._files.path))
 
     # --- starting --------------------------------------------------------------------------------------------
 
@@ -596,6 +606,7 @@ class LiveShell:
             self._finish(command, status.exit_code)
         while self._queue:
             self._refuse(self._queue.popleft(), self._closed_error())
+        self._saved.close()
         self._files.remove()
         notes = self._notes
         if self.record.running:
@@ -627,6 +638,7 @@ class LiveShell:
         old.process.signal_leader(signal.SIGKILL)
         status = await old.process.wait_exit()
         old.hang_up()
+        self._saved.take()
         command.take_what_is_there()
         command.give_streams(self.record)
         self.restarts += 1
@@ -697,6 +709,7 @@ class LiveShell:
         """Forget everything."""
         with contextlib.ExitStack() as stack:  # each step, whichever of them fails
             stack.callback(self._files.remove)
+            stack.callback(self._saved.close)
             stack.callback(self.record.discard)
             for command in (*self._ended, *self._queue, self._current):
                 if command is not None:

@@ -19,6 +19,9 @@ import signal
 from typing import ClassVar, Final, NamedTuple
 
 _END: Final = b"\0\1"
+#: The pipe that a shell saves to, by its name, and what stands before each thing that it saves.
+SAVED: Final = "saved"
+SAVED_NAMES: Final = {b"e": "exports", b"s": "state"}
 #: The last line of a state that was saved as a whole.
 WHOLE: Final = "# whole"
 #: Options that would show our own lines, and traps that would run for them.
@@ -58,8 +61,9 @@ class Answer(NamedTuple):
 class Step(NamedTuple):
     """All that one command needs to be told to the shell."""
 
-    #: As the shell reads it: quoted, if it has to be.
+    #: As the shell reads them: quoted, if they have to be. The second is that of the pipes.
     directory: str
+    pipe_directory: str
     #: The command's own, not to last.
     cwd: str | None = None
     env: dict[str, str] | None = None
@@ -170,12 +174,12 @@ class Dialect:
         """The name to run it under: busybox is many programs, and goes by its name."""
         return "ash" if path.endswith("/busybox") else None
 
-    def boot(self, directory: str, restore: str | None) -> str:
+    def boot(self, directory: str, pipes: str, restore: str | None) -> str:
         """The first lines: our trap, the state of the shell before this one, the first pipes, and an answer."""
         lines = [*self.setup(directory), f"{self.builtin} trap {quote(self.stop)} {int(self.interrupt_signal)}"]
         if restore is not None:
             lines += [*self.forget_environment(), f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1"]
-        lines.append(f"{self.exec} >|{directory}/o0 2>|{directory}/e0; {self.answer()}")
+        lines.append(f"{self.exec} >|{pipes}/o0 2>|{pipes}/e0; {self.answer()}")
         return "\n".join(lines) + "\n"
 
     def setup(self, directory: str) -> list[str]:
@@ -210,7 +214,7 @@ class Dialect:
         lines = list(self.begin)
         if step.pipes is not None:
             for number, letter in ((1, "o"), (2, "e")):
-                path = f"{step.directory}/{letter}"
+                path = f"{step.pipe_directory}/{letter}"
                 move = f"{self.exec} {number}>|{path}{step.pipes}"
                 if step.looks_first:
                     # Not if the user sent the stream elsewhere with `exec >file`.
@@ -218,7 +222,7 @@ class Dialect:
                 lines.append(move)
         lines += [f"{self.exec} {copy}>&{number}" for copy, number in step.copies]
         if step.saves_exports:
-            lines.append(f"{self.builtin} export -p >|{step.directory}/exports")
+            lines.append(self._exports(step.pipe_directory))
         if step.saves_state:
             lines += self.arm(step.directory)
         if len(lines) > len(self.begin) or step.env or step.status or step.last is not None:
@@ -262,7 +266,7 @@ class Dialect:
         separator = "\n" if "v" in resumed.flags else "; "
         return f"{{ {'; '.join(words)}; }} >/dev/null 2>&1{separator}{text}"
 
-    def at_exit(self, directory: str) -> str:
+    def at_exit(self, pipes: str) -> str:
         """A file that saves the state, unless the shell was told to exit; empty for a shell that cannot."""
         return ""
 
@@ -307,9 +311,16 @@ class Dialect:
     def wants_last(self, text: str) -> bool:
         return False
 
-    def save_exports(self, directory: str) -> str:
-        """A line that writes the exported variables down, as the shell would read them."""
-        return f"{{ {self.builtin} export -p >|{directory}/exports;}} {self.hushed}\n"
+    def save_exports(self, pipes: str) -> str:
+        """A line that saves the exported variables, as the shell would read them."""
+        return f"{{ {self._exports(pipes)};}} {self.hushed}\n"
+
+    def _exports(self, pipes: str) -> str:
+        # Opened for both: without a server nothing reads, and the shell would wait for that.
+        return (
+            f"{{ {self.builtin} printf '\\0e';{self.builtin} export -p;{self.builtin} printf '\\0.';}}"
+            f" 1<>{pipes}/{SAVED}"
+        )
 
     def dump(self) -> str:
         """A command that prints the shell's state, as another shell of its kind would read it."""
@@ -387,16 +398,17 @@ class Bash(Dialect):
         ours = "[[ $(\\builtin declare -f exit) == *_holdfast_exit_* ]] && \\builtin unset -f exit"
         return [*trap, f"[[ -z ${{_holdfast_armed_-}} ]] || {{ {ours};\\builtin unset -v _holdfast_armed_;}}"]
 
-    def at_exit(self, directory: str) -> str:
+    def at_exit(self, pipes: str) -> str:
         return (
             "if [[ -z ${_holdfast_exit_-} ]]; then\n"
             # It may be being stopped: what stops it is no part of its state.
             "builtin trap - DEBUG; builtin shopt -u extdebug; builtin set +ET; {\n"
+            "builtin printf '\\0s'\n"
             f"{self.dump()}\n"
             "[[ ${_holdfast_flags_-} != *e* ]] || builtin printf 'set -e\\n'\n"
             "[[ -z ${_holdfast_armed_-} ]] || builtin printf 'unset -f exit\\n'\n"
             "builtin printf 'unset -v _holdfast_ _holdfast_armed_ _holdfast_flags_\\n'\n"
-            f"builtin printf '%s\\n' '{WHOLE}'; }} >|{directory}/state 2>/dev/null; fi\n"
+            f"builtin printf '%s\\n\\0.' '{WHOLE}'; }} 1<>{pipes}/{SAVED} 2>/dev/null; fi\n"
         )
 
     def dump(self) -> str:

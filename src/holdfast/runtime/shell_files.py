@@ -1,7 +1,9 @@
 """The private directory of one live shell: the files it sources, the named pipes it prints on. Touches only those.
 
-Two pairs of pipes take turns. Whoever still holds a pipe of a command that has ended keeps it open after its name
-was given to a new pipe. A user's command may remove the directory: whatever is missing is made again.
+The shell only reads the files, so that it may be given the directory read-only; what it writes goes to pipes, which
+are in a directory of their own below. Two pairs of pipes take turns. A process that still holds a pipe of a command
+that has ended keeps it open after its name was given to a new pipe. A user's command may remove the directory:
+whatever is missing is made again.
 """
 
 from __future__ import annotations
@@ -14,29 +16,34 @@ import stat
 from typing import Final
 
 from holdfast.errors import ResourceExhausted
+from holdfast.runtime.confine.paths import PIPES
 from holdfast.runtime.environment import Account
-from holdfast.runtime.shell_dialect import Dialect, Step, quote
+from holdfast.runtime.shell_dialect import SAVED, Dialect, Step, quote
+from holdfast.runtime.shell_saved import MAX_SAVED_BYTES
 
 #: A larger file is not worth keeping in memory too, to see whether it changes.
 KEPT_CONTENT_BYTES: Final = 4096
-#: The state of a shell: every variable and function of a large one is a few hundred kilobytes.
-MAX_READ_BYTES: Final = 64 * 1024 * 1024
 _READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Both ends: it has no end of file, and no writer waits for a reader or dies of none.
+_BOTH_ENDS: Final = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOLD_PIPE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK_AT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z0-9_/.,:+@-]+")
 
 
 class ShellFiles:
-    """The files of one shell. They belong to the user it runs as, and to nobody else."""
+    """The files of one shell. They belong to the user it runs as; the directories belong to us, so that another
+    user can put nothing into them."""
 
     def __init__(self, path: str, account: Account | None) -> None:
         self.path = path
-        #: As a shell reads it.
-        self.quoted = path if _NEEDS_NO_QUOTES.fullmatch(path) else quote(path)
+        #: Where the pipes are. An earlier version had them in the directory itself.
+        self.pipes = path if os.path.isdir(path) and not _is_ours(f"{path}/{PIPES}") else f"{path}/{PIPES}"
+        #: As a shell reads them.
+        self.quoted, self.quoted_pipes = _quoted(path), _quoted(self.pipes)
         self._account = account
         #: The step of a command that needs nothing special: the file `keep`.
-        self.plain = Step(self.quoted)
+        self.plain = Step(self.quoted, self.quoted_pipes)
         self._constant: dict[str, bytes] = {}
         #: Descriptors by name, closed by `remove` or by `close`.
         self._open: dict[str, int] = {}
@@ -60,7 +67,7 @@ class ShellFiles:
                 self.write(name, content)
 
     def _know_constant(self, dialect: Dialect) -> None:
-        texts = {"keep": dialect.step(self.plain), "at_exit": dialect.at_exit(self.quoted)}
+        texts = {"keep": dialect.step(self.plain), "at_exit": dialect.at_exit(self.quoted_pipes)}
         self._constant = {name: text.encode() for name, text in texts.items() if text}
 
     def _write_constant(self) -> None:
@@ -92,21 +99,25 @@ class ShellFiles:
             self._contents.pop(name, None)
 
     def read(self, name: str) -> bytes | None:
-        """What the shell wrote into a file; None if it wrote none."""
+        """The content of a file; None if there is none."""
         try:
             fd = os.open(f"{self.path}/{name}", _LOOK_AT)
         except OSError:
             return None
         with open(fd, "rb") as file:
-            # The shell may be confined, and we are not: it must not be able to fill our memory.
-            return file.read() if os.fstat(fd).st_size <= MAX_READ_BYTES else None
+            # The user of a shell that is not confined may have put another there: it must not fill our memory.
+            return file.read() if os.fstat(fd).st_size <= MAX_SAVED_BYTES else None
 
     def existing(self, name: str) -> str | None:
-        """The path of a file that the shell wrote, if it did."""
+        """The path of a file, if there is one."""
         path = f"{self.path}/{name}"
         return path if os.path.exists(path) else None
 
     def forget(self, name: str) -> None:
+        """Remove a file."""
+        self._contents.pop(name, None)
+        if (fd := self._open.pop(name, None)) is not None:
+            os.close(fd)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self.path}/{name}")
 
@@ -119,17 +130,24 @@ class ShellFiles:
         except OSError as error:
             for fd in opened.values():
                 os.close(fd)
-            raise ResourceExhausted(f"no pipe can be made in {self.path}: {error.strerror}") from None
+            raise self._no_pipe(error) from None
         return opened
+
+    def open_saved(self) -> int:
+        """Both ends of the pipe that the shell saves its variables and its state to."""
+        try:
+            return self._open_pipe(SAVED, fresh=False, flags=_BOTH_ENDS)
+        except OSError as error:
+            raise self._no_pipe(error) from None
 
     def open_stdin(self) -> int:
         """Our end of a new named pipe for a command's stdin. It has no reader until the shell opens it."""
-        path, opened = f"{self.path}/stdin", -1
+        path, opened = f"{self.pipes}/stdin", -1
         try:
             opened = self._open_pipe("stdin", fresh=True)
             return os.open(path, _HOLD_PIPE)
         except OSError as error:
-            raise ResourceExhausted(f"no pipe can be made in {self.path}: {error.strerror}") from None
+            raise self._no_pipe(error) from None
         finally:
             if opened >= 0:
                 os.close(opened)
@@ -139,34 +157,40 @@ class ShellFiles:
         held: list[int] = []
         for letter in "oe":
             with contextlib.suppress(OSError):
-                held.append(os.open(f"{self.path}/{letter}{number}", _HOLD_PIPE))
+                held.append(os.open(f"{self.pipes}/{letter}{number}", _HOLD_PIPE))
         return held
 
-    def _open_pipe(self, name: str, *, fresh: bool) -> int:
-        path = f"{self.path}/{name}"
+    def _open_pipe(self, name: str, *, fresh: bool, flags: int = _READ_PIPE) -> int:
+        path = f"{self.pipes}/{name}"
         if fresh:
-            self.forget(name)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         try:
-            fd = os.open(path, _READ_PIPE)
+            fd = os.open(path, flags)
         except FileNotFoundError:
             self._make_directory()
             os.mkfifo(path, 0o600)
             self._give(path)
-            fd = os.open(path, _READ_PIPE)
+            fd = os.open(path, flags)
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(0, f"{name} is no pipe: a command has put something else there")
         return fd
 
+    def _no_pipe(self, error: OSError) -> ResourceExhausted:
+        return ResourceExhausted(f"no pipe can be made in {self.pipes}: {error.strerror}")
+
     def _make_directory(self) -> None:
+        # Of another user, ours may be passed through by name, and neither be listed nor changed.
+        mode = 0o700 if self._account is None else 0o711
         try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            if self._account is not None:
+                os.chmod(os.path.dirname(self.path), mode)
+            for path in dict.fromkeys((self.path, self.pipes)):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path, mode)
         except OSError as error:
             raise ResourceExhausted(f"{self.path} cannot be made: {error.strerror}") from None
-        if self._account is not None:
-            # Our own directory above may be passed through by name, and not be listed.
-            os.chmod(os.path.dirname(self.path), 0o711)
-        self._give(self.path)
 
     def _create(self, name: str) -> int:
         path = f"{self.path}/{name}"
@@ -201,3 +225,16 @@ class ShellFiles:
         # Directories may be nested deeper than Python goes: then they stay, until the spool is removed.
         with contextlib.suppress(RecursionError):
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _quoted(path: str) -> str:
+    return path if _NEEDS_NO_QUOTES.fullmatch(path) else quote(path)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether it is a directory that we made, and not what a shell's user has put there."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

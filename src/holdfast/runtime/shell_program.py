@@ -37,6 +37,7 @@ from holdfast.runtime.shell_records import NotedEnd
 if TYPE_CHECKING:
     from holdfast.runtime.poller import Poller
     from holdfast.runtime.shell_command import ShellCommand
+    from holdfast.runtime.shell_saved import SavedState
 
 #: Far more than a path of the longest kind and every trap. More than that is no answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
@@ -76,6 +77,7 @@ class ShellProgram:
         record: Recorded,
         poller: Poller,
         *,
+        saved: SavedState,
         on_answer: Callable[[Answer], None],
         notes: ShellNotes | None = None,
         number: int = 0,
@@ -95,6 +97,7 @@ class ShellProgram:
         #: Whether its exported variables are written down as they are now.
         self.exports_saved = False
         self._files = files
+        self._saved = saved
         self._record = record
         self._poller = poller
         self._on_answer = on_answer
@@ -188,7 +191,7 @@ class ShellProgram:
         self.boot(restore)
 
     def boot(self, restore: str | None) -> None:
-        self.say(self.dialect.boot(self._files.quoted, restore))
+        self.say(self.dialect.boot(self._files.quoted, self._files.quoted_pipes, restore))
 
     def ready(self, answer: Answer) -> None:
         """The answer to the first lines."""
@@ -253,6 +256,7 @@ class ShellProgram:
 
     def has_saved_state(self) -> bool:
         """Whether its state was written down as a whole when an option ended it."""
+        self._saved.take()
         state = self._files.read("state") if self._armed else None
         return state is not None and state.endswith(WHOLE.encode() + b"\n")
 
@@ -273,6 +277,7 @@ class ShellProgram:
         saves_state = risky and dialect.saves_state and "EXIT" not in answer.traps
         step = Step(
             files.quoted,
+            files.quoted_pipes,
             cwd=spec.cwd,
             env=spec.env,
             stdin=_stdin(spec, files),
@@ -288,8 +293,11 @@ class ShellProgram:
         files.write("command", encode(dialect.command(spec.command, self._suspended, step)))
         if spec.input is not None:
             files.write("input", spec.input)
+        if step.saves_exports or saves_state:
+            self._saved.ensure()
         if saves_state:
-            files.forget("state")
+            # Open from now on: it can be stored later without a descriptor more.
+            files.write("state", b"")
         if step != files.plain:
             files.write("status", dialect.status(step.status).encode())
         line = self._line(step)
@@ -399,7 +407,8 @@ class ShellProgram:
     def save_exports(self) -> None:
         if not self.exports_saved:
             self.exports_saved = True
-            self.say(self.dialect.save_exports(self._files.quoted))
+            self._saved.ensure()
+            self.say(self.dialect.save_exports(self._files.quoted_pipes))
 
     def _has_had_children(self) -> bool:
         """Whether anybody but the shell may hold its pipes: it has waited for a child, or left one behind."""
@@ -420,7 +429,7 @@ class ShellProgram:
 
     def _copies(self) -> tuple[tuple[int, int], ...]:
         """Where else the shell holds its pipes (`exec 3>&1`): those go with it."""
-        path = self._files.path
+        path = self._files.pipes
         names = {f"{path}/{letter}{self._pipes}": number for letter, number in (("o", 1), ("e", 2))}
         return tuple(copies(self.pid, names))
 
@@ -516,7 +525,7 @@ class ShellProgram:
 def _stdin(spec: CommandSpec, files: ShellFiles) -> str:
     """The file that a command's stdin is, as the shell reads its name."""
     if spec.pipe_stdin:
-        return f"{files.quoted}/stdin"
+        return f"{files.quoted_pipes}/stdin"
     return "/dev/null" if spec.input is None else f"{files.quoted}/input"
 
 

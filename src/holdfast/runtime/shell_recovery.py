@@ -23,6 +23,7 @@ from holdfast.runtime.shell import IDLE_SECONDS, SILENCE_SECONDS, LiveShell, Res
 from holdfast.runtime.shell_dialect import Answer, Suspended
 from holdfast.runtime.shell_memory import KNOWN_JOBS
 from holdfast.runtime.shell_program import Settling, ShellProgram
+from holdfast.runtime.shell_saved import SavedState
 
 if TYPE_CHECKING:
     from holdfast.runtime.keeper_link import Held
@@ -51,6 +52,8 @@ class ShellRemains(NamedTuple):
     #: Our end of the stdin of the command that runs; and files of input that was not delivered, by commands.
     stdin: Held | None = None
     inputs: Mapping[int, Held] = {}
+    #: The pipe that it saves its variables and its state to.
+    saved: Held | None = None
 
     @property
     def current(self) -> RememberedCommand | None:
@@ -58,7 +61,7 @@ class ShellRemains(NamedTuple):
 
     def close(self) -> None:
         """Close the control socket, the file of our lines and the pipes: nothing has taken them."""
-        named = (held for held in (self.control, self.stdin) if held is not None)
+        named = (held for held in (self.control, self.stdin, self.saved) if held is not None)
         for held in (*named, *(held for _, held in self.pipes), *self.inputs.values()):
             while held.fds:
                 os.close(held.fds.pop())
@@ -192,6 +195,7 @@ class ResumedShell(LiveShell):
         try:
             self._restore(remains, notes)
         except BaseException:
+            self._saved.close()
             self._program.hang_up()
             self.record.give_up_output()
             raise
@@ -212,6 +216,10 @@ class ResumedShell(LiveShell):
             )
         )
 
+    def _open_saved(self) -> SavedState:
+        held = self._remains.saved
+        return SavedState(self._files, self._poller, self._notes, None if held is None else held.fds.pop())
+
     def _first_program(self) -> ShellProgram:
         past = self._remains.shell
         self.restarts = 0 if past.program is None else past.program.number
@@ -220,6 +228,7 @@ class ResumedShell(LiveShell):
             self._files,
             self.record,
             self._poller,
+            saved=self._saved,
             on_answer=self._answered,
             notes=self._notes,
             number=self.restarts,

@@ -262,6 +262,8 @@ class Shells:
         known = self._commands.get(spec.command_id)
         if known is not None and known[0] is not shell:
             raise DuplicateProcess(f"command id {spec.command_id!r} is taken")
+        if known is None:
+            self._spool.require_room()
         command = shell.run(spec)
         self._commands[spec.command_id] = (shell, command)
         return command

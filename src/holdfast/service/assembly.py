@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -20,6 +20,8 @@ from holdfast.client.sandbox import check_address, open_exec
 from holdfast.console.application import console_application
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
+from holdfast.local_server import ensure_server
+from holdfast.secret_names import is_dropped
 from holdfast.service import agents
 from holdfast.service.access import Access, AccessSettings
 from holdfast.service.admission import Admission
@@ -162,6 +164,9 @@ class Service:
 
     async def _connect(self, address: str) -> ExecApi:
         try:
+            if address == "local":
+                # Before the client does: a server that it starts has all of our environment.
+                await asyncio.to_thread(ensure_server, environ=for_sandboxes(os.environ))
             return await open_exec(
                 address, reconnect_deadline=self._settings.reconnect_seconds, client_name=CLIENT_NAME
             )
@@ -277,6 +282,14 @@ def _monitor(settings: ServiceSettings) -> MonitorSettings:
         # Told again only after it went down by a tenth of the limit: see `ThresholdSettings.far`.
         thresholds=ThresholdSettings(near=near, far=max(0.0, near - 0.1)),
     )
+
+
+def for_sandboxes(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the machine's server gets of our environment: neither our settings nor what looks like a secret."""
+    ours = (name for name in environ if name.startswith("HOLDFAST_SERVICE_"))
+    secret = (name for name, value in environ.items() if is_dropped(name, value))
+    left_out = {*ours, *secret}
+    return {name: value for name, value in environ.items() if name not in left_out}
 
 
 def own_files(store: Store, settings: ServiceSettings) -> tuple[str, ...]:

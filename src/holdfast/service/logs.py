@@ -16,16 +16,13 @@ from typing import Any, Final, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from holdfast.secret_names import looks_secret
 from holdfast.service.model import Struct
 
 LogFormat = Literal["auto", "json", "text"]
 #: Takes secrets out of a text: `audit.redaction` has one made of the operator's patterns.
 Redact = Callable[[str], str]
 
-#: Names whose values are never written.
-_SECRET_NAMES: Final = re.compile(r"(?i)(token|secret|passw|authorization|cookie|api_?key|credential)")
-#: Positions in output are called tokens, too, and are no secrets.
-_HARMLESS_NAMES: Final = frozenset(("output_token", "since_token", "audited_token", "page_token"))
 #: Our own tokens, and what stands behind `Bearer`.
 _SECRET_VALUES: Final = re.compile(r"\bhf_[A-Za-z0-9_-]{16,}|(?i:\bbearer\s+)\S+")
 REDACTED: Final = "[redacted]"
@@ -59,7 +56,7 @@ class Discretion:
         return {key: self._value(key, value, _DEPTH) for key, value in event.items()}
 
     def _value(self, key: str, value: Any, depth: int) -> Any:
-        if _SECRET_NAMES.search(key) and key not in _HARMLESS_NAMES and value:
+        if value and looks_secret(key, alone=False):
             return REDACTED
         if value is None or isinstance(value, bool | int | float):
             return value

@@ -103,6 +103,8 @@ class Policy(Struct, frozen=True):
     idle_while_running: bool = False
     #: Seconds between the warning and the end of its life.
     lifetime_warning: float = 300.0
+    #: Variables of the sandbox that the session has beside those of a login, as patterns.
+    inherited_variables: tuple[str, ...] = ()
 
 
 class SessionRecord(Struct, frozen=True):

@@ -14,9 +14,10 @@ from typing import Final
 import holdfast
 from holdfast import sync
 from holdfast.client.defaults import StrPath
-from holdfast.client.exec_remote import ExecResult
+from holdfast.client.exec_remote import ExecRemoteOptions, ExecResult
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidRequest, TimeoutError
+from holdfast.model import EnvPolicy
 from holdfast.service.model import Struct
 
 #: What `timeout` of coreutils exits with, and a shell's command that timed out.
@@ -60,9 +61,7 @@ class OneShotExecutor:
             self._blocking = stack, stack.enter_context(sync.connect(self._address))
         began = time.monotonic()
         try:
-            done = self._blocking[1].exec(
-                ["bash", "-lc", command], cwd=self._cwd, env=self._env, timeout=timeout, timeout_retry=False
-            )
+            done = self._blocking[1].exec_remote(["bash", "-lc", command], self._options(timeout), stream=False)
         except TimeoutError as late:
             return _timed_out(late, began)
         return _ended(done, began)
@@ -72,12 +71,14 @@ class OneShotExecutor:
         box = await self._box()
         began = time.monotonic()
         try:
-            done = await box.exec(
-                ["bash", "-lc", command], cwd=self._cwd, env=self._env, timeout=timeout, timeout_retry=False
-            )
+            done = await box.exec_remote(["bash", "-lc", command], self._options(timeout), stream=False)
         except TimeoutError as late:
             return _timed_out(late, began)
         return _ended(done, began)
+
+    def _options(self, timeout: float | None) -> ExecRemoteOptions:
+        # As a session: what the program that started the server has in its environment is no command's.
+        return ExecRemoteOptions(cwd=self._cwd, env=self._env, env_policy=EnvPolicy.minimal(), timeout=timeout)
 
     async def _box(self) -> Sandbox:
         loop = asyncio.get_running_loop()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from holdfast.secret_names import looks_secret
 from holdfast.service.api import Chunk, Created, Event, InputTaken, OutputRead, RunResult, SessionView
 from holdfast.service.model import Approval, AuditRow, Policy, Resources, Usage
 from holdfast.session.v1 import session_pb2 as pb
@@ -15,7 +15,6 @@ from holdfast.session.v1 import session_pb2 as pb
 #: A gRPC client takes messages of 4 MiB unless told otherwise, and what is around the output has its size, too.
 LARGEST_REPLY: Final = 4 * 1024 * 1024 - 64 * 1024
 _HIDDEN: Final = "[hidden]"
-_SECRET_NAMES: Final = ("*KEY*", "*SECRET*", "*TOKEN*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "*AUTH*")
 _LARGEST_UINT32: Final = 2**32 - 1
 
 
@@ -67,7 +66,7 @@ def metadata(view: SessionView) -> pb.SessionMetadata:
 
 def shown_variable(name: str, value: str) -> str:
     """A variable's value, unless its name says that it is a secret."""
-    return _HIDDEN if any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in _SECRET_NAMES) else value
+    return _HIDDEN if looks_secret(name) else value
 
 
 def _policy(policy: Policy) -> pb.SessionPolicy:

@@ -105,8 +105,8 @@ def open_named(path: bytes) -> int:
 def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool, named: Collection[bytes] = ()) -> None:
     """From now on only what lies beneath the paths of `rules` can be opened.
 
-    `rules` are pairs of a path and what may be done beneath it: letters of `rwxl`, `l` for listing directories. Of
-    these paths those in `named` are no links.
+    `rules` are pairs of a path and what may be done beneath it: letters of `rwxlp`, `l` for listing directories and
+    `p` for writing to files that are there. Of these paths those in `named` are no links.
     """
     version = landlock_version()
     known = _RIGHTS[min(version, max(_RIGHTS))]
@@ -128,6 +128,8 @@ def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool, named: C
             rights |= _EXECUTE
         if "l" in letters:
             rights |= _READ_DIR
+        if "p" in letters:
+            rights |= _WRITE_FILE
         if "w" in letters:
             rights |= known & ~_EXECUTE & ~_READ_FILE & ~_READ_DIR
         if not os.path.isdir(f"/proc/self/fd/{fd}"):

@@ -17,6 +17,8 @@ from holdfast.runtime.confine.paths import Visible, is_beneath
 READ: Final = "rx"
 WRITE: Final = "rwx"
 LIST: Final = "l"
+#: To write to what is there, and make nothing.
+WRITE_EXISTING: Final = "rp"
 #: Devices without a say over the machine. Not /dev/pts: there are the terminals of others.
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 #: What /proc tells of the machine, and not of its processes.
@@ -42,7 +44,7 @@ def rules(visible: Visible, *, hide_processes: bool) -> list[tuple[str, str]]:
         if (kept := _first_beneath(path, visible.hidden)) is not None:
             raise InvalidParams(f"confinement: Landlock cannot give {path} and hide {kept}, which lies in it")
         found.append((path, WRITE))
-    return found
+    return [*found, *((path, WRITE_EXISTING) for path in visible.pipes)]
 
 
 def _readable(path: str, hidden: Iterable[str]) -> list[tuple[str, str]]:

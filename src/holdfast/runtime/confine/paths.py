@@ -27,6 +27,8 @@ DANGEROUS: Final = (
     "/var/run/docker.sock",
 )
 _ETC_DEPTH: Final = 3
+#: In the directory of a live shell, that of the named pipes by which it talks to the server.
+PIPES: Final = "pipes"
 
 
 class Visible(NamedTuple):
@@ -35,6 +37,8 @@ class Visible(NamedTuple):
     readable: tuple[str, ...]
     writable: tuple[str, ...]
     hidden: tuple[str, ...]
+    #: Directories with named pipes of the server's, which may be written to where they are.
+    pipes: tuple[str, ...] = ()
 
     def shows(self, path: str) -> bool:
         """Whether something is there for the process; what a mask hides is not."""
@@ -62,7 +66,10 @@ def visible_paths(confinement: Confinement, own: Collection[str]) -> Visible:
         hidden |= set(unreadable_for_others("/etc"))
     over = readable | writable
     needed = {path for path in hidden if path not in over and any(is_beneath(path, each) for each in over)}
-    return Visible(tuple(sorted(readable)), tuple(sorted(writable)), tuple(sorted(needed)))
+    # The directory of a live shell is the one that is given of the server's own.
+    shells = (path for path in readable if any(is_beneath(path, each) for each in own))
+    pipes = [f"{path}/{PIPES}" for path in shells if os.path.isdir(f"{path}/{PIPES}")]
+    return Visible(tuple(sorted(readable)), tuple(sorted(writable)), tuple(sorted(needed)), tuple(sorted(pipes)))
 
 
 def is_beneath(path: str, directory: str) -> bool:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+from holdfast.secret_names import SIGNS, looks_secret
 from holdfast.service.problems import Invalid
 
 REDACTED: Final = "[redacted]"
@@ -19,13 +20,10 @@ REDACTED: Final = "[redacted]"
 #: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query. Not an expansion: `$X`
 #: tells nothing.
 _VALUE: Final = r"(?P<secret>\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'&;,}$][^\s\"'&;,}]{0,4096})"
-_NAMES: Final = (
-    r"passw(?:or)?d|passphrase|secret|token(?!s)|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
-)
-_SIGNS: Final = ("passw", "passphrase", "secret", "token", "key", "credential")
 
 #: Patterns, each with signs of which one is in whatever it finds, in small letters: most texts have none, and to
-#: look for those is a hundredth of the work. What is replaced is the group `secret`, or all of it.
+#: look for those is a hundredth of the work. What is replaced is the group `secret`, or all of it; where there is a
+#: group `name`, only if that looks like the name of a secret.
 PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     # Keys in PEM, also those of which the end is missing.
     (
@@ -60,10 +58,7 @@ PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     # The password in a URL.
     (("://",), r"://[^\s/:@\"']{0,256}:(?P<secret>[^\s/@\"']{1,1024})@"),
     # Options of commands: by their name, and the short ones of programs that take a password so.
-    (
-        (*_SIGNS, "pass", "auth"),
-        rf"(?i)(?<!\S)--?[a-z0-9-]{{0,30}}(?:{_NAMES}|pass|auth)(?:=|\s{{1,4}}){_VALUE}",
-    ),
+    (SIGNS, rf"(?<!\S)--?(?P<name>[A-Za-z][A-Za-z0-9_-]{{1,60}})(?:=|\s{{1,4}}){_VALUE}"),
     (("mysql", "mariadb"), r"\b(?:mysql|mariadb)[^\n|;&]{0,512}?\s-p(?P<secret>\S{1,256})"),
     (("sshpass",), r"\bsshpass\s{1,4}-p\s{0,4}(?P<secret>\S{1,256})"),
     (
@@ -71,7 +66,7 @@ PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
         r"\bcurl\s[^\n|;&]{0,400}?(?<=\s)(?:-u|--user)[ =]{0,2}[\"']?[^\s:\"']{0,256}:(?P<secret>[^\s\"']{1,256})",
     ),
     # `NAME=value`, `name: value`, `"name": "value"`, where the name says what the value is.
-    (_SIGNS, rf"(?i)(?:{_NAMES})[a-z0-9_]{{0,32}}[\"']?\s{{0,4}}[=:](?!=)\s{{0,4}}{_VALUE}"),
+    (SIGNS, rf"(?<![\w.-])(?P<name>[\w.-]++)[\"']?\s{{0,4}}[=:](?!=)\s{{0,4}}{_VALUE}"),
 )
 
 
@@ -93,7 +88,7 @@ class Redactor:
         lowered = text.lower()
         for signs, pattern in self._patterns:
             if any(sign in lowered for sign in signs):
-                text = pattern.sub(_hidden, text)
+                text = _by_name(pattern, text) if "name" in pattern.groupindex else pattern.sub(_hidden, text)
         return text
 
     def body(self, value: Any) -> Any:
@@ -107,12 +102,24 @@ class Redactor:
         return value
 
     def _named(self, name: str, value: Any) -> Any:
-        if isinstance(value, str) and value and _SECRET_NAME.search(name):
+        if isinstance(value, str) and value and looks_secret(name, alone=False):
             return REDACTED
         return self.body(value)
 
 
-_SECRET_NAME: Final = re.compile(rf"(?i)(?:{_NAMES})$")
+def _by_name(pattern: re.Pattern[str], text: str) -> str:
+    """Replace values whose names look like those of secrets. The search goes on after any other name, and not after
+    its value, which may hold the next name: `env: PASSWORD=x`."""
+    pieces: list[str] = []
+    at = searched = 0
+    while (match := pattern.search(text, searched)) is not None:
+        begin, end = match.span("secret")
+        if looks_secret(match["name"], match["secret"], alone=False):
+            pieces += [text[at:begin], REDACTED]
+            at = searched = end
+        else:
+            searched = match.end("name")
+    return "".join([*pieces, text[at:]])
 
 
 def _hidden(match: re.Match[str]) -> str:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, cast, get_args
 
+from holdfast.secret_names import looks_secret
 from holdfast.service.api import ControlType, PolicyRequest
 from holdfast.service.model import Guard, Network, Policy, Resources, Struct
 from holdfast.service.policy.command_line import CommandLine, read_command_line, steers
@@ -96,6 +97,7 @@ def resolve(
         activity=profile.idle.activity,
         idle_while_running=profile.idle.while_running,
         lifetime_warning=profile.lifetime.warning,
+        inherited_variables=profile.environment.inherit,
     )
 
 
@@ -232,6 +234,9 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
         reason = f"the variable {name} decides what runs, and the rules say what may"
         return Decision("deny", reason, *_rule(profile, "environment.allow"))
     # Names are usually in capitals, secrets in small letters are as secret.
+    if looks_secret(name):
+        reason = f"the variable {name} looks like the name of a secret, and those are denied"
+        return Decision("deny", reason, *_rule(profile, "environment.deny"))
     for pattern in section.deny:
         if fnmatch.fnmatchcase(name.upper(), pattern.upper()):
             reason = f"the variable {name} matches {pattern!r}, which is denied"

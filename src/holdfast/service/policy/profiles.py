@@ -32,17 +32,9 @@ MIB: Final = 1024 * 1024
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 #: Where a decision comes from that no line of a file made.
 BUILT_IN: Final = "built-in"
-#: Names that hold secrets, and names that change which programs run or run something by themselves.
+#: Names that change which programs run, or run something by themselves. Beside them, names of secrets are denied
+#: (`secret_names`).
 DENIED_VARIABLES: Final = (
-    "*TOKEN*",
-    "*SECRET*",
-    "*PASSWORD*",
-    "*PASSWD*",
-    "*CREDENTIAL*",
-    "*API_KEY*",
-    "*APIKEY*",
-    "*ACCESS_KEY*",
-    "*PRIVATE_KEY*",
     "LD_*",
     "BASH_ENV",
     "BASH_FUNC_*",
@@ -78,6 +70,8 @@ class Environment(Struct, frozen=True):
     """Variables that the creator of a session may give it. `deny` adds to what is inherited."""
 
     allow: tuple[str, ...] = ("*",)
+    #: Variables of the sandbox that a session has beside those of a login, as patterns.
+    inherit: tuple[str, ...] = ()
     deny: tuple[str, ...] = DENIED_VARIABLES
     set: dict[str, str] = msgspec.field(default_factory=dict)
 

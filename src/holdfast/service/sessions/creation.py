@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import fnmatch
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.secret_names import looks_secret
 from holdfast.service.api import Created, CreateRequest, SessionView
 from holdfast.service.model import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
 from holdfast.service.problems import Denied, Invalid, NotNow, Problem, TooLate
@@ -29,8 +29,6 @@ from holdfast.service.tokens import Position, write_token
 if TYPE_CHECKING:
     from holdfast.service.sessions.manager import SessionManager
 
-#: Names of variables whose values are not shown, whatever the values look like.
-_SECRET_NAMES: Final = ("*TOKEN*", "*SECRET*", "*KEY*", "*PASSW*", "*CREDENTIAL*")
 #: Of one variable, and of all of them, so much stands in the row of a new session: a row has its limit.
 _SHOWN_VALUE: Final = 256
 _SHOWN_ENVIRONMENT: Final = 32 * 1024
@@ -111,7 +109,7 @@ class Creation:
         return record, environment
 
     def _shown(self, name: str, value: str) -> str:
-        if any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in _SECRET_NAMES):
+        if looks_secret(name):
             return "[hidden]"
         shown = self._manager.redact(value[: 8 * _SHOWN_VALUE])
         return shown if len(shown) <= _SHOWN_VALUE else f"{shown[:_SHOWN_VALUE]}…"

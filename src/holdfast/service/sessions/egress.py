@@ -16,7 +16,7 @@ from typing import Any, Final
 from holdfast.client.process import Process
 from holdfast.errors import HoldfastError, UnknownProcess
 from holdfast.exec_api import ExecApi
-from holdfast.model import EnvironmentInfo, OutputChunk, ProcessSpec
+from holdfast.model import PYTHON_VARIABLES, EnvironmentInfo, EnvPolicy, OutputChunk, ProcessSpec
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, sleep
 from holdfast.service.model import AuditEntry, Policy, SessionRecord
@@ -69,7 +69,8 @@ class Egress:
         name = _process_id(record.session_id)
         self._sandboxes[record.session_id] = record.sandbox
         async with self._pool.use(record.sandbox) as api:
-            process = Process(api, await api.start(ProcessSpec(name, argv, start_id=name)))
+            spec = ProcessSpec(name, argv, env_policy=EnvPolicy.minimal(*PYTHON_VARIABLES), start_id=name)
+            process = Process(api, await api.start(spec))
             self._sockets[record.session_id] = await _ready(process)
 
     def socket_of(self, session_id: str) -> str | None:

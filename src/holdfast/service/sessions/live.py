@@ -27,8 +27,6 @@ from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.tokens import Position, read_token, write_token
 
-#: The sandbox's environment without what looks like a secret; what the session was given is laid over it.
-INHERITED: Final = EnvPolicy(inherit="all")
 #: How long a reader waits for output alone, before it is also looked whether a program asks for input.
 _MOMENT_SECONDS: Final = 0.02
 _KEYS: Final = {"CTRL_C": b"\x03", "CTRL_D": b"\x04"}
@@ -119,7 +117,7 @@ class TerminalLive:
             size=TerminalSize(record.rows, record.cols),
             cwd=record.initial_cwd or None,
             env=environment,
-            env_policy=INHERITED,
+            env_policy=EnvPolicy.minimal(*record.policy.inherited_variables),
             limits=plan.limits,
             start_id=self._id,
         )

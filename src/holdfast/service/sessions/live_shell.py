@@ -16,12 +16,12 @@ import msgspec
 from holdfast.client.collect import StreamTails
 from holdfast.errors import HoldfastError, UnknownProcess, UnknownShell
 from holdfast.exec_api import CommandStream, ExecApi
-from holdfast.model import CommandEnded, CommandSpec, ShellSpec, ShellStatus
+from holdfast.model import CommandEnded, CommandSpec, EnvPolicy, ShellSpec, ShellStatus
 from holdfast.service.api import Chunk, Control, OutputRead
 from holdfast.service.model import CloseMode, SessionRecord, State
 from holdfast.service.problems import BadToken, Bug, Invalid, NotNow
 from holdfast.service.sessions.command_log import CommandLog
-from holdfast.service.sessions.live import INHERITED, Now, Ran
+from holdfast.service.sessions.live import Now, Ran
 from holdfast.service.sessions.output import Piece, command_chunks, lost_chunk
 from holdfast.service.sessions.ports import Enforcement
 from holdfast.service.sessions.sandbox_pool import SandboxPool
@@ -58,7 +58,7 @@ class ShellLive:
             shell=record.shell or None,
             cwd=record.initial_cwd or None,
             env=environment,
-            env_policy=INHERITED,
+            env_policy=EnvPolicy.minimal(*record.policy.inherited_variables),
             limits=plan.limits,
             login=True,
             start_id=self._id,
