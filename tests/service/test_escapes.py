@@ -29,7 +29,7 @@ from holdfast.service.sessions.egress import Egress
 from holdfast.service.sessions.preparation import Preparation
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.testing.servers import RunningServer, running_server
-from service.fakes import MemoryStore
+from service.fakes import MemoryStore, own_uid
 from service.session_records import POLICY, record
 
 SECRET = "the-token-of-another"
@@ -189,7 +189,7 @@ async def test_a_workspace_that_leads_elsewhere(scene: Scene) -> None:
     scene.outside.chmod(0o755)
     (scene.work / "link").symlink_to(scene.outside)
     pool = SandboxPool(open_exec, SystemClock())
-    preparation = Preparation(pool, Egress(pool, MemoryStore(SystemClock()), SystemClock()))
+    preparation = Preparation(pool, Egress(pool, MemoryStore(SystemClock()), SystemClock()), own_uid)
     address = scene.server.address("unix")
     info = await pool.info(address)
     for place in (scene.work / "link", scene.work / "link" / "made"):

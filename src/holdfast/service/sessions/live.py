@@ -121,6 +121,7 @@ class TerminalLive:
             env=environment,
             env_policy=INHERITED,
             limits=plan.limits,
+            user=plan.user,
             start_id=self._id,
         )
         if plan.confinement is not None:
