@@ -131,9 +131,27 @@ def place() -> Iterator[Place]:
         yield made
 
 
+RULES = """
+workspaces = "{workspaces}"
+profiles.default.resources.memory_bytes = "unlimited"
+profiles.landlock.sandbox.mode = "landlock"
+profiles.none.sandbox.mode = "none"
+profiles.trusted.sandbox.user = "server"
+"""
+
+
 @pytest.fixture(scope="module")
-def service(place: Place) -> Iterator[RunningService]:
-    with running_service(place, HOLDFAST_SERVICE_SESSION_UIDS=f"{FIRST}-{FIRST + 99}") as started:
+def workspaces() -> Iterator[Path]:
+    with directory_in("/tmp") as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def service(place: Place, workspaces: Path) -> Iterator[RunningService]:
+    rules = os.path.join(place.directory, "rules.toml")
+    Path(rules).write_text(RULES.format(workspaces=workspaces))
+    uids = f"{FIRST}-{FIRST + 99}"
+    with running_service(place, "--rules", rules, HOLDFAST_SERVICE_SESSION_UIDS=uids) as started:
         yield started
 
 
@@ -166,7 +184,9 @@ def test_what_root_alone_may_read_is_closed_to_a_session(service: RunningService
 
 @as_root
 @needs_jail
-def test_each_agent_has_a_user_and_a_workspace_of_its_own(service: RunningService, place: Place) -> None:
+def test_each_agent_has_a_user_and_a_workspace_of_its_own(
+    service: RunningService, place: Place, workspaces: Path
+) -> None:
     tokens = {name: place.new_agent(name) for name in ("owner", "other")}
     seen = {}
     for name, token in tokens.items():
@@ -176,7 +196,7 @@ def test_each_agent_has_a_user_and_a_workspace_of_its_own(service: RunningServic
             uid, *rest = shown.split()
             assert rest == ["agent", "/home/agent", "written"], shown
             assert seen.setdefault(name, int(uid)) == int(uid)
-        workspace = Path(place.directory, "state", "holdfast", "workspaces", name)
+        workspace = workspaces / name
         assert (workspace.stat().st_uid, stat.S_IMODE(workspace.stat().st_mode)) == (seen[name], 0o700)
         assert (workspace / "made").stat().st_uid == seen[name]
     assert seen["owner"] != seen["other"]
@@ -185,10 +205,10 @@ def test_each_agent_has_a_user_and_a_workspace_of_its_own(service: RunningServic
 
 @as_root
 @needs_jail
-def test_a_workspace_of_another_owner_is_refused(service: RunningService, place: Place) -> None:
+def test_a_workspace_of_another_owner_is_refused(service: RunningService, place: Place, workspaces: Path) -> None:
     token = place.new_agent("late")
-    workspace = Path(place.directory, "state", "holdfast", "workspaces", "late")
-    workspace.mkdir(0o700, parents=True)
+    workspace = workspaces / "late"
+    workspace.mkdir(0o700)
     status, reply = service.post("CreateSession", token, kind="SHELL")
     assert status != 200
     assert f"uid 0 and is closed to the agent's uid {FIRST // 1000}" in str(reply)
@@ -196,6 +216,32 @@ def test_a_workspace_of_another_owner_is_refused(service: RunningService, place:
     workspace.rmdir()
     session = opened(service, token)
     assert ran(service, token, session, "touch made && echo written").strip() == "written"
+
+
+@as_root
+@pytest.mark.parametrize("mode", [*MODES[1:], "none"])
+def test_a_session_without_a_jail_has_a_user_of_its_own_too(
+    service: RunningService, place: Place, workspaces: Path, mode: str
+) -> None:
+    name = f"in-{mode}"
+    token = place.new_agent(name, "--profile", mode)
+    with directory_in("/etc") as etc:
+        private = write_private(etc / "key")
+        for kind in ("SHELL", "TERMINAL"):
+            session = opened(service, token, kind)
+            uid, *rest = ran(service, token, session, "id -u; echo $HOME; touch made && echo written").split()
+            assert FIRST <= int(uid) < FIRST + 100
+            assert rest == [str(workspaces / name), "written"]
+            assert SECRET not in ran(service, token, session, f"cat {private}")
+
+
+@as_root
+@needs_jail
+def test_rules_may_keep_the_user_of_the_server(service: RunningService, place: Place, workspaces: Path) -> None:
+    token = place.new_agent("trusted", "--profile", "trusted")
+    session = opened(service, token)
+    assert ran(service, token, session, "id -u; touch made").strip() == "0"
+    assert (workspaces / "trusted" / "made").stat().st_uid == 0
 
 
 # --- set-id bits -------------------------------------------------------------------------------------------------
