@@ -260,6 +260,15 @@ def test_a_jail_of_another_user_sets_what_libc_reads_behind_the_change(tmp_path:
         assert after == ["/usr/bin/env", "LD_PRELOAD=/mine.so", "GLIBC_TUNABLES=x", "LC_ALL=C", "/bin/sh"]
 
 
+def test_a_user_database_that_is_hidden_has_its_own_user_alone() -> None:
+    account = Account("agent", 7, 7, (7,), "/home/agent", "/bin/sh", listed=False)
+    hidden = composing._user_database(account, Visible(("/etc",), (), ("/etc/passwd",)))
+    assert hidden["/etc/passwd"] == b"agent:x:7:7::/home/agent:/bin/sh\n"
+    assert hidden["/etc/group"].startswith(b"agent:x:7:\n")
+    assert b"root:" in hidden["/etc/group"]
+    assert composing._user_database(account, Visible(("/etc",), ("/etc/passwd",), ())).keys() == {"/etc/group"}
+
+
 def test_composing_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compose(confinement: Confinement, path: str = "/bin/sh") -> composing.Composed:
         return composing.compose(

@@ -149,7 +149,7 @@ def _in_jail(
     if binds_descriptors(bwrap):
         opened = {each: _FIRST_OPENED + index for index, each in enumerate(orders["named"])}
         orders["opened"] = list(opened.items())
-    users = {} if other is None or other.listed else _user_database(other.within(confinement))
+    users = {} if other is None or other.listed else _user_database(other.within(confinement), visible)
     numbers = range(_FIRST_OPENED + len(opened), _FIRST_OPENED + len(opened) + len(users))
     orders["written"] = list(zip(users.values(), numbers, strict=True))
     words = bubblewrap.options(
@@ -198,17 +198,24 @@ def _libc_reads(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _READ_BY_LIBC)
 
 
-def _user_database(account: Account) -> dict[str, bytes]:
-    """/etc/passwd and /etc/group with this user and its group in them, before the others: `whoami` and `ls -l` know
-    it by its name."""
+def _user_database(account: Account, visible: Visible) -> dict[str, bytes]:
+    """/etc/passwd and /etc/group with this user and its group in them, before the others that the jail may see:
+    `whoami` and `ls -l` know it by its name."""
     user = f"{account.name}:x:{account.uid}:{account.gid}::{account.home}:{account.shell}\n"
     group = f"{account.name}:x:{account.gid}:\n"
-    return {path: line.encode() + _read(path) for path, line in (("/etc/passwd", user), ("/etc/group", group))}
+    return {
+        path: line.encode() + (_read(path) if visible.shows(path) else b"")
+        for path, line in (("/etc/passwd", user), ("/etc/group", group))
+        if path not in (*visible.readable, *visible.writable)
+    }
 
 
 def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
 
 
 def _through_env(words: Sequence[str], command: Sequence[str]) -> list[str]:

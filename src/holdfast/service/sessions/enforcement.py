@@ -125,9 +125,9 @@ def needs_user(policy: Policy, sandbox: str, info: EnvironmentInfo) -> bool:
         return True
     if info.user in _ROOT:
         raise Denied(
-            "the sandbox's server is root and cannot run the session as another user (CAP_SETUID, CAP_SETGID; in a "
-            "jail also setpriv of util-linux): run the server as another user than root, or set sandbox.user to "
-            '"server" in the rules',
+            "the sandbox's server is root and cannot run the session as another user (it needs CAP_SETUID and "
+            "CAP_SETGID, in a jail also setpriv of util-linux, and not to be of an earlier version): run it "
+            'as another user than root, or set sandbox.user to "server" in the rules',
             reason=REASON,
             missing="user",
         )
