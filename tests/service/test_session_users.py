@@ -188,7 +188,7 @@ def test_each_agent_has_a_user_and_a_workspace_of_its_own(
     service: RunningService, place: Place, workspaces: Path
 ) -> None:
     tokens = {name: place.new_agent(name) for name in ("owner", "other")}
-    seen = {}
+    seen: dict[str, int] = {}
     for name, token in tokens.items():
         for kind in ("SHELL", "TERMINAL"):
             session = opened(service, token, kind)
