@@ -200,7 +200,9 @@ async def test_a_workspace_that_leads_elsewhere(scene: Scene) -> None:
     assert [each.name for each in scene.outside.iterdir()] == ["file"]
     policy = replace(POLICY, writable=(str(scene.work / "new" / "one"),), sandbox_mode=scene.mode)
     await preparation.prepare(record(sandbox=address, policy=policy), info)
-    assert stat.S_IMODE((scene.work / "new" / "one").stat().st_mode) == 0o700
+    made = (scene.work / "new" / "one").stat()
+    assert stat.S_IMODE(made.st_mode) == 0o700
+    assert made.st_uid == (os.geteuid() if OFFERED["users"] else await own_uid("ann"))
     await pool.aclose()
 
 

@@ -89,16 +89,18 @@ async def _make_workspace(files: FileApi, directory: str, uid: int | None) -> No
             reason="POLICY_DENIED",
             directory=directory,
         )
-    found = await files.stat(path)
-    if uid is not None and not missing and found.uid != uid and not found.mode & stat.S_IXOTH:
-        raise NotNow(
-            f"{directory} belongs to uid {found.uid} and is closed to the agent's uid {uid}: give it to the agent "
-            f"(chown -R {uid}:{uid} {directory}), or name another directory in the rules",
-            reason="DIRECTORY_UNAVAILABLE",
-            directory=directory,
-        )
-    # In a directory of the agent's own, with the agent's rights alone: its sessions can put links there meanwhile.
-    user = str(uid) if uid is not None and found.uid == uid else None
+    user = None
+    if uid is not None:
+        found = await files.stat(path)
+        if not missing and found.uid != uid and not found.mode & stat.S_IXOTH:
+            raise NotNow(
+                f"{directory} belongs to uid {found.uid} and is closed to the agent's uid {uid}: give it to the "
+                f"agent (chown -R {uid}:{uid} {directory}), or name another directory in the rules",
+                reason="DIRECTORY_UNAVAILABLE",
+                directory=directory,
+            )
+        # In a directory of the agent's own with the agent's rights alone: its sessions can put links there.
+        user = str(uid) if found.uid == uid else None
     for each in reversed(missing):
         last = each == directory
         mode = 0o700 if last else None if uid is None else 0o755
