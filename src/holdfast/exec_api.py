@@ -144,6 +144,7 @@ class FileApi(Protocol):
         exist_ok: bool = True,
         mode: int | None = None,
         user: str | None = None,
+        owner: int | None = None,
         request_id: str | None = None,
     ) -> None: ...
 

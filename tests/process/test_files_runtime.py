@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.config import ExecServerConfig
-from holdfast.errors import FileError, FileNotFound, LimitReached, ResourceExhausted
+from holdfast.errors import FileError, FileNotFound, InvalidParams, LimitReached, ResourceExhausted
 from holdfast.model import FILE_PIECE_BYTES
 from holdfast.runtime.environment import resolve_user
 from holdfast.runtime.file_users import MAX_CHILDREN, UserChildren
@@ -167,6 +167,24 @@ async def test_a_directory_that_is_there_keeps_its_permissions(files: LocalFiles
     for name in ("somebodys", "link"):
         await files.make_dir(str(tmp_path / name), mode=0o700)
     assert stat.S_IMODE((tmp_path / "somebodys").stat().st_mode) == 0o755
+
+
+@needs_root
+async def test_a_new_directory_can_belong_to_another_user(files: LocalFiles, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir(0o755)
+    await files.make_dir(str(there), owner=54321)
+    assert there.stat().st_uid == 0
+    await files.make_dir(str(tmp_path / "new"), mode=0o700, owner=54321)
+    made = (tmp_path / "new").stat()
+    assert (made.st_uid, made.st_gid, stat.S_IMODE(made.st_mode)) == (54321, 54321, 0o700)
+    with pytest.raises(InvalidParams, match="owner"):
+        await files.make_dir(str(tmp_path / "other"), owner=2**32 - 1)
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "link").symlink_to(there)
+    with pytest.raises(FileError):
+        await files.make_dir(str(tmp_path / "link"), exist_ok=False, owner=54321)
+    assert there.stat().st_uid == 0
 
 
 async def test_a_link_in_the_target_does_not_lead_a_copy_back_into_its_source(

@@ -335,6 +335,12 @@ class NoEnforcement(Struct, frozen=True):
     limits: Limits | None = None
     enforced: tuple[Guard, ...] = ()
     unenforced: tuple[Guard, ...] = ()
+    user: str | None = None
+
+
+async def own_uid(agent_id: str) -> int:
+    """For a `Preparation` of one agent."""
+    return 1_900_000_000
 
 
 def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> NoEnforcement:

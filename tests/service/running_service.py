@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, Final
 from unittest import mock
@@ -152,13 +152,15 @@ def new_place() -> Iterator[Place]:
 
 
 @contextmanager
-def running_service(place: Place, *arguments: str, **environ: str) -> Iterator[RunningService]:
-    """A service on free ports; it must end well."""
+def running_service(
+    place: Place, *arguments: str, through: Sequence[str] = (), **environ: str
+) -> Iterator[RunningService]:
+    """A service on free ports; it must end well. `through` is a program that executes it."""
     listen = ["--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0"]
     path = os.path.join(place.directory, "service.log")
     with open(path, "a") as log:
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "holdfast", "service", "--json", *listen, *arguments],
+            [*through, sys.executable, "-W", "error", "-m", "holdfast", "service", "--json", *listen, *arguments],
             env={**place.environ, **environ},
             stdout=subprocess.PIPE,
             stderr=log,

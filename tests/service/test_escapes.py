@@ -29,7 +29,7 @@ from holdfast.service.sessions.egress import Egress
 from holdfast.service.sessions.preparation import Preparation
 from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.testing.servers import RunningServer, running_server
-from service.fakes import MemoryStore
+from service.fakes import MemoryStore, own_uid
 from service.session_records import POLICY, record
 
 SECRET = "the-token-of-another"
@@ -189,7 +189,7 @@ async def test_a_workspace_that_leads_elsewhere(scene: Scene) -> None:
     scene.outside.chmod(0o755)
     (scene.work / "link").symlink_to(scene.outside)
     pool = SandboxPool(open_exec, SystemClock())
-    preparation = Preparation(pool, Egress(pool, MemoryStore(SystemClock()), SystemClock()))
+    preparation = Preparation(pool, Egress(pool, MemoryStore(SystemClock()), SystemClock()), own_uid)
     address = scene.server.address("unix")
     info = await pool.info(address)
     for place in (scene.work / "link", scene.work / "link" / "made"):
@@ -200,7 +200,9 @@ async def test_a_workspace_that_leads_elsewhere(scene: Scene) -> None:
     assert [each.name for each in scene.outside.iterdir()] == ["file"]
     policy = replace(POLICY, writable=(str(scene.work / "new" / "one"),), sandbox_mode=scene.mode)
     await preparation.prepare(record(sandbox=address, policy=policy), info)
-    assert stat.S_IMODE((scene.work / "new" / "one").stat().st_mode) == 0o700
+    made = (scene.work / "new" / "one").stat()
+    assert stat.S_IMODE(made.st_mode) == 0o700
+    assert made.st_uid == (os.geteuid() if OFFERED["users"] else await own_uid("ann"))
     await pool.aclose()
 
 

@@ -21,7 +21,7 @@ from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.sessions.sandbox_pool import SandboxPool, problem_of
 from holdfast.testing import FakeClock, FakeExec, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, MemoryStore, connecting, make_manager, running, settings
+from service.fakes import ANN, MemoryStore, connecting, make_manager, own_uid, running, settings
 
 HOST = "/home/service/.local/state/holdfast/workspaces"
 
@@ -39,7 +39,7 @@ def store(clock: FakeClock) -> MemoryStore:
 def manager_at(sandbox: str, fake: FakeExec, store: MemoryStore, clock: FakeClock) -> SessionManager:
     """A manager with the built-in rules, and all that prepares and confines a session."""
     pool = SandboxPool(connecting(fake), clock)
-    preparation = Preparation(pool, Egress(pool, store, clock))
+    preparation = Preparation(pool, Egress(pool, store, clock), own_uid)
     return SessionManager(
         store=store,
         rules=Rulebook(default_rules(HOST)),

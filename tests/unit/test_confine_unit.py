@@ -18,6 +18,7 @@ from holdfast.runtime.confine.paths import Visible, is_beneath, unreadable_for_o
 from holdfast.runtime.confine.resource_groups import Hierarchy
 from holdfast.runtime.confine.rights import Right, confinement_for
 from holdfast.runtime.confine.seccomp import AF_INET, AF_UNIX, MACHINES, filter_program, refused_calls
+from holdfast.runtime.environment import Account
 
 ALLOWED = 0x7FFF0000
 REFUSED = 0x00050000
@@ -92,6 +93,27 @@ class TestFilter:
     def test_limits_of_others_are_not_set(self, machine: str) -> None:
         assert self.ask(machine, "prlimit64", 0, 7) == ALLOWED
         assert self.ask(machine, "prlimit64", 4711, 0) == REFUSED | errno.EPERM
+
+    def test_no_file_gets_a_set_id_bit(self, machine: str) -> None:
+        calls = MACHINES[machine].calls
+        modes = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1}
+        modes |= {"mkdir": 1, "mkdirat": 2, "mknod": 1, "mknodat": 2}
+        oldest = {"chmod", "creat", "mkdir", "mknod", "open"}
+        assert oldest & calls.keys() == (oldest if machine == "x86_64" else set())
+        for name in modes.keys() & calls.keys():
+            before = [0o6000] * modes[name]
+            for mode in (0o4755, 0o2755, 0o6000, 0o104755):
+                assert self.ask(machine, name, *before, mode) == REFUSED | errno.EPERM, (name, mode)
+            for mode in (0, 0o1777, 0o100644):
+                assert self.ask(machine, name, *before, mode) == ALLOWED, (name, mode)
+        for name in {"open", "openat"} & calls.keys():
+            before = [0o6000] * (1 if name == "open" else 2)
+            for flags in (0x40, 0x41, 0x410000):  # O_CREAT, and O_TMPFILE
+                assert self.ask(machine, name, *before, flags, 0o4755) == REFUSED | errno.EPERM, (name, flags)
+                assert self.ask(machine, name, *before, flags, 0o755) == ALLOWED, (name, flags)
+            # Without these flags the mode is no mode: whatever was in the register.
+            assert self.ask(machine, name, *before, 0x10000, 0o4755) == ALLOWED
+        assert self.ask(machine, "openat2", 0, 0, 0, 24) == REFUSED | errno.ENOSYS
 
     def test_another_architecture_is_refused_every_call(self, machine: str) -> None:
         program = filter_program(machine, (AF_UNIX,))
@@ -195,6 +217,56 @@ def test_namespaces_of_the_jail() -> None:
     assert "--unshare-user" not in jail(closed, nothing)
     assert "--unshare-user" in jail(closed, nothing, as_root=False)
     assert {"--unshare-pid", "--unshare-ipc", "--unshare-uts", "--clearenv"} <= set(jail(closed, nothing))
+
+
+def test_a_jail_of_another_user_is_left_open_to_that_user() -> None:
+    """bwrap makes the directories above a private one private as well: the user would not get to its own."""
+    words = jail(Confinement("bubblewrap"), Visible((), ("/srv/a/work",), ()), changes_user=True, written={"/x": 7})
+    for above in ("/srv", "/srv/a", "/home"):
+        at = words.index(above)
+        assert words[at - 3 : at] == ["--perms", "0755", "--dir"]
+        assert at < words.index("/srv/a/work")
+    home = words.index("/home/me")
+    assert words[home - 5 : home - 3] == ["--perms", "1777"]
+    assert words[words.index("/x") - 4 : words.index("/x")] == ["--perms", "0644", "--ro-bind-data", "7"]
+    assert words.index("--cap-drop") < words.index("--cap-add")
+    assert "--cap-add" not in jail(Confinement("bubblewrap"), Visible((), ("/srv/a/work",), ()))
+
+
+def test_a_jail_of_another_user_sets_what_libc_reads_behind_the_change(tmp_path: Path) -> None:
+    """Before it, a library that the user names would be loaded into a program that is root."""
+    environment = {"LD_PRELOAD": "/mine.so", "GLIBC_TUNABLES": "x", "LC_ALL": "C", "SECRET": "s"}
+    for uid in (54321, 0):
+        composed = composing.compose(
+            Confinement("bubblewrap", writable=(str(tmp_path),)),
+            path="/bin/sh",
+            argv=["sh"],
+            environment=environment,
+            cwd=str(tmp_path),
+            as_root=True,
+            own=(),
+            account=Account(str(uid), uid, uid, (uid,), "/", "/bin/sh", listed=False),
+        )
+        set_by_bwrap = composed.orders["options"].split(b"\0")
+        command = composed.orders["command"]
+        if uid == 0:
+            assert b"LD_PRELOAD" in set_by_bwrap
+            assert command == ["/bin/sh"]
+            continue
+        assert b"SECRET" in set_by_bwrap
+        assert not {b"LD_PRELOAD", b"GLIBC_TUNABLES", b"LC_ALL"} & set(set_by_bwrap)
+        after = command[command.index("--") + 1 :]
+        assert command[0].endswith("/setpriv")
+        assert after == ["/usr/bin/env", "LD_PRELOAD=/mine.so", "GLIBC_TUNABLES=x", "LC_ALL=C", "/bin/sh"]
+
+
+def test_a_user_database_that_is_hidden_has_its_own_user_alone() -> None:
+    account = Account("agent", 7, 7, (7,), "/home/agent", "/bin/sh", listed=False)
+    hidden = composing._user_database(account, Visible(("/etc",), (), ("/etc/passwd",)))
+    assert hidden["/etc/passwd"] == b"agent:x:7:7::/home/agent:/bin/sh\n"
+    assert hidden["/etc/group"].startswith(b"agent:x:7:\n")
+    assert b"root:" in hidden["/etc/group"]
+    assert composing._user_database(account, Visible(("/etc",), ("/etc/passwd",), ())).keys() == {"/etc/group"}
 
 
 def test_composing_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

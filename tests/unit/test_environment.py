@@ -89,7 +89,7 @@ def test_the_own_user_by_name_and_number() -> None:
 
 @as_root
 def test_a_number_needs_no_entry_and_a_group_may_be_given() -> None:
-    assert resolve_user("54321") == Account("54321", 54321, 54321, (54321,), "/", "/bin/sh")
+    assert resolve_user("54321") == Account("54321", 54321, 54321, (54321,), "/", "/bin/sh", listed=False)
     account = resolve_user("54321:users")
     assert account.gid == 100
     assert account.groups == (100,)

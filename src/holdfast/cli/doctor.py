@@ -261,6 +261,7 @@ ENFORCED: Final = {
     "cgroup.pids": ("cgroup.pids", "the number of processes of a whole tree limited"),
     "cgroup.cpu": ("cgroup.cpu", "the processor time of a whole tree limited"),
     "egress": ("egress proxy", "a list of hosts that may be reached"),
+    "users": ("other users", "programs run as other users, each agent of a session service as its own"),
 }
 TOOLS: Final = (
     ("bash", "--version", "shells whose state persists"),

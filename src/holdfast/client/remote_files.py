@@ -103,9 +103,11 @@ class RemoteFiles:
         exist_ok: bool = True,
         mode: int | None = None,
         user: str | None = None,
+        owner: int | None = None,
         request_id: str | None = None,
     ) -> None:
-        params = f.FileMakeDirParams(encode_path(path), parents, exist_ok, mode, user, request_id or _new_id())
+        name, number = encode_path(path), request_id or _new_id()
+        params = f.FileMakeDirParams(name, parents, exist_ok, mode, user, number, owner)
         await self._connection.call(methods.FILE_MAKE_DIR, params)
 
     async def remove(

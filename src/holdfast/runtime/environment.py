@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import CwdNotFound, InvalidParams, PermissionRefused, UnknownUser
-from holdfast.model import CORE_VARIABLES, EnvPolicy, ProcessSpec
+from holdfast.model import CORE_VARIABLES, Confinement, EnvPolicy, ProcessSpec
 from holdfast.secret_names import is_dropped
 
 #: What most terminals and all curses programs know; only where the caller did not say.
@@ -20,6 +20,9 @@ DEFAULT_TERM = "xterm-256color"
 
 #: To the kernel the next one is -1.
 MAX_ID = 2**32 - 2
+#: In a jail, the name and the home directory of a user that the machine's user database does not list.
+JAIL_USER = "agent"
+JAIL_HOME = "/home/agent"
 
 
 class Account(NamedTuple):
@@ -31,6 +34,16 @@ class Account(NamedTuple):
     groups: tuple[int, ...]
     home: str
     shell: str
+    #: Whether the user database has it.
+    listed: bool = True
+
+    def within(self, confinement: Confinement | None) -> Account:
+        """The account as its programs see it. A jail lists every user, with a home directory of the jail's own."""
+        if self.listed or confinement is None or confinement.mode == "none":
+            return self
+        if confinement.mode == "bubblewrap":
+            return self._replace(name=JAIL_USER, home=JAIL_HOME)
+        return self._replace(home=next(iter(confinement.writable), self.home))
 
 
 def build_environment(
@@ -45,7 +58,8 @@ def build_environment(
     if spec.tty:
         variables.setdefault("TERM", DEFAULT_TERM)
     if account is not None:
-        variables.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
+        seen = account.within(spec.confinement)
+        variables.update(HOME=seen.home, USER=seen.name, LOGNAME=seen.name)
     variables.update(spec.env or {})
     return variables
 
@@ -75,12 +89,13 @@ def resolve_user(user: str) -> Account:
     """An account by `name`, `uid`, or `uid:gid`; a uid needs no entry in the user database."""
     name, _, group = user.partition(":")
     uid = _parse_id(name)
+    listed = True
     try:
         entry = pwd.getpwnam(name) if uid is None else pwd.getpwuid(uid)
     except (KeyError, ValueError):  # the latter for a name that holds a NUL or is no text
         if uid is None:
             raise UnknownUser(f"unknown user {name!r}") from None
-        entry = pwd.struct_passwd((name, "x", uid, uid, "", "/", "/bin/sh"))
+        entry, listed = pwd.struct_passwd((name, "x", uid, uid, "", "/", "/bin/sh")), False
     gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
     if group:
         gid = _resolve_group(group)
@@ -88,7 +103,7 @@ def resolve_user(user: str) -> Account:
     own = os.geteuid()
     if own != 0 and (entry.pw_uid, gid) != (own, os.getegid()):
         raise PermissionRefused(f"cannot run as {user!r}: the server is not root")
-    return Account(entry.pw_name, entry.pw_uid, gid, tuple(groups), entry.pw_dir or "/", entry.pw_shell)
+    return Account(entry.pw_name, entry.pw_uid, gid, tuple(groups), entry.pw_dir or "/", entry.pw_shell, listed)
 
 
 def _resolve_group(group: str) -> int:

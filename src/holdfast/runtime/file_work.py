@@ -243,7 +243,9 @@ class FileWork:
 
     # --- names -----------------------------------------------------------------------------------------------
 
-    def do_make_dir(self, path: str, parents: bool, exist_ok: bool, mode: int | None) -> None:
+    def do_make_dir(
+        self, path: str, parents: bool, exist_ok: bool, mode: int | None, owner: int | None = None
+    ) -> None:
         directory = os.path.dirname(path.rstrip("/"))
         if parents and directory:
             os.makedirs(directory, exist_ok=True)
@@ -255,11 +257,16 @@ class FileWork:
             if not exist_ok:
                 raise
             return  # it stays as it is: it may be anybody's, and `path` a link to it
-        if mode is not None:
+        if mode is not None or owner is not None:
             # Not by its path: somebody may have put a link in its place since.
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                os.fchmod(fd, mode)
+                if owner is not None:
+                    if os.fstat(fd).st_uid != os.geteuid():
+                        raise FileExistsError(17, "another user put a directory in its place", path)
+                    os.fchown(fd, owner, owner)
+                if mode is not None:
+                    os.fchmod(fd, mode)
             finally:
                 os.close(fd)
 

@@ -33,7 +33,7 @@ from holdfast.model import (
     FileInfo,
     FilePiece,
 )
-from holdfast.runtime.environment import resolve_cwd, resolve_user
+from holdfast.runtime.environment import MAX_ID, resolve_cwd, resolve_user
 from holdfast.runtime.file_users import UserChildren
 from holdfast.runtime.file_work import FileWork
 
@@ -171,12 +171,15 @@ class LocalFiles:
         exist_ok: bool = True,
         mode: int | None = None,
         user: str | None = None,
+        owner: int | None = None,
         request_id: str | None = None,
     ) -> None:
         mode = _checked(path, FileAttributes(mode=mode)).mode
+        if owner is not None and not 0 <= owner <= MAX_ID:
+            raise InvalidParams(f"owner {owner}: not from 0 to {MAX_ID}")
         await self._once(
             request_id,
-            lambda: self._do("make_dir", path, user, parents=parents, exist_ok=exist_ok, mode=mode),
+            lambda: self._do("make_dir", path, user, parents=parents, exist_ok=exist_ok, mode=mode, owner=owner),
         )
 
     async def remove(

@@ -49,6 +49,9 @@ def main() -> None:
             stage = "user"
             uid, gid, groups = orders["account"]
             if os.geteuid() == 0:
+                if confined is not None and uid != 0:
+                    # While we may: an unprivileged user cannot shrink it.
+                    applying.empty_bounding_set()
                 os.setgroups(groups)
                 os.setresgid(gid, gid, gid)
                 os.setresuid(uid, uid, uid)

@@ -133,7 +133,7 @@ async def spawn_through_launcher(
     python = own_python.command()
     orders = {
         **_what_to_execute(command),
-        "account": command.account and (command.account.uid, command.account.gid, list(command.account.groups)),
+        "account": _user_to_become(command),
         "rlimits": [
             (name, value) for field, name in _RLIMIT_NAMES.items() if (value := getattr(limits, field)) is not None
         ],
@@ -194,6 +194,14 @@ async def spawn_through_launcher(
 
 class JailFailed(PermissionRefused):
     """bwrap could not make the jail."""
+
+
+def _user_to_become(command: Command) -> tuple[int, int, list[int]] | None:
+    """The user that the launcher becomes. bwrap runs as the server does: a program in its jail changes the user."""
+    account = command.account
+    if account is None or _is_jailed(command):
+        return None
+    return account.uid, account.gid, list(account.groups)
 
 
 def _is_jailed(command: Command) -> bool:

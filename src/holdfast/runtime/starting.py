@@ -251,7 +251,6 @@ class Starter:
         confinement = spec.confinement
         if confinement is None:
             return command
-        as_root = (os.geteuid() if command.account is None else command.account.uid) == 0
         variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
         # On a thread: it looks at some thousand files.
         confined = await asyncio.to_thread(
@@ -261,8 +260,9 @@ class Starter:
             argv=command.argv,
             environment={name: value for name, _, value in variables},
             cwd=command.cwd,
-            as_root=as_root,
+            as_root=os.geteuid() == 0,
             own=self.own,
+            account=command.account,
             tty=spec.tty,
         )
         return command._replace(confined=confined)

@@ -173,6 +173,7 @@ class Terminals:
             ("",),
             env=spec.env,
             env_policy=spec.env_policy or (None if exact else _EVERYTHING),
+            confinement=spec.confinement,
             tty=True,
         )
         account = None if spec.user is None else resolve_user(spec.user)

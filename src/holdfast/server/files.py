@@ -89,6 +89,7 @@ class FileMethods:
             exist_ok=params.exist_ok,
             mode=params.mode,
             user=params.user,
+            owner=params.owner,
             request_id=params.request_id,
         )
         return _EMPTY

@@ -44,6 +44,7 @@ from holdfast.service.problems import Problem
 from holdfast.service.rates import Rates, RateSettings
 from holdfast.service.readiness import Readiness
 from holdfast.service.rules_file import read_rules
+from holdfast.service.session_users import check_free, parse_uids
 from holdfast.service.sessions.egress import Egress
 from holdfast.service.sessions.preparation import Preparation
 from holdfast.service.sessions.sandbox_pool import SandboxPool
@@ -137,7 +138,12 @@ class Service:
         outside = SandboxesOutside(pool, store, clock)
         monitor = ResourceMonitor(outside, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
-        preparation = Preparation(pool, egress, hidden=own_files(store, settings))
+        uids = parse_uids(settings.session_uids)
+        if os.geteuid() == 0:
+            check_free(uids)
+        preparation = Preparation(
+            pool, egress, lambda agent_id: store.session_uid(agent_id, uids), hidden=own_files(store, settings)
+        )
         manager = AgentSessions(
             store=store,
             rules=self._rulebook,

@@ -61,6 +61,11 @@ class Caller(Struct, frozen=True):
         return self.role == "operator" or self.agent_id == agent_id
 
 
+#: Whom sessions run as where the sandbox's server is root. `own`: a user of the agent's own; `server`: the server's
+#: user; `auto`: `own`, and in containers `server`.
+SessionUser = Literal["auto", "own", "server"]
+
+
 class Resources(Struct, frozen=True):
     """Limits of one session, all that it started included. None: none."""
 
@@ -89,6 +94,7 @@ class Policy(Struct, frozen=True):
     writable: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     sandbox_mode: SandboxMode = "none"
+    user: SessionUser = "auto"
     network: Network = "host"
     #: `HOST`, `*.DOMAIN`, `HOST:PORT`, with `network = "allow-list"`.
     allowed_hosts: tuple[str, ...] = ()

@@ -6,17 +6,26 @@ Reads one file. What is wrong with it is a `Problem` with file, line and key; ru
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
 from holdfast.service.places import default_store_path
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Invalid
 
+FOR_ROOT: Final = "/var/lib/holdfast/workspaces"
+
 
 def workspaces() -> str:
-    """Where agents have their workspaces if the rules do not say: beside the database, which is this user's."""
-    return os.path.join(os.path.dirname(default_store_path()), "workspaces")
+    """Where agents have their workspaces if the rules do not say: beside the database, which is this user's.
+
+    The sessions of root run as other users, to which the home directory of root is closed: then in /var/lib, unless
+    there are workspaces already.
+    """
+    beside = os.path.join(os.path.dirname(default_store_path()), "workspaces")
+    if os.geteuid() == 0 and not os.environ.get("XDG_STATE_HOME") and not os.path.isdir(beside):
+        return FOR_ROOT
+    return beside
 
 
 def read_rules(path: str) -> Rules:

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.config import checked, gathered
 from holdfast.errors import InvalidParams
+from holdfast.service.session_users import parse_uids
 
 PREFIX: Final = "HOLDFAST_SERVICE_"
 MIB: Final = 1024 * 1024
@@ -71,6 +72,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sandbox_idle_seconds: float = 300.0
     #: How long calls wait for a connection that broke, before the caller hears of it. Agents wait no longer.
     reconnect_seconds: float = 10.0
+
+    #: `FIRST-LAST`: uids for sessions in sandboxes whose server is root, one for each agent. By default 65,536 of
+    #: those that no distribution gives to accounts, containers or services: above systemd's for containers, which
+    #: end at 1,879,048,191, and far above the usual ones of /etc/subuid.
+    session_uids: str = "1900000000-1900065535"
 
     # --- sessions --------------------------------------------------------------------------------------------
     #: Sessions that may be open at a time, in all replicas. The monitor's cost is measured up to this many.
@@ -164,6 +170,7 @@ def load_settings(
         raise InvalidParams("settings: tls_cert and tls_key: give both, or none")
     if not settings.listen_grpc and not settings.listen_http:
         raise InvalidParams("settings: listen_grpc and listen_http are both empty: nobody could reach the service")
+    parse_uids(settings.session_uids)
     if settings.lease_seconds < 1:
         raise InvalidParams(f"settings: lease_seconds is {settings.lease_seconds:g}: at least 1")
     return settings

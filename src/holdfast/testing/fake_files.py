@@ -44,11 +44,18 @@ class FakeFile:
         self.target = target
         self.mode = 0o755 if type == "directory" else 0o777 if type == "symlink" else 0o644
         self.mtime_ns = 0
+        self.owner = 0
 
     def info(self) -> FileInfo:
         size = len(self.target or "") if self.type == "symlink" else len(self.data)
         return FileInfo(
-            type=self.type, size=size, mode=self.mode, mtime_ns=self.mtime_ns, uid=0, gid=0, target=self.target
+            type=self.type,
+            size=size,
+            mode=self.mode,
+            mtime_ns=self.mtime_ns,
+            uid=self.owner,
+            gid=self.owner,
+            target=self.target,
         )
 
     def take(self, wanted: FileAttributes) -> None:
@@ -162,6 +169,7 @@ class FakeFiles:
         exist_ok: bool = True,
         mode: int | None = None,
         user: str | None = None,
+        owner: int | None = None,
         request_id: str | None = None,
     ) -> None:
         place = self._resolve(path)
@@ -174,6 +182,7 @@ class FakeFiles:
             self._find(posixpath.dirname(place), "directory")
             known = self._files[place] = FakeFile("directory", next(self._numbers))
             known.take(FileAttributes(mode=mode))
+            known.owner = owner or 0
 
     async def remove(
         self,

@@ -84,6 +84,8 @@ class FileMakeDirParams(Struct, frozen=True, omit_defaults=True):
     user: str | None = None
     #: Names this request, so that one which is sent twice is done once.
     request_id: str | None = None
+    #: The uid, and gid, that a new directory belongs to.
+    owner: int | None = None
 
 
 class FileRemoveParams(Struct, frozen=True, omit_defaults=True):

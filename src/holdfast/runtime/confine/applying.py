@@ -53,6 +53,8 @@ _SCOPES = 3  # abstract Unix sockets, and signals; since 6
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP = 1
 PROXY_PORT = 3128
+#: A user that is not root, to try whether the server can become another one; every machine's map of users has it.
+_NOBODY = 65534
 #: inode(7)
 _FILE_TYPE, _LINK = 0o170000, 0o120000
 
@@ -69,12 +71,17 @@ def forbid_new_privileges() -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def drop_capabilities() -> None:
-    """All of them, also for programs that root executes."""
-    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+def empty_bounding_set() -> None:
+    """No program that is executed from now on gets a capability. Root alone can do this."""
     for number in range(_HIGHEST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             break  # no such capability in this kernel, or not ours to drop: then we have none either
+
+
+def drop_capabilities() -> None:
+    """All of them, also for programs that root executes."""
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    empty_bounding_set()
     header = struct.pack("=Ii", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)))
 
@@ -183,6 +190,13 @@ def _raise_loopback(fd: int) -> None:
     fcntl.ioctl(fd, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
 
 
+def become(uid: int, gid: int, groups: list[int]) -> None:
+    """Another user, for good. Root alone can do this."""
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
 def confine(orders: dict[str, Any]) -> None:
     """The last steps before the program is executed, in the one order that works."""
     forbid_new_privileges()
@@ -203,6 +217,10 @@ def jail(orders: dict[str, Any], report: int) -> list[bytes]:
         _signal.signal(number, _signal.SIG_IGN)
     for path, number in orders["opened"]:
         fd = open_named(path)
+        os.dup2(fd, number)
+        os.close(fd)
+    for content, number in orders["written"]:
+        fd = _file(content)
         os.dup2(fd, number)
         os.close(fd)
     words = [b"--args", b"%d" % _file(orders["options"]), b"--block-fd", b"%d" % report]
@@ -252,6 +270,7 @@ def try_everything(program: bytes) -> dict[str, object]:
         "landlock": attempt(forbid_new_privileges, restrict) if version else "not enabled in this kernel",
         "seccomp": attempt(forbid_new_privileges, lambda: filter_calls(program)) if program else "unknown machine",
         "network": attempt(lambda: leave_network(None)),
+        "users": attempt(lambda: become(_NOBODY, _NOBODY, [])) if os.geteuid() == 0 else "the server is not root",
     }
 
 

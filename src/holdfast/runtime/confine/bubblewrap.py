@@ -16,6 +16,10 @@ from holdfast.runtime.confine.paths import Visible, is_beneath
 HOSTNAME: Final = "holdfast"
 #: A directory that hides another holds nothing but the ways to what was given below it.
 _MASK_BYTES: Final = 4096
+#: For the program that changes the user: to do that, to empty the bounding set, and, for bwrap, to enter a working
+#: directory that is closed to root without capabilities. That program drops them all, and bwrap's own first process
+#: of the jail does, too (seen with 0.8).
+_TO_CHANGE_USER: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
 #: Root may write these without any capability; bwrap covers some of them, and /proc/sys not (tried with 0.8).
 PROC_READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 #: What they tell is of the whole machine, and of no use to a program in a jail.
@@ -36,11 +40,20 @@ def options(
     directories: frozenset[str],
     proc: Collection[str],
     opened: Mapping[str, int],
+    changes_user: bool = False,
+    written: Mapping[str, int] | None = None,
 ) -> list[str]:
     """`own_network`: it is already in one. `directories` are those of the hidden paths that are no files, `proc`
     those of `PROC_READ_ONLY` and `PROC_HIDDEN` that are there, `opened` are paths that bwrap is given by a
-    descriptor."""
-    mounts = _mounts(confinement, visible, environment, directories, opened)
+    descriptor. `changes_user`: the first program in the jail gives root up; `written` are files of the jail alone,
+    with the descriptor of their content."""
+    mounts = _mounts(confinement, visible, environment, directories, opened, "1777" if changes_user else "0700")
+    for path, number in (written or {}).items():
+        mounts[path] = ["--perms", "0644", "--ro-bind-data", str(number), path]
+    if changes_user:
+        # bwrap makes the directories above a private one private as well, for root.
+        for path in {above for each in mounts for above in _above(each)} - mounts.keys():
+            mounts[path] = ["--perms", "0755", "--dir", path]
     mounts |= {path: ["--ro-bind", path, path] for path in PROC_READ_ONLY if path in proc}
     mounts |= {path: _mask(path, directories) for path in PROC_HIDDEN if path in proc}
     words = [
@@ -52,6 +65,7 @@ def options(
         *(["--unshare-net"] if confinement.network == "none" and not own_network else []),
         *("--hostname", HOSTNAME),
         *("--cap-drop", "ALL"),
+        *(word for name in (_TO_CHANGE_USER if changes_user else ()) for word in ("--cap-add", name)),
     ]
     # A mount covers what is below it, so each comes after those above it.
     for path in sorted(mounts):
@@ -71,6 +85,7 @@ def _mounts(
     environment: Mapping[str, str],
     directories: frozenset[str],
     opened: Mapping[str, int],
+    home_mode: str,
 ) -> dict[str, list[str]]:
     scratch = str(confinement.scratch_bytes)
     mounts = {
@@ -83,7 +98,7 @@ def _mounts(
         mounts["/var/tmp"] = ["--symlink", "../tmp", "/var/tmp"]
     home = os.path.normpath(environment.get("HOME", "/"))
     if home != "/" and os.path.isabs(home) and not visible.shows(home) and not is_beneath(home, "/tmp"):
-        mounts[home] = ["--perms", "0700", "--size", scratch, "--tmpfs", home]
+        mounts[home] = ["--perms", home_mode, "--size", scratch, "--tmpfs", home]
     for path in visible.hidden:
         if path in mounts:
             continue  # one of the jail's own covers it
@@ -93,6 +108,12 @@ def _mounts(
     for path in visible.writable:
         mounts[path] = _bind("--bind", path, opened)
     return mounts
+
+
+def _above(path: str) -> list[str]:
+    """The directories between the root and a path."""
+    names = path.strip("/").split("/")[:-1]
+    return ["/" + "/".join(names[: index + 1]) for index in range(len(names))]
 
 
 def _bind(option: str, path: str, opened: Mapping[str, int]) -> list[str]:

@@ -5,6 +5,7 @@ Looks at the file system; opens and starts nothing.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import os
 import shutil
@@ -19,6 +20,7 @@ from holdfast.runtime.confine import bubblewrap, landlock
 from holdfast.runtime.confine.applying import PROXY_PORT
 from holdfast.runtime.confine.paths import SYSTEM, Visible, is_beneath, visible_paths
 from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
+from holdfast.runtime.environment import Account
 
 #: Where bwrap is looked for: not in the PATH of the one to be confined.
 _PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -27,6 +29,12 @@ _ENV: Final = "/usr/bin/env"
 _OF_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP)
 #: The first descriptor by which bwrap is given what was named; the launcher has a handful below it.
 _FIRST_OPENED: Final = 64
+#: Variables by which the C library runs or reads something. `setpriv` runs as root for an instant, so these are set
+#: behind it: the list of glibc for its own privileged programs, that of musl, and those of locales.
+_READ_BY_LIBC: Final = (
+    *("GCONV_PATH", "GETCONF_DIR", "GLIBC_*", "HOSTALIASES", "LANG", "LANGUAGE", "LC_*", "LD_*", "LOCALDOMAIN"),
+    *("LOCPATH", "MALLOC_*", "MUSL_*", "NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TZDIR"),
+)
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
@@ -74,9 +82,11 @@ def compose(
     cwd: str,
     as_root: bool,
     own: Collection[str],
+    account: Account | None = None,
     tty: bool = False,
 ) -> Composed:
-    """How to start this program confined. `as_root`: it will be; `own` are paths of the server; on a `tty`?"""
+    """How to start this program confined. `as_root`: the server is root; `own` are its paths; `account` is
+    the user to run it as, if that is another one; on a `tty`?"""
     if confinement.network == "proxy" and not confinement.proxy:
         raise InvalidParams("confinement: network `proxy` needs the path of the proxy's socket, in `proxy`")
     if not (confinement.unix_sockets or confinement.seccomp):
@@ -94,6 +104,7 @@ def compose(
         "ignored": (),
         "named": [],
         "opened": [],
+        "written": [],
     }
     variables = dict(environment)
     if confinement.mode == "none":
@@ -110,8 +121,12 @@ def compose(
         if orders["filter"] is None and confinement.network == "none":
             raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")
         return Composed(path, list(argv), variables, cwd, orders)
-    found = _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, orders)
-    return _deaf_to_keys(found) if tty and _env_resets_signals() else found
+    other = account if as_root and account is not None and account.uid != 0 else None
+    later = {} if other is None else {name: variables.pop(name) for name in list(variables) if _libc_reads(name)}
+    found = _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, other, orders)
+    if tty and _env_resets_signals():
+        found = _deaf_to_keys(found)
+    return found if other is None else _as_other_user(found, other, later)
 
 
 def _in_jail(
@@ -122,6 +137,7 @@ def _in_jail(
     environment: dict[str, str],
     cwd: str,
     as_root: bool,
+    other: Account | None,
     orders: dict[str, Any],
 ) -> Composed:
     bwrap = find_bwrap()
@@ -133,6 +149,9 @@ def _in_jail(
     if binds_descriptors(bwrap):
         opened = {each: _FIRST_OPENED + index for index, each in enumerate(orders["named"])}
         orders["opened"] = list(opened.items())
+    users = {} if other is None or other.listed else _user_database(other.within(confinement), visible)
+    numbers = range(_FIRST_OPENED + len(opened), _FIRST_OPENED + len(opened) + len(users))
+    orders["written"] = list(zip(users.values(), numbers, strict=True))
     words = bubblewrap.options(
         confinement,
         visible,
@@ -143,6 +162,8 @@ def _in_jail(
         directories=frozenset(path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN) if os.path.isdir(path)),
         proc=[path for path in (*bubblewrap.PROC_READ_ONLY, *bubblewrap.PROC_HIDDEN) if os.path.exists(path)],
         opened=opened,
+        changes_user=other is not None,
+        written=dict(zip(users, numbers, strict=True)),
     )
     orders["options"] = b"".join(os.fsencode(word) + b"\0" for word in words)
     command = [path, *argv[1:]]
@@ -152,13 +173,64 @@ def _in_jail(
     return Composed(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
 
 
+def _as_other_user(composed: Composed, other: Account, later: Mapping[str, str]) -> Composed:
+    """bwrap sets the jail up as root, and its first program gives that up: then the program, as the other user.
+
+    A user namespace would do without root, but shows every file of the machine's users as nobody's, and some
+    machines refuse one to users other than root.
+    """
+    setpriv = shutil.which("setpriv", path=_PROGRAM_PATH)
+    if setpriv is None or not _changes_users(setpriv):
+        raise PermissionRefused("confinement: as another user it needs setpriv of util-linux, which is not here")
+    groups = sorted({*other.groups} - {other.gid})
+    drop = [
+        *(setpriv, f"--reuid={other.uid}", f"--regid={other.gid}"),
+        f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups",
+        *("--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"),
+    ]
+    command = composed.orders["command"]
+    if later:
+        command = _through_env([f"{name}={value}" for name, value in later.items()], command)
+    return composed._replace(orders={**composed.orders, "command": [*drop, *command]})
+
+
+def _libc_reads(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _READ_BY_LIBC)
+
+
+def _user_database(account: Account, visible: Visible) -> dict[str, bytes]:
+    """/etc/passwd and /etc/group with this user and its group in them, before the others that the jail may see:
+    `whoami` and `ls -l` know it by its name."""
+    user = f"{account.name}:x:{account.uid}:{account.gid}::{account.home}:{account.shell}\n"
+    group = f"{account.name}:x:{account.gid}:\n"
+    return {
+        path: line.encode() + (_read(path) if visible.shows(path) else b"")
+        for path, line in (("/etc/passwd", user), ("/etc/group", group))
+        if path not in (*visible.readable, *visible.writable)
+    }
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _through_env(words: Sequence[str], command: Sequence[str]) -> list[str]:
+    """`env` takes a program whose name holds a `=` for one more variable; a shell in between does not."""
+    named = ["/bin/sh", "-c", 'exec "$@"', "sh", *command] if "=" in command[0] else command
+    return [_ENV, *words, *named]
+
+
 def _deaf_to_keys(composed: Composed) -> Composed:
     """bwrap is in the foreground of the terminal with its program, and must not go when Ctrl-C is pressed.
 
     What it ignores, its program would ignore too; `env` gives it its signals back.
     """
     names = ",".join(number.name for number in _OF_THE_TERMINAL)
-    command = [_ENV, f"--default-signal={names}", "--", *composed.orders["command"]]
+    command = _through_env([f"--default-signal={names}", "--"], composed.orders["command"])
     ignored = tuple(int(number) for number in _OF_THE_TERMINAL)
     return composed._replace(orders={**composed.orders, "command": command, "ignored": ignored})
 
@@ -179,11 +251,22 @@ def _env_resets_signals() -> bool:
 def binds_descriptors(bwrap: str) -> bool:
     """Whether this bwrap can be given a directory that is open: those of 2024 and later. To an older one, a path
     that is replaced by a link while the jail is made leads wherever the link does."""
+    return _helps_with(bwrap, b"--ro-bind-fd")
+
+
+@functools.cache
+def _changes_users(setpriv: str) -> bool:
+    """That of util-linux can; that of busybox cannot."""
+    return _helps_with(setpriv, b"--reuid")
+
+
+def _helps_with(program: str, option: bytes) -> bool:
+    """Whether the program's `--help` lists this option."""
     try:
-        done = subprocess.run([bwrap, "--help"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return b"--ro-bind-fd" in done.stdout
+    return option in done.stdout
 
 
 def still_there(confinement: Confinement | None, cwd: str) -> str:

@@ -1,7 +1,7 @@
 """What this machine can enforce, each thing found by trying it. Starts short-lived programs and makes a cgroup.
 
 The words are those of `environment/info`: `bubblewrap`, `landlock:N`, `seccomp`, `network`, `cgroup.memory`,
-`cgroup.pids`, `cgroup.cpu`, `egress`.
+`cgroup.pids`, `cgroup.cpu`, `egress`, `users`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from holdfast.model import Confinement
 from holdfast.runtime.confine.composing import compose
 from holdfast.runtime.confine.resource_groups import CONTROLLERS, hierarchies
 from holdfast.runtime.confine.seccomp import AF_UNIX, MACHINES, filter_program
+from holdfast.runtime.environment import Account
 
 _APPLYING: Final = own_python.script(__file__, "applying")
+_OTHER_USER: Final = Account("nobody", 65534, 65534, (), "/", "/bin/sh")
 #: A jail stands within a tenth of a second; a machine that swaps may take longer.
 _SECONDS: Final = 10.0
 
@@ -34,11 +36,11 @@ class Offer(NamedTuple):
 
 def offers() -> tuple[Offer, ...]:
     """All of them, in the order in which people are shown them. Takes some 200 ms."""
-    tried = _try()
+    tried, jail = _try(), _try_jail()
     version = tried.get("landlock_version", 0)
     groups = hierarchies()
     return (
-        Offer("bubblewrap", _try_jail()),
+        Offer("bubblewrap", jail),
         Offer(f"landlock:{version}" if version else "landlock", str(tried["landlock"])),
         Offer("seccomp", str(tried["seccomp"])),
         Offer("network", str(tried["network"])),
@@ -47,6 +49,8 @@ def offers() -> tuple[Offer, ...]:
             for name in CONTROLLERS
         ),
         Offer("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
+        # In each mode that can be had.
+        Offer("users", str(tried["users"]) or ("" if jail else _try_jail(_OTHER_USER))),
     )
 
 
@@ -62,12 +66,12 @@ def _try() -> dict[str, object]:
     # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
     if not done.stdout:
         why = _last_line(done)
-        return {"landlock": why, "seccomp": why, "network": why}
+        return {"landlock": why, "seccomp": why, "network": why, "users": why}
     found: dict[str, object] = json.loads(done.stdout)
     return found
 
 
-def _try_jail() -> str:
+def _try_jail(user: Account | None = None) -> str:
     confinement = Confinement(mode="bubblewrap", network="none", seccomp=False)
     try:
         composed = compose(
@@ -78,6 +82,7 @@ def _try_jail() -> str:
             cwd="/",
             as_root=os.geteuid() == 0,
             own=(),
+            account=user,
         )
     except HoldfastError as error:
         return str(error)

@@ -1,8 +1,8 @@
 """Seccomp filters as bytes: a small BPF assembler, and the list of system calls that a confined process is refused.
 
-Pure. Refused calls fail with EPERM, so that programs which can do without them go on; `clone3` fails with ENOSYS,
-because its flags lie behind a pointer, and the C library falls back to `clone`. Programs of another architecture
-(32 bits, x32) are refused every call: their numbers mean other things.
+Pure. Refused calls fail with EPERM, so that programs which can do without them go on; `clone3` and `openat2` fail
+with ENOSYS, because their flags lie behind a pointer, and callers fall back to `clone` and `openat`. Programs of
+another architecture (32 bits, x32) are refused every call: their numbers mean other things.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
 _PTRACE_ATTACH: Final = 16
 _PTRACE_SEIZE: Final = 0x4206
+#: S_ISUID and S_ISGID. A file with one of them gives its owner's rights to every user of the machine that runs it.
+_SET_ID: Final = 0o6000
+#: O_CREAT and the bit of O_TMPFILE: without either of them the kernel ignores the mode, and its register may hold
+#: anything.
+_CREATING: Final = 0x40 | 0x400000
 
 AF_UNIX: Final = 1
 AF_INET: Final = 2
@@ -61,8 +66,10 @@ _SHARED: Final = {
     "fsmount": 432,
     "fspick": 433,
     "clone3": 435,
+    "openat2": 437,
     "mount_setattr": 442,
     "quotactl_fd": 443,
+    "fchmodat2": 452,
     "open_tree_attr": 467,
 }
 MACHINES: Final = {
@@ -70,11 +77,17 @@ MACHINES: Final = {
         0xC000003E,
         {
             **_SHARED,
+            "open": 2,
             "ioctl": 16,
             "socket": 41,
             "clone": 56,
+            "mkdir": 83,
+            "creat": 85,
+            "chmod": 90,
+            "fchmod": 91,
             "ptrace": 101,
             "syslog": 103,
+            "mknod": 133,
             "uselib": 134,
             "vhangup": 153,
             "modify_ldt": 154,
@@ -102,6 +115,10 @@ MACHINES: Final = {
             "add_key": 248,
             "request_key": 249,
             "keyctl": 250,
+            "openat": 257,
+            "mkdirat": 258,
+            "mknodat": 259,
+            "fchmodat": 268,
             "unshare": 272,
             "move_pages": 279,
             "perf_event_open": 298,
@@ -126,11 +143,16 @@ MACHINES: Final = {
             **_SHARED,
             "lookup_dcookie": 18,
             "ioctl": 29,
+            "mknodat": 33,
+            "mkdirat": 34,
             "umount2": 39,
             "mount": 40,
             "pivot_root": 41,
             "nfsservctl": 42,
             "chroot": 51,
+            "fchmod": 52,
+            "fchmodat": 53,
+            "openat": 56,
             "vhangup": 58,
             "quotactl": 60,
             "acct": 89,
@@ -172,7 +194,24 @@ MACHINES: Final = {
     ),
 }
 #: Looked at by their arguments, and not refused altogether.
-_BY_ARGUMENT: Final = frozenset({"ioctl", "socket", "clone", "unshare", "ptrace", "prlimit64", "clone3"})
+_UNREADABLE: Final = ("clone3", "openat2")
+#: Calls that take a mode, and which of their arguments the mode is.
+_MODES: Final = {
+    "chmod": 1,
+    "fchmod": 1,
+    "fchmodat": 2,
+    "fchmodat2": 2,
+    "creat": 1,
+    "mkdir": 1,
+    "mkdirat": 2,
+    "mknod": 1,
+    "mknodat": 2,
+}
+#: Calls whose mode counts only with some flags: the argument of the flags. The mode is the next one.
+_OPENING: Final = {"open": 1, "openat": 2}
+_BY_ARGUMENT: Final = frozenset(
+    {"ioctl", "socket", "clone", "unshare", "ptrace", "prlimit64", *_UNREADABLE, *_MODES, *_OPENING}
+)
 
 Instruction = tuple[int, int, int, int]
 
@@ -196,7 +235,8 @@ def filter_program(machine: str, families: Iterable[int]) -> bytes:
     ]
     if machine == "x86_64":
         program += [(_JUMP_AT_LEAST, 0, 1, _X32), _refuse()]
-    program += [(_JUMP_EQUAL, 0, 1, calls["clone3"]), _refuse(errno.ENOSYS)]
+    for name in _UNREADABLE:
+        program += [(_JUMP_EQUAL, 0, 1, calls[name]), _refuse(errno.ENOSYS)]
     for name in refused_calls(machine):
         program += [(_JUMP_EQUAL, 0, 1, calls[name]), _refuse()]
     for name in ("clone", "unshare"):
@@ -207,6 +247,7 @@ def filter_program(machine: str, families: Iterable[int]) -> bytes:
     # Of itself (0) alone: a limit of CPU time would end another process of the same user.
     program += _when(calls["prlimit64"], 0, _refuse_others((0,)))
     program += _when(calls["socket"], 0, _refuse_others(tuple(families)))
+    program += _refuse_set_id(calls)
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(_INSTRUCTION.pack(*each) for each in program)
 
@@ -219,6 +260,21 @@ def _when(call: int, argument: int, body: list[Instruction]) -> list[Instruction
     """`body` for this call, with the lower half of an argument loaded; the number is loaded again behind it."""
     whole = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *body, (_LOAD, 0, 0, _NUMBER)]
     return [(_JUMP_EQUAL, 0, len(whole), call), *whole]
+
+
+def _refuse_set_id(calls: dict[str, int]) -> list[Instruction]:
+    """No file gets a set-id bit, whichever call would give it one. 64-bit ARM lacks the oldest of these calls."""
+    program: list[Instruction] = []
+    test: list[Instruction] = [(_JUMP_ANY_BIT, 0, 1, _SET_ID), _refuse()]
+    for name, argument in _MODES.items():
+        if name in calls:
+            program += _when(calls[name], argument, test)
+    for name, flags in _OPENING.items():
+        if name in calls:
+            # Without a flag that creates, jump over the load of the mode and its test.
+            mode = (_LOAD, 0, 0, _ARGUMENTS + 8 * (flags + 1))
+            program += _when(calls[name], flags, [(_JUMP_ANY_BIT, 0, 1 + len(test), _CREATING), mode, *test])
+    return program
 
 
 def _refuse_values(values: tuple[int, ...]) -> list[Instruction]:

@@ -88,6 +88,7 @@ def resolve(
         writable=_directories(rules, agent_id, profile.directories.writable, request, initial_cwd),
         readable=_directories(rules, agent_id, profile.directories.readable, request, initial_cwd),
         sandbox_mode=profile.sandbox.mode,
+        user=profile.sandbox.user,
         network=_network(profile, request.network),
         allowed_hosts=profile.network.hosts,
         resources=_resources(profile, request.resources),

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.service.model import Guard, Network, Resources, SandboxMode, Struct
+from holdfast.service.model import Guard, Network, Resources, SandboxMode, SessionUser, Struct
 from holdfast.service.problems import Denied
 
 Verdict = Literal["allow", "ask", "deny"]
@@ -125,6 +125,7 @@ class Sandbox(Struct, frozen=True):
     """How sessions are confined, and what must be enforced for one to be created at all."""
 
     mode: SandboxMode = "bubblewrap"
+    user: SessionUser = "auto"
     require: tuple[Guard, ...] = ()
 
 
@@ -245,10 +246,15 @@ class Rules(Struct, frozen=True):
         return given.replace("{agent}", agent_id) if given else f"{self.workspaces}/{agent_id}"
 
 
+def is_container(sandbox: str) -> bool:
+    """Whether a sandbox at this address has a file system of its own, of which its root is root."""
+    return sandbox.partition(":")[0] in ("docker", "podman", "kubernetes", "bwrap")
+
+
 def _workspaces_in(sandbox: str) -> str:
     """The default directory of workspaces in a sandbox; empty on the service's own machine."""
     kind = sandbox.partition(":")[0]
-    if kind in ("docker", "podman", "kubernetes", "bwrap"):
+    if is_container(sandbox):
         # The one directory that users other than root can write in nearly every image, also with a read-only root.
         return "/tmp/holdfast-workspaces"
     if kind == "ssh" or (kind in ("ws", "wss") and urlsplit(sandbox).hostname not in _LOOPBACK):

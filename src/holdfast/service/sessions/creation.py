@@ -134,11 +134,15 @@ class Creation:
             "environment": _some(record.environment),
             "enforced": list(plan.enforced),
             "unenforced": list(plan.unenforced),
+            **({} if plan.user is None else {"user": plan.user}),
             "by": caller.agent_id,
         }
         await manager.store.append(
             [AuditEntry(session_id, manager.clock.time(), record.agent_id, "session_created", "", body)]
         )
+        if plan.user is not None and enforced == "none" and record.policy.writable:
+            # The agent's user has no home directory on the machine; a jail makes one.
+            environment = {"HOME": record.policy.writable[0], **environment}
         now, token = await manager.desk(record).live.open(environment, plan)
         if now.state in ("CLOSED", "ERROR"):
             raise NotNow(f"the session ended before its first prompt: {now.reason}", reason="SESSION_CLOSED")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from holdfast.model import ConfinedNetwork, Confinement, ConfinementMode, Limits
+from holdfast.model import ConfinedNetwork, Confinement, ConfinementMode, EnvironmentInfo, Limits
 from holdfast.service.model import Guard, Policy, Struct
+from holdfast.service.policy.profiles import is_container
 from holdfast.service.problems import Denied, Invalid
 
 REASON: Final = "GUARD_UNAVAILABLE"
@@ -27,6 +28,8 @@ _NEEDS: Final[dict[Guard, str]] = {
     "wall_clock": "",
     "file_size": "",
 }
+#: By its name, or by its number where the user database has no name for it.
+_ROOT: Final = ("root", "0")
 #: Landlock keeps signals and abstract sockets inside since this version.
 _SCOPING_ABI: Final = 6
 
@@ -39,6 +42,8 @@ class Plan(Struct, frozen=True):
     enforced: tuple[Guard, ...]
     #: What the policy wants and the operating system of this sandbox cannot do.
     unenforced: tuple[Guard, ...]
+    #: Whom to run it as, `UID:GID`; None is the user of the sandbox's server.
+    user: str | None = None
 
 
 class _Offers:
@@ -62,12 +67,18 @@ class _Offers:
 
 
 def plan(
-    policy: Policy, offers: Collection[str], *, proxy: str | None = None, hidden: tuple[str, ...] = ()
+    policy: Policy,
+    offers: Collection[str],
+    *,
+    proxy: str | None = None,
+    hidden: tuple[str, ...] = (),
+    user: str | None = None,
 ) -> Plan:
     """What to ask of the sandbox. `Denied` if the policy requires what it does not offer.
 
     `proxy` is the socket of the filtering proxy, for `allow-list`; `hidden` are paths of the service in this
-    sandbox (the directory of its database), which are kept from the session whatever it may read.
+    sandbox (the directory of its database), which are kept from the session whatever it may read; `user` is the
+    user to run the session as, if it is not the server's.
     """
     offered = _Offers(offers)
     mode = offered.mode(policy.sandbox_mode)
@@ -99,7 +110,28 @@ def plan(
             missing=",".join(missing),
         )
     needed = mode != "none" or network != "host" or confinement.limits_tree
-    return Plan(confinement if needed else None, _limits(policy, offered), enforced, unenforced)
+    return Plan(confinement if needed else None, _limits(policy, offered), enforced, unenforced, user)
+
+
+def needs_user(policy: Policy, sandbox: str, info: EnvironmentInfo) -> bool:
+    """Whether the session is to run as another user than the sandbox's server: root's rights on files are more than
+    any mask takes back. `Denied` if that is so and the server cannot change users."""
+    wanted = policy.user
+    if wanted == "auto":
+        wanted = "server" if is_container(sandbox) else "own"
+    if wanted == "server":
+        return False
+    if "users" in info.features:
+        return True
+    if info.user in _ROOT:
+        raise Denied(
+            "the sandbox's server is root and cannot run the session as another user (it needs CAP_SETUID and "
+            "CAP_SETGID, in a jail also setpriv of util-linux, and not to be of an earlier version): run it "
+            'as another user than root, or set sandbox.user to "server" in the rules',
+            reason=REASON,
+            missing="user",
+        )
+    return False
 
 
 def _network(policy: Policy, offered: _Offers, mode: ConfinementMode) -> ConfinedNetwork:

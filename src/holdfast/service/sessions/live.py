@@ -119,6 +119,7 @@ class TerminalLive:
             env=environment,
             env_policy=EnvPolicy.minimal(*record.policy.inherited_variables),
             limits=plan.limits,
+            user=plan.user,
             start_id=self._id,
         )
         if plan.confinement is not None:

@@ -60,6 +60,7 @@ class ShellLive:
             env=environment,
             env_policy=EnvPolicy.minimal(*record.policy.inherited_variables),
             limits=plan.limits,
+            user=plan.user,
             login=True,
             start_id=self._id,
         )

@@ -131,6 +131,9 @@ class Enforcement(Protocol):
     @property
     def unenforced(self) -> tuple[Guard, ...]: ...
 
+    @property
+    def user(self) -> str | None: ...
+
 
 #: `enforcement.plan`: what the policy wants, of what the sandbox offers. `Denied` for a guard that cannot be had.
 PlanEnforcement = Callable[[SessionRecord, EnvironmentInfo], Enforcement]

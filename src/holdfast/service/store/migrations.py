@@ -102,7 +102,16 @@ _SECOND: Final = (
     """,
 )
 
-STEPS: Final = (Step(1, _FIRST), Step(2, _SECOND))
+#: Replicas of the version before this step run on beside it: they run sessions as their own user.
+_THIRD: Final = (
+    """
+    CREATE TABLE session_users (
+        agent_id TEXT PRIMARY KEY, uid BIGINT NOT NULL UNIQUE, made_at DOUBLE PRECISION NOT NULL
+    )
+    """,
+)
+
+STEPS: Final = (Step(1, _FIRST), Step(2, _SECOND), Step(3, _THIRD))
 
 
 async def migrate(connection: Connection, now: float, steps: Sequence[Step] = STEPS) -> list[int]:

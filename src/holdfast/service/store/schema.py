@@ -127,6 +127,15 @@ APPROVALS: Final = Table(
     Column("caller_expires", Double, nullable=False, default=0.0, server_default="0"),
 )
 
+#: The uid that an agent's sessions run as where the sandbox's server is root. Kept when the agent is removed.
+SESSION_USERS: Final = Table(
+    "session_users",
+    METADATA,
+    Column("agent_id", Text, primary_key=True),
+    Column("uid", BigInteger, nullable=False, unique=True),
+    Column("made_at", Double, nullable=False),
+)
+
 AGENTS: Final = Table(
     "agents",
     METADATA,

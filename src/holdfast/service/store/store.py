@@ -29,6 +29,7 @@ from holdfast.service.store.migrations import check_version, migrate
 from holdfast.service.store.notices import Listening, Notices, PostgresNotices
 from holdfast.service.store.retention import Retention
 from holdfast.service.store.schema import FACTS
+from holdfast.service.store.session_users import SessionUserRows
 from holdfast.service.store.sessions import SessionRows
 from holdfast.service.store.usage import UsageRows
 from holdfast.service.store.verification import Verification, Verifier
@@ -38,7 +39,7 @@ MIN_KEY_BYTES: Final = 16
 _ALL: Final = AuditFilter()
 
 
-class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
+class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
     """Made by `Store.open`. Its parts are classes of their own, one for each kind of row, on one database."""
 
     def __init__(self, database: Database, audit_key: bytes | None) -> None:
