@@ -50,6 +50,13 @@ def test_how_the_bytes_are_divided_makes_no_difference(words: list[bytes], data:
     assert seen == whole.feed(text)
 
 
+def test_a_part_over_the_bound_is_not_found_wherever_it_is_divided() -> None:
+    text = b"\0s" + b"x" * (MAX_SAVED_BYTES + 1) + b"\0."
+    for cut in (10, MAX_SAVED_BYTES, len(text) - 1):
+        parts = SavedParts()
+        assert parts.feed(text[:cut]) | parts.feed(text[cut:]) == {}
+
+
 def test_the_pipes_of_a_shell_of_an_earlier_version_stay_where_they_are(tmp_path: Path) -> None:
     """And a link in the place of their directory, which the shell's user has put there, is not followed."""
     old, linked, new = (str(tmp_path / name) for name in ("old", "linked", "new"))

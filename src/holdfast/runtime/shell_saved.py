@@ -51,8 +51,9 @@ class SavedParts:
         if _END in buffer[-len(data) - 1 :]:
             last = 0
             for part in _PART.finditer(buffer):
-                found[SAVED_NAMES[part[1]]] = part[2]
                 last = part.end()
+                if len(part[2]) <= MAX_SAVED_BYTES:
+                    found[SAVED_NAMES[part[1]]] = part[2]
             buffer = buffer[last:]
         self._unfinished = _unfinished(buffer)
         return found
