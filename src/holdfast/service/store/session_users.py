@@ -27,11 +27,13 @@ class SessionUserRows:
         """The agent's uid; one of this range, if the agent has none yet."""
 
         async def work(connection: Connection) -> int | None:
+            # The agent's own row after the last one of all: another replica that takes the last uid for this agent
+            # in between would look like a range that is used up.
+            last = select(func.max(_ROW.uid)).where(_ROW.uid.between(uids.first, uids.last))
+            taken = (await connection.execute(last)).scalar()
             had = (await connection.execute(select(_ROW.uid).where(_ROW.agent_id == agent_id))).scalar()
             if had is not None:
                 return int(had)
-            last = select(func.max(_ROW.uid)).where(_ROW.uid.between(uids.first, uids.last))
-            taken = (await connection.execute(last)).scalar()
             uid = uids.first if taken is None else int(taken) + 1
             if uid > uids.last:
                 return None
