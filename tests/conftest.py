@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -32,10 +33,21 @@ settings.load_profile("holdfast")
 
 def pytest_configure(config: pytest.Config) -> None:
     add_node_to_path()
+    keep_bytecode()
     leave_home(config)
     # Started in the background of a script we would ignore these, and so would programs that tests send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def keep_bytecode() -> None:
+    """Let Python write bytecode, whatever the environment says: tests start thousands of interpreters.
+
+    Without bytecode each server compiles the package, which takes three times as long as the rest of its start, and
+    each worker rewrites the assertions of every test module.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def leave_home(config: pytest.Config) -> None:
