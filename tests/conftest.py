@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     add_node_to_path()
     keep_bytecode()
     leave_home(config)
+    # Else gRPC starts its threads again between a child's fork and exec, and they may print on its terminal.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     # Started in the background of a script we would ignore these, and so would programs that tests send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -56,3 +56,17 @@ def test_what_tests_start_keeps_its_bytecode() -> None:
     command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
     assert not sys.dont_write_bytecode
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\n"
+
+
+def test_a_child_that_is_forked_has_one_thread() -> None:
+    """Tests of terminals fork where tests of the service have used gRPC."""
+    grpc = pytest.importorskip("grpc")
+
+    def count_threads() -> None:
+        os.write(1, b"%d" % len(os.listdir("/proc/self/task")))
+
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/nothing/listens")(b"", timeout=60)
+        done = subprocess.run(["true"], capture_output=True, preexec_fn=count_threads, timeout=60)
+    assert done.stdout == b"1"
