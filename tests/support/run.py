@@ -29,14 +29,17 @@ def pytest(outcomes: Path, *arguments: str) -> int:
 
 
 def workers(cores: int) -> int:
-    """Half as many again as there are cores: tests wait for grace periods, leases and other processes."""
-    return cores + (cores + 1) // 2
+    """Half as many again as there are cores: tests wait for grace periods, leases and other processes.
+
+    At most four more, because each takes half a gigabyte.
+    """
+    return cores + min((cores + 1) // 2, 4)
 
 
 def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         first, second = Path(directory, "first.json"), Path(directory, "second.json")
-        code = pytest(first, "-n", str(workers(os.cpu_count() or 1)), "--dist", "loadfile", *arguments)
+        code = pytest(first, "-n", str(workers(len(os.sched_getaffinity(0)))), "--dist", "loadfile", *arguments)
         if not first.exists():
             return code or TESTS_FAILED
         found = json.loads(first.read_text())
