@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.order import rank, unit_of_work
 from support.parts import add_node_to_path, skip_table
 
 if TYPE_CHECKING:
@@ -63,35 +64,18 @@ def leave_home(config: pytest.Config) -> None:
     os.environ["HOME"] = home.name
 
 
-#: The order in which several workers begin: the longest first, so that none works alone in the end.
-LONGEST_FIRST = (
-    "tests/e2e/test_bench.py",
-    *("tests/sandbox/", "tests/faults/", "tests/service/", "tests/process/", "tests/e2e/", "tests/contract/"),
-    "tests/unit/test_docs.py",
-)
-#: One worker runs these: each worker would have to start Docker, Podman and sshd and import the images.
-TOGETHER = "tests/sandbox/"
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid))
 
 
-def rank(nodeid: str) -> int:
-    found = (place for place, start in enumerate(LONGEST_FIRST) if nodeid.startswith(start))
-    return next(found, len(LONGEST_FIRST))
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """A file is the unit of work, and all that needs the engines is one; fixtures of a module are made once."""
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False  # it sorts by the number of tests
-    scheduler = LoadFileScheduling(config, log)
-    by_file: Callable[[str], str] = scheduler._split_scope
-    scheduler._split_scope = lambda nodeid: TOGETHER if nodeid.startswith(TOGETHER) else by_file(nodeid)
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = unit_of_work
     return scheduler
 
 

@@ -39,7 +39,7 @@ def workers(cores: int) -> int:
 def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         first, second = Path(directory, "first.json"), Path(directory, "second.json")
-        code = pytest(first, "-n", str(workers(len(os.sched_getaffinity(0)))), "--dist", "loadfile", *arguments)
+        code = pytest(first, "-n", str(workers(len(os.sched_getaffinity(0)))), "--dist", "loadscope", *arguments)
         if not first.exists():
             return code or TESTS_FAILED
         found = json.loads(first.read_text())

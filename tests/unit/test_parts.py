@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.order import LONGEST_FIRST, rank, unit_of_work
 from support.parts import PACKAGES, needs, skip_table
 
 TESTS = Path(__file__).parents[1]
@@ -70,3 +71,11 @@ def test_a_child_that_is_forked_has_one_thread() -> None:
             channel.unary_unary("/nothing/listens")(b"", timeout=60)
         done = subprocess.run(["true"], capture_output=True, preexec_fn=count_threads, timeout=60)
     assert done.stdout == b"1"
+
+
+def test_workers_begin_with_the_longest_and_one_has_the_engines() -> None:
+    assert [place for place in LONGEST_FIRST if not (TESTS.parent / place).exists()] == []
+    names = ["tests/unit/test_keys.py::a", "tests/e2e/test_bench.py::b", "tests/e2e/test_soak.py::c[d::e]"]
+    assert sorted(names, key=rank) == [names[1], names[2], names[0]]
+    assert unit_of_work(names[2]) == "tests/e2e/test_soak.py"
+    assert unit_of_work("tests/sandbox/test_pods.py::f") == unit_of_work("tests/sandbox/test_bundle.py::g")
