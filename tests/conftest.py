@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.order import rank, unit_of_work
 from support.parts import add_node_to_path, skip_table
 
 if TYPE_CHECKING:
@@ -32,10 +34,23 @@ settings.load_profile("holdfast")
 
 def pytest_configure(config: pytest.Config) -> None:
     add_node_to_path()
+    keep_bytecode()
     leave_home(config)
+    # Else gRPC starts its threads again between a child's fork and exec, and they may print on its terminal.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     # Started in the background of a script we would ignore these, and so would programs that tests send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def keep_bytecode() -> None:
+    """Let Python write bytecode, whatever the environment says: tests start thousands of interpreters.
+
+    Without bytecode each server compiles the package, which takes three times as long as the rest of its start, and
+    each worker rewrites the assertions of every test module.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def leave_home(config: pytest.Config) -> None:
@@ -47,6 +62,21 @@ def leave_home(config: pytest.Config) -> None:
     home = tempfile.TemporaryDirectory(prefix="hf-home-")
     config.add_cleanup(home.cleanup)
     os.environ["HOME"] = home.name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # it sorts by the number of tests
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = unit_of_work
+    return scheduler
 
 
 def pytest_collection_finish() -> None:

@@ -31,6 +31,7 @@ from holdfast import (
 from holdfast.client.connection import Connection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
+from holdfast.exec_api import EventStream
 from holdfast.testing.servers import RunningServer, running_server
 
 MIB = 1024 * 1024
@@ -42,6 +43,8 @@ HASTY: dict[str, Any] = {**PATIENT, "reader_stall_seconds": 3.0}
 STALLING_WAYS = ("inprocess", "unix", "ws-json")
 #: Eight bytes a line, so that every offset has one right content. More than the 10 MiB that results hold.
 FIRST, LINES = 1_000_000, 1_500_000
+#: The line before the gate of a process that waits until its reader is attached.
+READY = b"ready\n"
 COUNT = ["seq", str(FIRST), str(FIRST + LINES - 1)]
 
 
@@ -93,13 +96,37 @@ def directory() -> Iterator[str]:
     shutil.rmtree(path)
 
 
-async def output_hash(process: Process) -> tuple[int, str]:
-    """Of stdout, which must come without a gap and be followed by the exit."""
+async def start_at_a_gate(box: Sandbox, command: list[str]) -> tuple[Process, EventStream]:
+    """A process that has printed `READY`, and a reader that has taken that: `command` runs when the gate is opened.
+
+    Without the gate a process may print more than is kept before its first reader is attached.
+    """
+    process = await box.start(["sh", "-c", 'echo ready; read -r go; exec "$@"', "sh", *command], stdin="open")
+    events = process.events()
+    first = await anext(events)
+    assert isinstance(first, OutputChunk)
+    assert first.data == READY
+    return process, events
+
+
+async def open_gate(process: Process) -> None:
+    await process.write(b"\n")
+
+
+async def follow(box: Sandbox, command: list[str]) -> tuple[int, str]:
+    """The size and the hash of all that `command` prints, for a reader that was there before."""
+    process, events = await start_at_a_gate(box, command)
+    await open_gate(process)
+    return await output_hash(events, len(READY))
+
+
+async def output_hash(events: EventStream, start: int) -> tuple[int, str]:
+    """Of stdout behind `start`, which must come without a gap and be followed by the exit."""
     digest, size = hashlib.sha256(), 0
-    async for event in process.events():
+    async for event in events:
         assert not isinstance(event, OutputGap), event
         if isinstance(event, OutputChunk):
-            assert event.offset == size
+            assert event.offset == start + size
             digest.update(event.data)
             size += len(event.data)
         if isinstance(event, Exited):
@@ -109,14 +136,12 @@ async def output_hash(process: Process) -> tuple[int, str]:
 
 
 async def test_a_reader_that_follows_gets_every_byte(patient: Sandbox) -> None:
-    process = await patient.start(print_blocks(16))
-    assert await output_hash(process) == (16 * (BLOCK + 8), blocks_hash(16))
+    assert await follow(patient, print_blocks(16)) == (16 * (BLOCK + 8), blocks_hash(16))
 
 
 @pytest.mark.parametrize("way", ["inprocess", "unix"])
 async def test_two_hundred_megabytes_with_the_settings_as_they_come(box: Sandbox) -> None:
-    process = await box.start(print_blocks(191))
-    assert await output_hash(process) == (191 * (BLOCK + 8), blocks_hash(191))
+    assert await follow(box, print_blocks(191)) == (191 * (BLOCK + 8), blocks_hash(191))
 
 
 async def test_exec_remote_delivers_every_byte(patient: Sandbox) -> None:
@@ -156,20 +181,22 @@ async def test_a_command_in_a_shell_delivers_every_byte(patient: Sandbox) -> Non
 
 @pytest.mark.parametrize("way", STALLING_WAYS)
 async def test_a_stalled_reader_delays_an_eager_one_and_gets_a_gap(hasty: Sandbox) -> None:
-    process = await hasty.start(COUNT)
-    stalled = process.events()
-    events = [await anext(stalled)]
-    size, digest = await output_hash(process)
-    assert (size, digest) == (8 * LINES, hashlib.sha256(counted(0, 8 * LINES)).hexdigest())
-    events += [event async for event in stalled]
+    whole = hashlib.sha256(counted(0, 8 * LINES)).hexdigest()
+    process, stalled = await start_at_a_gate(hasty, COUNT)
+    eager = process.events()
+    first = await anext(eager)
+    assert isinstance(first, OutputChunk)
+    assert first.data == READY
+    await open_gate(process)
+    assert await output_hash(eager, len(READY)) == (8 * LINES, whole)
     position, gaps = 0, 0
-    for event in events:
+    async for event in stalled:
         if isinstance(event, OutputGap):
-            assert (event.stream, event.offset) == ("stdout", position)
+            assert (event.stream, event.offset) == ("stdout", len(READY) + position)
             position += event.length
             gaps += 1
         elif isinstance(event, OutputChunk):
-            assert event.offset == position
+            assert event.offset == len(READY) + position
             assert event.data == counted(position, len(event.data))
             position += len(event.data)
     assert (position, gaps > 0) == (8 * LINES, True)
@@ -267,8 +294,7 @@ async def test_every_byte_comes_through_a_slow_channel(patient_server: RunningSe
     listening = await asyncio.start_unix_server(relay.connected, path)
     try:
         async with connected(path) as box:
-            process = await box.start(print_blocks(12))
-            assert await output_hash(process) == (12 * (BLOCK + 8), blocks_hash(12))
+            assert await follow(box, print_blocks(12)) == (12 * (BLOCK + 8), blocks_hash(12))
     finally:
         listening.close()
         await relay.close()
@@ -279,8 +305,7 @@ async def test_a_process_waits_for_a_reader_whose_connection_breaks(
 ) -> None:
     path = os.path.join(directory, "cut.sock")
     async with cutting_unix(path, patient_server.socket, seed=26) as proxy, connected(path) as box:
-        process = await box.start(print_blocks(16))
-        assert await output_hash(process) == (16 * (BLOCK + 8), blocks_hash(16))
+        assert await follow(box, print_blocks(16)) == (16 * (BLOCK + 8), blocks_hash(16))
         assert proxy.cuts >= 5
         async with await box.shell() as shell:
             size = 0

@@ -14,6 +14,7 @@ from holdfast import OutputChunk, Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import InvalidParams, StdinClosed
 from holdfast.model import CommandEnded
+from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.testing.servers import RunningServer, running_server
 from support.parts import require
 
@@ -117,7 +118,10 @@ async def test_much_input_arrives_whole(sh: Shell) -> None:
 async def test_a_timeout_ends_a_command_that_waits_for_input_and_keeps_the_shell(sh: Shell, command: str) -> None:
     await sh.run("word=kept")
     pid = sh.pid
-    result = await sh.run(command, timeout=0.5, stdin="open")
+    for timeout in TIMEOUTS:
+        result = await sh.run(command, timeout=timeout, stdin="open")
+        if result.stdout:
+            break
     assert (result.timed_out, result.exit_code, result.stdout) == (True, 124, "begun\n")
     assert not result.shell_restarted
     assert (await sh.run("echo $word $$")).stdout == f"kept {pid}\n"

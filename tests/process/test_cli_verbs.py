@@ -16,6 +16,7 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,27 @@ class Holdfast:
         return json.loads(done.stdout)
 
 
-@pytest.fixture
-def holdfast() -> Iterator[Holdfast]:
+@contextmanager
+def own_holdfast() -> Iterator[Holdfast]:
     directory = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
     command = Holdfast(directory)
     yield command
     stopped = command("stop", "--grace", "0", "--force")
     assert stopped.returncode in (0, 3), stopped.stderr
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def holdfast() -> Iterator[Holdfast]:
+    with own_holdfast() as command:
+        yield command
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Holdfast]:
+    """For tests that leave nothing running and do not look at the server."""
+    with own_holdfast() as command:
+        yield command
 
 
 @pytest.fixture
@@ -119,8 +133,8 @@ def read_until(fd: int, text: bytes) -> bytes:
         (["--timeout", "0.2", "--", "sleep", "1000"], 124, b"timed out after 0.2 s"),
     ],
 )
-def test_exit_codes(holdfast: Holdfast, arguments: list[str], code: int, complaint: bytes) -> None:
-    done = holdfast("run", *arguments)
+def test_exit_codes(shared: Holdfast, arguments: list[str], code: int, complaint: bytes) -> None:
+    done = shared("run", *arguments)
     assert (done.returncode, done.stdout) == (code, b""), done.stderr
     if complaint:
         assert done.stderr.startswith(b"holdfast: ")
@@ -130,26 +144,26 @@ def test_exit_codes(holdfast: Holdfast, arguments: list[str], code: int, complai
         assert done.stderr == b""
 
 
-def test_bytes_pass_unchanged_in_and_out(holdfast: Holdfast) -> None:
+def test_bytes_pass_unchanged_in_and_out(shared: Holdfast) -> None:
     blob = os.urandom(1_000_000)
-    done = holdfast("run", "--", "sh", "-c", "tee /dev/stderr", input=blob)
+    done = shared("run", "--", "sh", "-c", "tee /dev/stderr", input=blob)
     assert done.returncode == 0
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(blob).digest()
     assert hashlib.sha256(done.stderr).digest() == hashlib.sha256(blob).digest()
 
 
-def test_stdin_from_a_file_and_from_nothing(holdfast: Holdfast, tmp_path: Any) -> None:
+def test_stdin_from_a_file_and_from_nothing(shared: Holdfast, tmp_path: Any) -> None:
     (tmp_path / "in").write_bytes(b"from a file\n")
     with open(tmp_path / "in", "rb") as file:
-        process = holdfast.start("run", "cat", stdin=file)
+        process = shared.start("run", "cat", stdin=file)
         assert process.communicate(timeout=60)[0] == b"from a file\n"
-    process = holdfast.start("run", "cat", stdin=subprocess.DEVNULL)
+    process = shared.start("run", "cat", stdin=subprocess.DEVNULL)
     assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == 0
 
 
-def test_output_comes_as_it_is_printed_and_input_as_it_is_typed(holdfast: Holdfast) -> None:
-    process = holdfast.start("run", "cat", stdin=subprocess.PIPE, bufsize=0)
+def test_output_comes_as_it_is_printed_and_input_as_it_is_typed(shared: Holdfast) -> None:
+    process = shared.start("run", "cat", stdin=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     assert process.stdout is not None
     for line in (b"one\n", b"two\n"):
@@ -168,12 +182,12 @@ def test_here_means_our_directory_and_environment(holdfast: Holdfast, tmp_path: 
     assert done.stdout.decode() == f"{tmp_path} dark blue\n"
 
 
-def test_options_of_the_command_belong_to_the_command(holdfast: Holdfast) -> None:
-    assert holdfast("run", "echo", "--json", "-n", "--").stdout == b"--json -n --\n"
+def test_options_of_the_command_belong_to_the_command(shared: Holdfast) -> None:
+    assert shared("run", "echo", "--json", "-n", "--").stdout == b"--json -n --\n"
 
 
-def test_a_limit_reaches_the_command(holdfast: Holdfast) -> None:
-    assert holdfast("run", "--limit", "open_files=77", "--", "sh", "-c", "ulimit -n").stdout == b"77\n"
+def test_a_limit_reaches_the_command(shared: Holdfast) -> None:
+    assert shared("run", "--limit", "open_files=77", "--", "sh", "-c", "ulimit -n").stdout == b"77\n"
 
 
 def test_it_ends_with_the_command_though_a_child_holds_the_output(holdfast: Holdfast) -> None:
@@ -376,8 +390,8 @@ def test_kill(holdfast: Holdfast) -> None:
 
 
 @pytest.mark.parametrize("verb", ["wait", "logs", "attach"])
-def test_an_unknown_process_is_named(holdfast: Holdfast, verb: str) -> None:
-    done = holdfast(verb, "nobody")
+def test_an_unknown_process_is_named(shared: Holdfast, verb: str) -> None:
+    done = shared(verb, "nobody")
     assert done.returncode == (1 if verb == "logs" else 125)
     assert done.stderr.startswith(b"holdfast: ")
     assert b"nobody" in done.stderr
@@ -487,8 +501,8 @@ def test_status_and_stop_are_about_the_sandbox_that_is_named(holdfast: Holdfast)
 
 @pytest.mark.parametrize("address", ["inprocess", "bwrap:/tmp", "stdio:cat"])
 @pytest.mark.parametrize("verb", ["status", "stop"])
-def test_an_address_without_a_server_of_its_own_is_refused(holdfast: Holdfast, verb: str, address: str) -> None:
-    done = holdfast(verb, "--sandbox", address)
+def test_an_address_without_a_server_of_its_own_is_refused(shared: Holdfast, verb: str, address: str) -> None:
+    done = shared(verb, "--sandbox", address)
     assert done.returncode == 1
     assert f"{address}: has no server of its own" in done.stderr.decode()
 

@@ -19,6 +19,7 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed, StdinClosed, UnknownProcess
 from holdfast.model import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
+from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.testing.servers import RunningServer, is_alive
 
 
@@ -56,7 +57,7 @@ async def nobody(server: RunningServer, kill: Kill) -> AsyncIterator[None]:
 
 
 class Started:
-    """A command that runs by now: it has printed its first line."""
+    """A command that runs by now: `begun` is set when it has printed something, or has ended without."""
 
     def __init__(
         self, shell: Shell, command: str, *, timeout: float | None = None, stdin: StdinMode = "closed"
@@ -64,6 +65,7 @@ class Started:
         self.begun = asyncio.Event()
         self.printed = {"stdout": b"", "stderr": b""}
         self.task = asyncio.create_task(shell.run(command, timeout=timeout, stdin=stdin, on_output=self._printed))
+        self.task.add_done_callback(lambda _: self.begun.set())
 
     def _printed(self, chunk: OutputChunk | OutputGap) -> None:
         assert isinstance(chunk, OutputChunk)
@@ -71,10 +73,8 @@ class Started:
         self.begun.set()
 
 
-async def started(
-    shell: Shell, command: str, *, timeout: float | None = None
-) -> asyncio.Task[holdfast.CommandResult]:
-    run = Started(shell, command, timeout=timeout)
+async def started(shell: Shell, command: str) -> asyncio.Task[holdfast.CommandResult]:
+    run = Started(shell, command)
     await run.begun.wait()
     return run.task
 
@@ -194,10 +194,14 @@ async def _ended(box: Sandbox, shell_id: str, spec: CommandSpec) -> tuple[bytes,
 async def test_a_timeout_counts_from_when_the_command_began(gate: Path) -> None:
     async with kept() as (server, box, kill):
         shell = await box.shell()
-        running = await started(shell, "x=kept; echo begun; sleep 1000", timeout=0.3)
+        for timeout in TIMEOUTS:
+            run = Started(shell, "x=kept; echo begun; sleep 1000", timeout=timeout)
+            await run.begun.wait()
+            if run.printed["stdout"]:
+                break
         async with nobody(server, kill):
-            await asyncio.sleep(0.3)
-        result = await running
+            await asyncio.sleep(timeout)
+        result = await run.task
         assert (result.exit_code, result.timed_out, result.shell_restarted) == (124, True, False)
         assert (await shell.run("echo $x")).stdout == "kept\n"
 
@@ -275,7 +279,8 @@ async def test_an_open_stdin_leaves_nothing_with_the_keeper() -> None:
     async with kept() as (server, box, kill):
         shell = await box.shell()
         counts: set[int] = set()
-        for _ in range(5):
+        # Twice shows what each round adds; with every kill the keeper waits longer before the next start.
+        for _ in range(2):
             run = Started(shell, "echo ready; cat", stdin="open")
             await run.begun.wait()
             await shell.write("x")

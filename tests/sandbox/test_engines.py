@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def test_namespaces_leave_nothing(debian_root: Path) -> None:
     # Whoever adopted it has not reaped it yet, at most.
     assert not os.path.exists(f"/proc/{holder}/cwd")
     assert str(debian_root) not in Path("/proc/mounts").read_text()
+
+
+def test_namespaces_are_ready_behind_their_root(
+    debian_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for `chroot` refuses if its caller has already announced that commands may enter."""
+    real = shutil.which("chroot", path="/usr/sbin:/sbin:/usr/bin:/bin")
+    (tmp_path / "chroot").write_text(f'#!/bin/sh\ngrep -q ready /proc/self/fd/1 && exit 1\nexec {real} "$@"\n')
+    (tmp_path / "chroot").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with or_skip(), engines.namespaced_root(debian_root) as prefix:
+        inside = subprocess.run([*prefix, "pwd"], capture_output=True, text=True)
+        assert (inside.stdout, inside.stderr) == ("/\n", "")
 
 
 def test_what_is_missing_is_named() -> None:

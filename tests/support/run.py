@@ -28,10 +28,18 @@ def pytest(outcomes: Path, *arguments: str) -> int:
     ).returncode
 
 
+def workers(cores: int) -> int:
+    """Half as many again as there are cores: tests wait for grace periods, leases and other processes.
+
+    At most four more, because each takes half a gigabyte.
+    """
+    return cores + min((cores + 1) // 2, 4)
+
+
 def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         first, second = Path(directory, "first.json"), Path(directory, "second.json")
-        code = pytest(first, "-n", "auto", "--dist", "loadfile", *arguments)
+        code = pytest(first, "-n", str(workers(len(os.sched_getaffinity(0)))), "--dist", "loadscope", *arguments)
         if not first.exists():
             return code or TESTS_FAILED
         found = json.loads(first.read_text())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from holdfast import __version__
@@ -26,6 +29,13 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"holdfast {__version__}\n"
+
+
+def test_no_verb_imports_pydantic() -> None:
+    """It doubles the time that a verb takes to start; a verb that refuses its arguments has used typer by then."""
+    script = "import sys; from holdfast.__main__ import main; main(['kill']); print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr[:15]) == ("False\n", "holdfast: kill:")
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))

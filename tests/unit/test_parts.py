@@ -1,13 +1,16 @@
-"""The list of programs that tests start, and the table of what was skipped without them."""
+"""The list of programs that tests start, the table of what was skipped without them, and how a run is set up."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from support.order import LONGEST_FIRST, rank, unit_of_work
 from support.parts import PACKAGES, needs, skip_table
 
 TESTS = Path(__file__).parents[1]
@@ -47,3 +50,32 @@ def test_every_program_that_a_test_is_skipped_for_has_a_package() -> None:
             used |= set(re.findall(r'"([\w.-]+)"', call))
     assert "zsh" in used
     assert used - PACKAGES.keys() == set()
+
+
+def test_what_tests_start_keeps_its_bytecode() -> None:
+    """Whatever the environment of `make test` says: a server without bytecode takes four times as long to start."""
+    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
+    assert not sys.dont_write_bytecode
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\n"
+
+
+def test_a_child_that_is_forked_has_one_thread() -> None:
+    """Tests of terminals fork where tests of the service have used gRPC."""
+    grpc = pytest.importorskip("grpc")
+
+    def count_threads() -> None:
+        os.write(1, b"%d" % len(os.listdir("/proc/self/task")))
+
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/nothing/listens")(b"", timeout=60)
+        done = subprocess.run(["true"], capture_output=True, preexec_fn=count_threads, timeout=60)
+    assert done.stdout == b"1"
+
+
+def test_workers_begin_with_the_longest_and_one_has_the_engines() -> None:
+    assert [place for place in LONGEST_FIRST if not (TESTS.parent / place).exists()] == []
+    names = ["tests/unit/test_keys.py::a", "tests/e2e/test_bench.py::b", "tests/e2e/test_soak.py::c[d::e]"]
+    assert sorted(names, key=rank) == [names[1], names[2], names[0]]
+    assert unit_of_work(names[2]) == "tests/e2e/test_soak.py"
+    assert unit_of_work("tests/sandbox/test_pods.py::f") == unit_of_work("tests/sandbox/test_bundle.py::g")

@@ -179,13 +179,17 @@ def test_a_process_that_has_ended_and_is_not_reaped_is_gone(monkeypatch: pytest.
 
 def raw_kills(source: str) -> list[int]:
     """The lines with os.kill or os.killpg, but for a signal to itself and for a question (signal 0)."""
+    if "kill" not in source:
+        return []
     tree = ast.parse(source)
     calls = {node.func: node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "os":
             found += [node.lineno for name in node.names if name.name in ("kill", "killpg")]
-        if not (isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.kill", "os.killpg")):
+        if not (
+            isinstance(node, ast.Attribute) and node.attr in ("kill", "killpg") and ast.unparse(node.value) == "os"
+        ):
             continue
         arguments = [ast.unparse(argument) for argument in calls[node].args] if node in calls else []
         if len(arguments) == 2 and (arguments[0] == "os.getpid()" or arguments[1] == "0"):

@@ -50,6 +50,7 @@ sizes = st.lists(
 def test_messages_survive_any_cut(sizes: list[int], cuts: list[int], in_place: bool) -> None:
     messages = [bytes([index % 251]) * size for index, size in enumerate(sizes)]
     stream = b"".join(map(frame_length, messages))
+    cuts = [*cuts, len(stream) // 64 + 1]  # a large stream has small pieces too, and no million of them
     reader = FrameReader(LIMIT)
     reader.use_lengths()
     if in_place:

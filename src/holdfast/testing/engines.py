@@ -214,7 +214,8 @@ def namespaced_root(root: Path) -> Iterator[list[str]]:
     need("nsenter", "setpriv", "unshare", "chroot")
     enter = (
         f"mount --bind {root} {root} && mount -t proc proc {root}/proc && mount --rbind /dev {root}/dev && "
-        f"echo ready && exec chroot {root} sleep 99999"
+        # Printed behind the new root: a command that entered earlier would find the machine's own tree.
+        f"exec chroot {root} sh -c 'echo ready && exec sleep 99999'"
     )
     with _directory() as directory, _running([*_ALONE, "sh", "-c", enter], directory) as process:
         log = Path(directory, "log")

@@ -1,0 +1,30 @@
+"""The order in which several workers run the tests, and which tests one worker runs together. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: The longest first, so that no worker works alone in the end; what is not named comes last.
+LONGEST_FIRST: Final = (
+    "tests/e2e/test_bench.py",
+    "tests/sandbox/",
+    "tests/faults/",
+    "tests/service/",
+    "tests/process/",
+    "tests/e2e/",
+    "tests/contract/",
+    "tests/unit/test_docs.py",
+)
+#: One worker runs these: each worker would have to start Docker, Podman and sshd and import the images.
+TOGETHER: Final = "tests/sandbox/"
+
+
+def rank(nodeid: str) -> int:
+    """The place of a test in the order: that of the first name in `LONGEST_FIRST` that it begins with."""
+    found = (place for place, start in enumerate(LONGEST_FIRST) if nodeid.startswith(start))
+    return next(found, len(LONGEST_FIRST))
+
+
+def unit_of_work(nodeid: str) -> str:
+    """Tests of one unit run in one worker: those of a file, whose fixtures are made once, or all of `TOGETHER`."""
+    return TOGETHER if nodeid.startswith(TOGETHER) else nodeid.partition("::")[0]
