@@ -86,6 +86,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: How long an input may wait for the terminal to take it (a program that does not read) before the caller hears
     #: of it. What was accepted stays typed.
     input_seconds: float = 30.0
+    #: In a session whose rules guard commands: how long input after an interrupt waits for the prompt, and an
+    #: interrupt for the line before it to begin, before the call is refused. A shell takes milliseconds for either.
+    interrupt_seconds: float = 2.0
     #: The longest that `ReadOutput` waits, and the most that it returns.
     max_wait_seconds: float = 60.0
     max_read_bytes: int = 4 * MIB
