@@ -121,7 +121,7 @@ class Service:
         housekeeping.start()
         parts.push_async_callback(housekeeping.stop)
 
-        access = Access(store, clock, AccessSettings(remember_seconds=settings.token_cache_seconds))
+        access = Access(store, clock, _access(settings))
         admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, self._tracer))
         started = await self._fronts(Handler(manager), admission)
         self.readiness.set("service")
@@ -262,6 +262,14 @@ def _cancel_this_task() -> Callable[[], object]:
     task = asyncio.current_task()
     assert task is not None
     return task.cancel
+
+
+def _access(settings: ServiceSettings) -> AccessSettings:
+    return AccessSettings(
+        remember_seconds=settings.token_cache_seconds,
+        lookups_per_second=settings.token_lookups_per_second,
+        lookups_burst=settings.token_lookups_burst,
+    )
 
 
 def _rates(settings: ServiceSettings) -> RateSettings:

@@ -132,6 +132,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrent_streams: int = 128
     #: How long a token that was looked up is believed: a removed one stops working within this time.
     token_cache_seconds: float = 5.0
+    #: Look-ups of tokens that are not remembered, from one address: on average and at once; 0 is no limit. Each is
+    #: one read by an index. Agents behind one proxy share its address, and some hundred may start at a time.
+    token_lookups_per_second: float = 100.0
+    token_lookups_burst: int = 200
 
     # --- watching --------------------------------------------------------------------------------------------
     #: How often the monitor looks. More often costs more and tells little.
