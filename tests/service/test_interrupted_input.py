@@ -7,6 +7,7 @@ next line, and drops that byte: `#touch FILE` runs as `touch FILE`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -80,7 +81,7 @@ class Attempt:
                 await self.type("echo DO''NE\n")
                 break
             except NotNow:
-                continue  # the call waits for up to `interrupt_seconds` itself
+                await self.type("", "CTRL_C")
         await read_until(self._manager, self.session_id, lambda printed, _: b"DONE" in printed)
         await self._manager.close(ANN, self.session_id, "force")
 
@@ -128,11 +129,11 @@ async def rest_of_a_line_after_sigint(attempt: Attempt) -> None:
         await attempt.type(f"touch {attempt.file}\n")
 
 
-async def line_of_a_program_that_ends(attempt: Attempt) -> None:
-    await attempt.type("cat\n")
-    await attempt.reads_input()
+async def input_after_a_command_was_interrupted(attempt: Attempt) -> None:
+    await attempt.type("sleep 1000\n")
     await attempt.type("", "CTRL_C")
-    await attempt.type(f"#touch {attempt.file}\n")
+    with contextlib.suppress(NotNow):  # the interrupt can come before the command is in the foreground
+        await attempt.type(f"#touch {attempt.file}\n")
 
 
 ATTACKS: Final = {
@@ -143,7 +144,7 @@ ATTACKS: Final = {
         ctrl_c_after_input,
         sigint_after_input,
         rest_of_a_line_after_sigint,
-        line_of_a_program_that_ends,
+        input_after_a_command_was_interrupted,
     )
 }
 

@@ -39,6 +39,18 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Whether gRPC reflection and the health service answer without a token: tools expect that.
     open_reflection: bool = True
 
+    #: Connections of each port at a time, and from one address. A connection is a descriptor and some kilobytes;
+    #: each long poll and each stream over HTTP is one. Agents behind one proxy share its address.
+    max_connections: int = 4_096
+    connections_per_address: int = 2_048
+    #: Connections of the HTTP port that have not completed a request head yet; the oldest makes room for the next.
+    half_open_connections: int = 512
+    #: How long a TLS handshake, a request head or the preface of HTTP/2 may take: 16 KiB at 20 kbit/s.
+    head_seconds: float = 10.0
+    #: Descriptors that connections never take, for the database and for sandboxes: up to four for each of the 256
+    #: of `max_sandboxes`. Where `ulimit -n` is too low for all connections, there are fewer of them.
+    reserved_descriptors: int = 1_024
+
     # --- what it keeps ---------------------------------------------------------------------------------------
     #: `sqlite:///PATH` or `postgresql://...`; empty is SQLite in the user's state directory.
     store: str = ""
