@@ -100,6 +100,7 @@ bench: $(VENV)/installed-dev ## print the benchmark table
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
 	$(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
+	HOLDFAST_INTERRUPTED_SESSIONS=1000 $(BIN)/python -m pytest tests/service/test_interrupted_input.py
 
 soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)

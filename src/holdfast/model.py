@@ -514,6 +514,8 @@ class TerminalStatus(Struct, frozen=True):
     user: str | None = None
     #: The shell shows a continuation prompt: it asks for the rest of a command. The state is BUSY then.
     continuation: bool = False
+    #: An interrupt was typed or sent, and no line was entered since: bash can drop the first byte of the next line.
+    interrupted: bool = False
 
     @property
     def queue(self) -> Literal["empty", "busy"]:

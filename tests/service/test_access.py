@@ -79,18 +79,41 @@ async def test_forgetting_makes_a_removal_in_this_process_take_hold_at_once() ->
         await access.authenticate(f"Bearer {ANNA}", "::1")
 
 
-async def test_a_token_added_after_it_was_refused_works_at_once() -> None:
-    agents = FakeAgents()
-    access = Access(agents, FakeClock())
+async def test_a_token_added_after_it_was_refused_works_within_a_second() -> None:
+    agents, clock = FakeAgents(), FakeClock()
+    access = Access(agents, clock)
     with pytest.raises(Unauthenticated):
         await access.authenticate("Bearer hf_new", "::1")
     agents.add("hf_new", "nina")
+    await clock.advance(1)
     assert (await access.authenticate("Bearer hf_new", "::1")).agent_id == "nina"
 
 
-async def test_wrong_tokens_from_one_address_are_slowed_down_and_ask_the_store_no_more() -> None:
+async def test_calls_without_a_token_refuse_no_token_that_is_right() -> None:
+    agents = FakeAgents()
+    access = Access(agents, FakeClock(), AccessSettings(failures_per_second=1, failures_burst=3))
+    for header in [None] * 20 + ["Bearer of no token"] * 20:
+        with pytest.raises((Unauthenticated, Exhausted)):
+            await access.authenticate(header, "10.0.0.1")
+    assert agents.asked == 0
+    assert (await access.authenticate(f"Bearer {ANNA}", "10.0.0.1")).agent_id == "anna"
+
+
+async def test_one_wrong_token_again_and_again_is_looked_up_once_a_second() -> None:
     agents, clock = FakeAgents(), FakeClock()
-    access = Access(agents, clock, AccessSettings(failures_per_second=1, failures_burst=3))
+    access = Access(agents, clock, AccessSettings(lookups_per_second=1, lookups_burst=5))
+    for _ in range(3):
+        for _ in range(50):
+            with pytest.raises((Unauthenticated, Exhausted)):
+                await access.authenticate("Bearer hf_old", "10.0.0.1")
+        await clock.advance(1)
+    assert agents.asked == 3
+    assert (await access.authenticate(f"Bearer {ANNA}", "10.0.0.1")).agent_id == "anna"
+
+
+async def test_random_tokens_from_one_address_are_looked_up_so_often_and_no_more() -> None:
+    agents, clock = FakeAgents(), FakeClock()
+    access = Access(agents, clock, AccessSettings(lookups_per_second=1, lookups_burst=4))
     await access.authenticate(f"Bearer {ANNA}", "10.0.0.1")
     for index in range(3):
         with pytest.raises(Unauthenticated):
@@ -110,7 +133,17 @@ async def test_wrong_tokens_from_one_address_are_slowed_down_and_ask_the_store_n
     assert access_again.agent_id == "anna"
     await clock.advance(1)
     with pytest.raises(Unauthenticated):
-        await access.authenticate("Bearer hf_wrong", "10.0.0.1")
+        await access.authenticate("Bearer hf_other", "10.0.0.1")
+
+
+async def test_a_clock_that_is_set_back_keeps_no_removed_token_alive() -> None:
+    agents, clock = FakeAgents(), FakeClock(1_000_000.0)
+    access = Access(agents, clock)
+    await access.authenticate(f"Bearer {ANNA}", "::1")
+    agents.by_hash.clear()
+    clock.jump(-3_600)
+    with pytest.raises(Unauthenticated):
+        await access.authenticate(f"Bearer {ANNA}", "::1")
 
 
 async def test_what_is_remembered_is_bounded() -> None:

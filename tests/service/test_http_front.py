@@ -24,6 +24,7 @@ from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from google.rpc import error_details_pb2
 
 from holdfast.service.api import Chunk, RunRequest, RunResult
+from holdfast.service.connections import ConnectionLimits
 from holdfast.service.handler import methods
 from holdfast.service.http_front import HttpSettings
 from holdfast.service.listening import TlsFiles, bind, parse_address
@@ -610,7 +611,7 @@ async def test_a_unix_socket_is_ours_alone(tmp_path: Path) -> None:
 
 @needs_curl
 async def test_more_connections_than_allowed_are_turned_away() -> None:
-    settings = HttpSettings(listen="127.0.0.1:0", max_connections=3)
+    settings = HttpSettings(listen="127.0.0.1:0", connections=ConnectionLimits(most=3))
     async with OverHttp(http_settings=settings) as fronts:
         fronts.sessions.chunks = no_end
         held = [await raw_stream(fronts) for _ in range(2)]

@@ -21,6 +21,8 @@ verdict = "deny"
 program = ["rm"]
 reason = "nothing is removed here"
 """
+#: Typed before the first input after an interrupt: the line is deleted, and an empty one entered.
+NEW_LINE = b"\x05\x15\r"
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ async def test_a_command_that_the_rules_deny_is_not_typed_whatever_pieces_it_com
     # The line is as it was: Ctrl-C gives it up.
     await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
     await manager.send_input(ANN, session_id, b"true\n")
-    assert stub.typed[-2:] == [b"\x03", b"true\n"]
+    assert stub.typed[-2:] == [b"\x03", NEW_LINE + b"true\n"]
 
 
 async def test_a_denied_line_that_is_no_utf_8_is_refused_and_written_down(
@@ -156,7 +158,7 @@ async def test_a_line_that_another_replica_began_is_not_guessed(
         assert refused.value.reason == "LINE_UNKNOWN"
         await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
         await manager.send_input(ANN, session_id, b"true\n")
-    assert stub.typed == [b"r", b"\x03", b"true\n"]
+    assert stub.typed == [b"r", b"\x03", NEW_LINE + b"true\n"]
 
 
 async def test_a_command_that_waits_to_be_typed_does_not_hide_what_stands_on_the_line(
@@ -360,7 +362,7 @@ async def test_the_rest_of_a_command_that_is_not_known_is_refused(manager: Sessi
     await manager.send_input(ANN, session_id, b"", [Control("CTRL_C")])
     stub.shows_prompt(exit_code=130)
     await manager.send_input(ANN, session_id, b"ls\n")
-    assert stub.typed == [b"true\n", b"\x03", b"ls\n"]
+    assert stub.typed == [b"true\n", b"\x03", NEW_LINE + b"ls\n"]
 
 
 async def test_a_command_that_is_run_at_a_continuation_prompt_gives_up_what_stands_there(

@@ -58,6 +58,10 @@ class Watcher(Protocol):
 
     def resized(self, size: TerminalSize) -> None: ...
 
+    def signalled(self, number: signal.Signals) -> None:
+        """The foreground group gets this signal."""
+        ...
+
 
 class ManagedProcess(Recorded):
     """A process of ours, from its start until it is forgotten."""
@@ -207,6 +211,8 @@ class ManagedProcess(Recorded):
         # In a terminal that somebody drives, every signal is for what they see running.
         if self.watcher is not None or number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
             group = self.foreground_group() or self.pid
+        if self.watcher is not None:
+            self.watcher.signalled(number)
         self.signal_group(group, number)
 
     def signal_group(self, group: int, number: signal.Signals) -> None:

@@ -180,6 +180,8 @@ class TerminalMemory(Record, frozen=True, tag=18):
     alternate_screen: bool
     application_cursor: bool
     bracketed_paste: bool
+    #: Written since this field exists.
+    interrupted: bool = False
 
 
 class EventsDropped(Record, frozen=True, tag=21):

@@ -102,6 +102,10 @@ class LiveTerminal:
         self.continuation = False
         #: Something was typed since the last line was sent off: it stands on the line, or has its editor wait.
         self.typed = False
+        #: An interrupt was typed or sent, and no line was entered since. bash notes an interrupt that comes while
+        #: it does not block in read(2), and acts on it when it has taken the first byte of the next line from its
+        #: line editor: that byte is lost, and the rest of the line runs.
+        self.interrupted = False
         self.modes = Modes()
         #: The command that `run` has typed.
         self.in_flight: CommandInFlight | None = None
@@ -199,6 +203,7 @@ class LiveTerminal:
             bracketed_paste=self.modes.bracketed_paste,
             application_cursor=self.modes.application_cursor,
             user=self.spec.user,
+            interrupted=self.interrupted,
         )
 
     def activity(self) -> Activity:
@@ -507,6 +512,9 @@ class LiveTerminal:
 
     def _on_typed(self, data: bytes) -> None:
         self.typed = data[-1:] not in _LINE_ENDS
+        interrupt, line_end = data.rfind(INTERRUPT), max(data.rfind(b"\r"), data.rfind(b"\n"))
+        if interrupt != line_end:
+            self.interrupted = interrupt > line_end
         self._typed_at = self.prompts
         # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
         self._unsettled += _count(data, _CONTROL_KEYS) + _count(data, _SIGNAL_KEYS)
@@ -533,6 +541,13 @@ class LiveTerminal:
         """Keys by their names, as the program in the foreground wants them encoded."""
         self.check_open()
         self.process.input.put(encode_keys(keys, application_cursor=self.modes.application_cursor), write_id)
+
+    def signalled(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT:
+            self.interrupted = True
+            self._typed_at = self.prompts
+            self._unsettled += 2  # as Ctrl-C
+            self._remember()
 
     def resized(self, size: TerminalSize) -> None:
         self.changes += 1
@@ -632,6 +647,7 @@ class LiveTerminal:
             alternate_screen=self.modes.alternate_screen,
             application_cursor=self.modes.application_cursor,
             bracketed_paste=self.modes.bracketed_paste,
+            interrupted=self.interrupted,
         )
 
     def _restore(self, memory: TerminalMemory) -> None:
@@ -639,7 +655,7 @@ class LiveTerminal:
         self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
         self.prompt, self.prompts = memory.prompt, memory.prompts
         self.typed, self._typed_at, self._unsettled = memory.typed, memory.typed_at, memory.unsettled
-        self._closing = memory.closing
+        self.interrupted, self._closing = memory.interrupted, memory.closing
         self._prompt_due, self._prompt_start = memory.prompt_due, memory.prompt_start
         self._command_runs = memory.command_runs
         # Earlier servers kept it while the command ran, and were IDLE before.

@@ -150,8 +150,12 @@ async def _fly(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -
 
 
 async def _empty_line(terminal: LiveTerminal) -> None:
-    """What somebody left on the line, or began over several, is not ours to run: Ctrl-C ends whatever it is."""
+    """Ctrl-C ends text on the line, lines that go on, and an earlier interrupt that has no effect yet."""
     if not terminal.typed and not terminal.continuation:
+        if terminal.interrupted:
+            # The shell blocks in read(2) by now, where an interrupt takes effect at once. One that ignores
+            # interrupts shows no new prompt, and has none to act on later.
+            await _new_prompt(terminal)
         return
     for _ in range(_INTERRUPTS):
         if await _new_prompt(terminal):

@@ -21,6 +21,7 @@ from holdfast.service.rates import Buckets
 TOKEN_PREFIX: Final = "hf_"
 #: 32 bytes in base64 are 43 characters; anything much longer is not worth hashing.
 _LONGEST_HEADER: Final = 1_024
+_WRONG: Final = "the token is wrong, or was removed"
 
 
 class KnownAgent(Protocol):
@@ -52,11 +53,23 @@ class AccessSettings(Struct, frozen=True):
     #: Wrong tokens from one address: a person who mistypes is not stopped, a loop with an old token is.
     failures_per_second: float = 1.0
     failures_burst: int = 20
+    #: Look-ups of tokens from one address that are not remembered. A look-up is one read by an index, well below a
+    #: millisecond; new agents behind one proxy share its address, and a deployment starts some hundred at a time.
+    lookups_per_second: float = 100.0
+    lookups_burst: int = 200
+    #: A wrong token is not looked up again for this long: a loop with an old token takes no look-ups from others.
+    wrong_seconds: float = 1.0
 
 
 class _Remembered(Struct, frozen=True):
-    caller: Caller
-    until: float
+    #: None for a token that was wrong.
+    caller: Caller | None
+    at: float
+    seconds: float
+
+    def holds(self, now: float) -> bool:
+        # A wall clock that was set back must not keep a removed token alive.
+        return self.at <= now < self.at + self.seconds
 
 
 def new_token() -> str:
@@ -78,7 +91,9 @@ class Access:
         self._settings = settings or AccessSettings()
         self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
         self._looking: dict[str, asyncio.Task[Caller | None]] = {}
+        self._wrong: OrderedDict[str, _Remembered] = OrderedDict()
         self._failures = Buckets(self._settings.failures_per_second, self._settings.failures_burst, clock)
+        self._lookups = Buckets(self._settings.lookups_per_second, self._settings.lookups_burst, clock)
         #: Calls with no token or a wrong one since the start, for the metrics.
         self.failed = 0
 
@@ -88,27 +103,33 @@ class Access:
         if token is None:
             raise self._refused(peer, "this call needs the header `authorization: Bearer TOKEN`", "TOKEN_MISSING")
         token_hash = hash_token(token)
+        now = self._clock.time()
         remembered = self._remembered.get(token_hash)
-        if remembered is not None and self._clock.time() < remembered.until:
+        if remembered is not None and remembered.caller is not None and remembered.holds(now):
             self._remembered.move_to_end(token_hash)
             return remembered.caller
-        # A token that was right before is looked up whatever else comes from its address: agents on one machine
-        # share that, and one with an old token must not lock the others out.
-        if remembered is None and (wait := self._failures.empty(peer)):
+        wrong = self._wrong.get(token_hash)
+        if not token.startswith(TOKEN_PREFIX) or (wrong is not None and wrong.holds(now)):
+            raise self._refused(peer, _WRONG, "TOKEN_UNKNOWN")
+        # Look-ups have a bucket of their own, so calls without a token from the same address refuse no token that
+        # is right. A token that was right before, and one that is being looked up, take nothing from that bucket.
+        if remembered is None and token_hash not in self._looking and (wait := self._lookups.take(peer)):
             raise Exhausted(
-                "too many calls with a wrong token came from this address",
+                "too many tokens that are not known came from this address",
                 reason="AUTHENTICATION_RATE_LIMIT",
                 retry_after=wait,
             )
         caller = await self._look_up(token_hash)
         if caller is None:
             self._remembered.pop(token_hash, None)
-            raise self._refused(peer, "the token is wrong, or was removed", "TOKEN_UNKNOWN")
+            self._remember(self._wrong, token_hash, None, self._settings.wrong_seconds)
+            raise self._refused(peer, _WRONG, "TOKEN_UNKNOWN")
         return caller
 
     def forget(self) -> None:
         """Look every token up anew: agents were changed in this process."""
         self._remembered.clear()
+        self._wrong.clear()
 
     async def _look_up(self, token_hash: str) -> Caller | None:
         # Calls of one agent come in crowds; one look-up serves all that wait for it. It is a task of its own, so
@@ -131,11 +152,16 @@ class Access:
         if found is None or found.disabled or not hmac.compare_digest(found.token_hash, token_hash):
             return None
         caller = Caller(agent_id=found.agent_id, role=found.role)
-        self._remembered[token_hash] = _Remembered(caller, self._clock.time() + self._settings.remember_seconds)
-        self._remembered.move_to_end(token_hash)
-        while len(self._remembered) > self._settings.remember_tokens:
-            self._remembered.popitem(last=False)
+        self._remember(self._remembered, token_hash, caller, self._settings.remember_seconds)
         return caller
+
+    def _remember(
+        self, known: OrderedDict[str, _Remembered], token_hash: str, caller: Caller | None, seconds: float
+    ) -> None:
+        known[token_hash] = _Remembered(caller, self._clock.time(), seconds)
+        known.move_to_end(token_hash)
+        while len(known) > self._settings.remember_tokens:
+            known.popitem(last=False)
 
     def _refused(self, peer: str, message: str, reason: str) -> Exhausted | Unauthenticated:
         self.failed += 1

@@ -28,6 +28,7 @@ from holdfast.service.admission import Admission
 from holdfast.service.agent_sessions import AgentRulebook, AgentSessions
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.connections import ConnectionLimits, descriptors_for_ports
 from holdfast.service.grpc_front import GrpcFront, GrpcSettings
 from holdfast.service.handler import Handler
 from holdfast.service.housekeeping import Housekeeping
@@ -124,7 +125,7 @@ class Service:
         housekeeping.start()
         parts.push_async_callback(housekeeping.stop)
 
-        access = Access(store, clock, AccessSettings(remember_seconds=settings.token_cache_seconds))
+        access = Access(store, clock, _access(settings))
         admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, self._tracer))
         started = await self._fronts(Handler(manager), admission)
         self.readiness.set("service")
@@ -183,6 +184,7 @@ class Service:
     async def _fronts(self, handler: Handler, admission: Admission) -> Started:
         settings = self._settings
         tls = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
+        limits = _connections(settings)
         started = Started("", "", "", settings.rules, settings.sandbox)
         if settings.listen_grpc:
             grpc = GrpcFront(
@@ -194,6 +196,7 @@ class Service:
                     tls=tls,
                     allow_plaintext=settings.allow_plaintext,
                     open_services=settings.open_reflection,
+                    connections=limits,
                 ),
             )
             await grpc.start()
@@ -204,7 +207,12 @@ class Service:
                 handler,
                 admission,
                 self.readiness,
-                HttpSettings(listen=settings.listen_http, tls=tls, allow_plaintext=settings.allow_plaintext),
+                HttpSettings(
+                    listen=settings.listen_http,
+                    tls=tls,
+                    allow_plaintext=settings.allow_plaintext,
+                    connections=limits,
+                ),
                 metrics=self._render_metrics,
                 console=console_application() if settings.console else None,
             )
@@ -273,6 +281,25 @@ def _cancel_this_task() -> Callable[[], object]:
     task = asyncio.current_task()
     assert task is not None
     return task.cancel
+
+
+def _connections(settings: ServiceSettings) -> ConnectionLimits:
+    """The limits of each port, within the descriptors that the process may have."""
+    limits = ConnectionLimits(
+        settings.max_connections,
+        settings.connections_per_address,
+        settings.half_open_connections,
+        settings.head_seconds,
+    )
+    return limits.within(descriptors_for_ports(2 * limits.most, settings.reserved_descriptors) // 2)
+
+
+def _access(settings: ServiceSettings) -> AccessSettings:
+    return AccessSettings(
+        remember_seconds=settings.token_cache_seconds,
+        lookups_per_second=settings.token_lookups_per_second,
+        lookups_burst=settings.token_lookups_burst,
+    )
 
 
 def _rates(settings: ServiceSettings) -> RateSettings:

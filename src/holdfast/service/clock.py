@@ -26,10 +26,21 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own."""
+    """The machine's wall clock as it was when this object was made, and what has passed since.
+
+    A step of the wall clock would end idle times, lifetimes, approvals and remembered tokens at once, or prolong
+    them. Time passes by CLOCK_BOOTTIME: no step changes it, and it counts while the machine is suspended.
+    """
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def time(self) -> float:
-        return time.time()
+        return self._offset + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def stepped(self) -> float:
+        """How many seconds the wall clock was set forward (or, negative, back) since."""
+        return time.time() - self.time()
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
         return asyncio.get_running_loop().call_later(delay, callback, *args)

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from holdfast.service.access import Access
 from holdfast.service.admission import Admission, Call
+from holdfast.service.connections import ConnectionLimits
 from holdfast.service.handler import SERVICE_NAME, Handler, Method, methods
 from holdfast.service.listening import TlsFiles, bind, check_address, make_way, parse_address, private_files
 from holdfast.service.model import Struct
@@ -55,6 +56,9 @@ class GrpcSettings(Struct, frozen=True):
     #: time-outs of common load balancers (60 s and more).
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 10.0
+    #: Connections at a time, and how long a TLS handshake and the preface of HTTP/2 may take together. gRPC counts
+    #: neither by address nor half-open ones.
+    connections: ConnectionLimits = ConnectionLimits()
 
 
 class GrpcFront:
@@ -91,6 +95,8 @@ class GrpcFront:
                 # Clients may ask as often as we do; by default, one that asks twice in 5 minutes is hung up on.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", round(settings.keepalive_seconds * 500)),
                 ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.server_handshake_timeout_ms", round(settings.connections.head_seconds * 1000)),
+                ("grpc.max_allowed_incoming_connections", settings.connections.most),
             ],
         )
         handlers = {method.name: self._rpc_handler(method) for method in methods()}

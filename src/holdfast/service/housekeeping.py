@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Final
 
-from holdfast.service.clock import Clock, sleep
+from holdfast.service.clock import Clock, SystemClock, sleep
 from holdfast.service.problems import Problem
 from holdfast.service.readiness import Readiness
 from holdfast.service.settings import ServiceSettings
@@ -17,6 +17,8 @@ from holdfast.service.store import Removed, Store
 
 #: How often the database is asked. A load balancer's own probes come about as often.
 PING_SECONDS: Final = 5.0
+#: Steps of the wall clock below this are no reason to restart: clocks of replicas differ by as much.
+STEP_SECONDS: Final = 5.0
 DAY_SECONDS: Final = 86_400.0
 
 _log = logging.getLogger("holdfast.service")
@@ -31,6 +33,8 @@ class Housekeeping:
         self._clock = clock
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
+        #: The step of the wall clock that was logged last.
+        self._reported_step = 0.0
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._watch_store()), asyncio.create_task(self._retain())]
@@ -58,8 +62,19 @@ class Housekeeping:
                 _log.warning("retention: %s", problem.message)
             await sleep(self._clock, self._settings.audit_retention_interval)
 
+    def _look_at_clock(self) -> None:
+        if not isinstance(self._clock, SystemClock):
+            return
+        stepped = self._clock.stepped()
+        if abs(stepped - self._reported_step) > STEP_SECONDS:
+            self._reported_step = stepped
+            _log.warning(
+                "the wall clock was set by %+.0f s: this replica goes on by its own, restart it to follow", stepped
+            )
+
     async def _watch_store(self) -> None:
         while True:
+            self._look_at_clock()
             try:
                 await self._store.ping()
             except Problem as problem:

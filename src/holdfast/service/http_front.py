@@ -14,17 +14,21 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
+import h11
 import uvicorn
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.service.admission import Admission, bug
 from holdfast.service.connect_application import connect_application
+from holdfast.service.connections import Acceptor, ConnectionLimits, Gate, Guest
 from holdfast.service.handler import SERVICE_NAME, Handler, methods
 from holdfast.service.listening import TlsFiles, bind, check_address, parse_address
 from holdfast.service.model import Struct
@@ -38,6 +42,8 @@ _CONTENT_TYPES: Final = frozenset(
     {"application/json", "application/proto", "application/connect+json", "application/connect+proto"}
 )
 _PATHS: Final = frozenset(method.path for method in methods())
+#: Connections that may be told that there are too many, at a time.
+_TURNED_AWAY: Final = 16
 _ACCEPTED_COMPRESSION: Final = (b"accept-encoding", b"connect-accept-encoding")
 
 
@@ -52,8 +58,8 @@ class HttpSettings(Struct, frozen=True):
     max_request_bytes: int = MOST_INPUT * 4 // 3 + 64 * KIB
     #: How long a request may take to arrive. 4 MiB come through 1 Mbit/s in it.
     request_seconds: float = 60.0
-    #: Connections at a time; those beyond get 503. Each long poll and each stream is one.
-    max_connections: int = 4_096
+    #: Each long poll and each stream is a connection. Those that complete a request head beyond the limit get 503.
+    connections: ConnectionLimits = ConnectionLimits()
     #: How long an unused connection is kept. Longer than an agent thinks between two calls, most of the time.
     keep_alive_seconds: int = 75
     #: `/metrics` without a token, as scrapers expect it. They name no session and no command.
@@ -108,11 +114,10 @@ class HttpFront:
             date_header=False,
             # A header could forge the address that wrong tokens are counted by.
             proxy_headers=False,
-            limit_concurrency=settings.max_connections,
+            limit_concurrency=settings.connections.most,
             timeout_keep_alive=settings.keep_alive_seconds,
-            ssl_context_factory=(lambda *_: self._tls_context()) if self._tls is not None else None,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, settings.connections, self._tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         up = asyncio.create_task(self._server.is_up.wait())
         await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)
@@ -143,10 +148,6 @@ class HttpFront:
         """Take the certificate and key from their files again. Another client CA needs a new start."""
         if self._tls is not None and self._settings.tls is not None:
             self._settings.tls.load_into(self._tls)
-
-    def _tls_context(self) -> ssl.SSLContext:
-        assert self._tls is not None
-        return self._tls
 
     # --- what is where -------------------------------------------------------------------------------------------
 
@@ -189,20 +190,35 @@ class HttpFront:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers and without its clock that ticks ten times a second."""
+    """uvicorn without its signal handlers, its accepting and its clock that ticks ten times a second."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
+        # Room for connections that get 503 for an answer.
+        self.gate = Gate(replace(limits, most=limits.most + _TURNED_AWAY))
+        self._tls = tls
+        self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets=sockets)
+        self.servers = []
+        self._acceptor = Acceptor(sockets[0], self.gate, self._protocol, self._tls)
+        self._acceptor.start(self.config.backlog)
+        self.started = True
         self.is_up.set()
+
+    def _protocol(self, guest: Guest) -> asyncio.Protocol:
+        return _Connection(self, guest)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.stop()
+        await super().shutdown(sockets=sockets)
 
     async def main_loop(self) -> None:
         await self._asked_to_stop.wait()
@@ -211,6 +227,41 @@ class _Server(uvicorn.Server):
         # An int as its type says, and None would be for ever; the loop's timer takes any number.
         self.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
         self._asked_to_stop.set()
+
+
+class _Connection(H11Protocol):
+    """A connection whose request heads must arrive in time; uvicorn limits the time between requests alone."""
+
+    def __init__(self, server: _Server, guest: Guest) -> None:
+        super().__init__(server.config, server.server_state, server.lifespan.state)
+        self._gate = server.gate
+        self._guest = guest
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._guest.close = transport.abort
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gate.leave(self._guest)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        """The time begins with the connection, or with the first byte of a later head; further bytes add none."""
+        if self.conn.their_state is not h11.IDLE:
+            self._gate.complete(self._guest)
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
 
 
 class _Guard:

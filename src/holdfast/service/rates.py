@@ -49,11 +49,6 @@ class TokenBucket:
             return 0.0
         return (1.0 - self._tokens) / self._per_second
 
-    def empty(self, now: float) -> float:
-        """The same without taking one."""
-        self._refill(now)
-        return 0.0 if self._tokens >= 1.0 else (1.0 - self._tokens) / self._per_second
-
     def full(self, now: float) -> bool:
         self._refill(now)
         return self._tokens >= self._burst
@@ -89,11 +84,6 @@ class Buckets:
             bucket = self._buckets[name] = TokenBucket(self._per_second, self._burst, now)
         self._buckets.move_to_end(name)
         return bucket.take(now)
-
-    def empty(self, name: str) -> float:
-        """0 if `name` still has one; else in how many seconds."""
-        bucket = self._buckets.get(name)
-        return 0.0 if bucket is None else bucket.empty(self._clock.time())
 
     def _make_room(self, now: float) -> None:
         if len(self._buckets) < self._most:

@@ -40,6 +40,18 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Whether gRPC reflection and the health service answer without a token: tools expect that.
     open_reflection: bool = True
 
+    #: Connections of each port at a time, and from one address. A connection is a descriptor and some kilobytes;
+    #: each long poll and each stream over HTTP is one. Agents behind one proxy share its address.
+    max_connections: int = 4_096
+    connections_per_address: int = 2_048
+    #: Connections of the HTTP port that have not completed a request head yet; the oldest makes room for the next.
+    half_open_connections: int = 512
+    #: How long a TLS handshake, a request head or the preface of HTTP/2 may take: 16 KiB at 20 kbit/s.
+    head_seconds: float = 10.0
+    #: Descriptors that connections never take, for the database and for sandboxes: up to four for each of the 256
+    #: of `max_sandboxes`. Where `ulimit -n` is too low for all connections, there are fewer of them.
+    reserved_descriptors: int = 1_024
+
     # --- what it keeps ---------------------------------------------------------------------------------------
     #: `sqlite:///PATH` or `postgresql://...`; empty is SQLite in the user's state directory.
     store: str = ""
@@ -92,6 +104,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: How long an input may wait for the terminal to take it (a program that does not read) before the caller hears
     #: of it. What was accepted stays typed.
     input_seconds: float = 30.0
+    #: In a session whose rules guard commands: how long input after an interrupt waits for the prompt, and an
+    #: interrupt for the line before it to begin, before the call is refused. A shell takes milliseconds for either.
+    interrupt_seconds: float = 2.0
     #: The longest that `ReadOutput` waits, and the most that it returns.
     max_wait_seconds: float = 60.0
     max_read_bytes: int = 4 * MIB
@@ -135,6 +150,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrent_streams: int = 128
     #: How long a token that was looked up is believed: a removed one stops working within this time.
     token_cache_seconds: float = 5.0
+    #: Look-ups of tokens that are not remembered, from one address: on average and at once; 0 is no limit. Each is
+    #: one read by an index. Agents behind one proxy share its address, and some hundred may start at a time.
+    token_lookups_per_second: float = 100.0
+    token_lookups_burst: int = 200
 
     # --- watching --------------------------------------------------------------------------------------------
     #: How often the monitor looks. More often costs more and tells little.

@@ -42,6 +42,11 @@ class FakeClock:
         """In how many seconds each waiting timer is due, soonest first."""
         return tuple(sorted(due - self._now for due, _, timer in self._timers if not timer.cancelled))
 
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock forward or back: timers are due as long from now as before."""
+        self._now += seconds
+        self._timers = [(due + seconds, order, timer) for due, order, timer in self._timers]
+
     async def advance(self, seconds: float) -> None:
         """Let time pass: every timer that falls due runs at its own time, and what it set off runs to its end."""
         end = self._now + seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
@@ -204,6 +205,7 @@ class FakeTerminal(FakeProcess):
     def signalled(self, name: str) -> None:
         """What is in the foreground gets a signal."""
         self.signals.append(name)
+        self.live.signalled(signal.Signals[f"SIG{name}"])
         if self.on_signal is not None:
             self.on_signal(name)
         elif name in ("HUP", "INT", "QUIT", "KILL", "TERM") and (name == "KILL" or name not in self.ignores):

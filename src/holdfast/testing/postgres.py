@@ -11,6 +11,7 @@ import itertools
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ class Cluster:
         self._place = place
         self._count = itertools.count(1)
         self._spare: list[str] = []
+        self._settings = dict(SETTINGS)
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
             name = next(name for name in ("postgres", "nobody") if _has_user(name))
@@ -57,9 +59,27 @@ class Cluster:
         self.resume()
 
     def resume(self) -> None:
-        options = " ".join(f"-c {name}='{value}'" for name, value in SETTINGS.items())
+        options = " ".join(f"-c {name}='{value}'" for name, value in self._settings.items())
         log = str(self._place / "log")
         self._control("start", "-l", log, "-o", f"{options} -k {self._place}")
+
+    def listen_with_tls(self, certificate: Path, key: Path) -> int:
+        """Start again with a port on loopback that takes connections with TLS alone; returns the port."""
+        self.stop("fast")
+        for name, path in (("server.crt", certificate), ("server.key", key)):
+            copy = self._place / "data" / name
+            copy.write_bytes(path.read_bytes())
+            copy.chmod(0o600)
+            if self._user:
+                os.chown(copy, self._user["user"], self._user["group"])
+        (self._place / "data" / "pg_hba.conf").write_text(
+            "local all all trust\nhostssl all all 127.0.0.1/32 trust\n"
+        )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        self._settings |= {"listen_addresses": "127.0.0.1", "port": str(port), "ssl": "on"}
+        self.resume()
+        return port
 
     def stop(self, mode: str = "immediate") -> None:
         """`immediate` loses what was not yet on the disk, `fast` does not."""

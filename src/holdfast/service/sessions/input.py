@@ -25,9 +25,9 @@ from holdfast.service.sessions.approvals import Approvals
 from holdfast.service.sessions.events import event_entry
 from holdfast.service.sessions.follow_shell import ShellFollower
 from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
-from holdfast.service.sessions.judging import UNREAD_COMMANDS, Desk, Judge, Judged
+from holdfast.service.sessions.judging import UNREAD_COMMANDS, Desk, Judge, Judged, interrupts
 from holdfast.service.sessions.leases import Leases
-from holdfast.service.sessions.live import Now, begins_a_line
+from holdfast.service.sessions.live import Now, TerminalLive, begins_a_line
 from holdfast.service.sessions.live_shell import ShellLive, command_text
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.sessions.rulebook import Rulebook
@@ -115,8 +115,11 @@ class InputDesk:
         *,
         busy: bool,
     ) -> InputTaken:
-        # Who waits for input matters to the rules alone.
-        now = await desk.live.now(look=self._rules.is_guarded(record))
+        # Which program waits for input matters to the rules alone.
+        guarded = self._rules.is_guarded(record)
+        now = await desk.live.now(look=guarded)
+        if guarded and isinstance(desk.live, TerminalLive):
+            now = await self._in_order(record, desk.live, now, data, controls)
         if now.state in ("CLOSING", "CLOSED", "ERROR"):
             raise NotNow(f"session {record.session_id!r} is {now.state}: {now.reason}", reason="SESSION_CLOSED")
         repeated = bool(request_id) and await self._is_written(record, command_id)
@@ -140,12 +143,34 @@ class InputDesk:
             self._note(record, command_id, now, data)
             if data and record.kind == "shell":
                 await self._let_follow(record, desk, now, rows[0].seq)
-        await desk.live.send(command_id, data, controls)
+        if guarded and data and interrupts(b"", controls) and isinstance(desk.live, TerminalLive):
+            await desk.live.send(command_id, data, (), new_line=now.drops_a_byte)
+            if not await desk.live.line_begun(self._settings.interrupt_seconds):
+                raise _not_in_order(record, "the line was typed and has not begun: send the interrupt again")
+            await desk.live.send(command_id, b"", controls)
+        else:
+            await desk.live.send(command_id, data, controls, new_line=now.drops_a_byte)
         self._touch(record)
         if begins_a_line(record, now, data, controls):
             return InputTaken(True, command_id, "BUSY", queue_busy=now.queue_busy or busy)
         after = await desk.live.settled()
         return InputTaken(True, command_id, after.state, queue_busy=after.queue_busy or busy)
+
+    async def _in_order(
+        self, record: SessionRecord, live: TerminalLive, now: Now, data: bytes, controls: Sequence[Control]
+    ) -> Now:
+        """Hold an interrupt until the shell has begun the line before it, and input after an interrupt until the
+        shell or a program waits for input. The shell can drop the first byte of a line that an interrupt comes near
+        to, and the rules judged the line with that byte."""
+        seconds = self._settings.interrupt_seconds
+        if now.state == "IDLE" and interrupts(data, controls) and not await live.line_begun(seconds):
+            raise _not_in_order(record, "the line that was typed before has not begun")
+        if data and now.interrupted and now.state == "BUSY" and not now.continuation:
+            if not now.awaiting_input:
+                now = await live.input_awaited(seconds)
+            if now.state == "BUSY" and (now.shell_reads or not now.awaiting_input):
+                raise _not_in_order(record, "no prompt since the interrupt, and no program waits for input")
+        return now
 
     def _entries(
         self,
@@ -341,6 +366,10 @@ class InputDesk:
             await desk.live.type_command(approval.command_id, command)
         desk.line = LineBuffer()
         self._touch(record)
+
+
+def _not_in_order(record: SessionRecord, why: str) -> NotNow:
+    return NotNow(f"session {record.session_id!r}: {why}", reason="SESSION_BUSY", retry_after=0.5)
 
 
 @contextmanager

@@ -31,6 +31,11 @@ UNREAD_COMMANDS: Final = 3
 _STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 
 
+def interrupts(data: bytes, controls: Sequence[Control]) -> bool:
+    """Whether input interrupts what is in the foreground."""
+    return b"\x03" in data or any(control.type in ("CTRL_C", "SIGINT") for control in controls)
+
+
 class Judged(NamedTuple):
     """What the rules say of one call's input."""
 
@@ -83,6 +88,8 @@ class Judge:
             return Judged("allow", line=desk.line)
         if now.state == "BUSY" and now.awaiting_input and not now.continuation:
             return self._for_a_program(record, now, data)
+        if b"\x03" in data and data.strip(b"\x03"):
+            return Judged("deny", reason="an interrupt and more in one input: send the interrupt by itself")
         if desk.runs and typed.strip(b"\x03"):
             # It would stand on the line that is deleted for the command, or that the command stands on.
             raise NotNow(
@@ -90,7 +97,10 @@ class Judge:
                 reason="SESSION_BUSY",
                 retry_after=0.5,
             )
-        await self._know_the_line(record, desk, now, typed)
+        if data and now.drops_a_byte:
+            desk.line = LineBuffer()  # `data` is typed on a new line, whichever replica typed before
+        else:
+            await self._know_the_line(record, desk, now, typed)
         result = self._rules.input(record, desk.line, typed, now.cwd)
         decision = result.decision
         typed_lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())

@@ -32,6 +32,9 @@ _MOMENT_SECONDS: Final = 0.02
 _KEYS: Final = {"CTRL_C": b"\x03", "CTRL_D": b"\x04"}
 #: To the end of the line, and delete all before it, in the line editors of bash and zsh.
 _CLEAR_LINE: Final = b"\x05\x15"
+#: After an interrupt. bash notes one that comes while it does not block in read(2), and acts on it when it has
+#: taken the first byte of the next line: an empty line has none to lose.
+_NEW_LINE: Final = _CLEAR_LINE + b"\r"
 _LINE_END: Final = re.compile(rb"[\r\n]")
 #: Any other control character may do anything: complete, search, leave the shell.
 _KEY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -51,10 +54,19 @@ class Now(Struct, frozen=True):
     continuation: bool = False
     #: What is typed is not shown: a password.
     hidden: bool = False
+    #: An interrupt was typed or sent, and no line was entered since: the shell can drop the next line's first byte.
+    interrupted: bool = False
+    #: The program that waits for input is the session's shell, or another shell of that name: `read`.
+    shell_reads: bool = False
     queue_busy: bool = False
     last_exit_code: int | None = None
     exit_code: int | None = None
     reason: str = ""
+
+    @property
+    def drops_a_byte(self) -> bool:
+        """Whether the shell, at its prompt, can drop the first byte of its next line: input needs a new line."""
+        return self.interrupted and self.state == "IDLE"
 
 
 class Ran(Struct, frozen=True):
@@ -85,7 +97,11 @@ class Live(Protocol):
         """The same after something was typed: what waits to be run makes it BUSY."""
         ...
 
-    async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None: ...
+    async def send(
+        self, command_id: str, data: bytes, controls: Sequence[Control], *, new_line: bool = False
+    ) -> None:
+        """Type and signal; with `new_line`, `data` begins on a new, empty line of the shell."""
+        ...
 
     async def type_command(self, command_id: str, command: str) -> None:
         """Have it run, whatever stands on the line; nobody waits for its end."""
@@ -139,7 +155,11 @@ class TerminalLive:
         async with self._pool.use(self._record.sandbox) as api:
             return _terminal_now(await self._settled(api))
 
-    async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
+    async def send(
+        self, command_id: str, data: bytes, controls: Sequence[Control], *, new_line: bool = False
+    ) -> None:
+        if data and new_line:
+            data = _NEW_LINE + data
         async with self._pool.use(self._record.sandbox) as api:
             await self._in_time(self._send(api, command_id, data, controls))
 
@@ -154,6 +174,25 @@ class TerminalLive:
                 await api.resize(self._id, TerminalSize(control.rows, control.cols))
             else:
                 await api.signal(self._id, control.type, signal_id=action_id)
+
+    async def line_begun(self, timeout: float) -> bool:
+        """Wait until the shell has begun or dropped each line typed at its prompt; False after the timeout."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        async with self._pool.use(self._record.sandbox) as api:
+            while True:
+                idle, status = await api.wait_terminal(self._id, "idle", timeout=0.0)
+                left = deadline - loop.time()
+                if idle or status.state != "IDLE" or left <= 0:
+                    return idle or status.state != "IDLE"
+                # The mark of the beginning of a command is a change; so is that the shell waits for input again.
+                await api.wait_terminal(self._id, "change", timeout=left, changes=status.changes)
+
+    async def input_awaited(self, timeout: float) -> Now:
+        """Wait until the shell or a program waits for input; how the session is then, or after the timeout."""
+        async with self._pool.use(self._record.sandbox) as api:
+            _, status = await api.wait_terminal(self._id, "awaitingInput", timeout=timeout)
+        return _terminal_now(status)
 
     async def _in_time(self, work: Awaitable[None]) -> None:
         limit = self._settings.input_seconds
@@ -179,7 +218,8 @@ class TerminalLive:
                 if _PASTE[1] in text or not status.bracketed_paste:
                     raise InvalidParams("the command holds keys that cannot be typed as text here")
                 text = text.join(_PASTE)
-            await self._in_time(api.write(self._id, _CLEAR_LINE + text + b"\r", write_id=command_id))
+            begin = _NEW_LINE if status.interrupted else _CLEAR_LINE
+            await self._in_time(api.write(self._id, begin + text + b"\r", write_id=command_id))
 
     async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> Ran:
         async with self._pool.use(self._record.sandbox) as api:
@@ -317,6 +357,8 @@ def _terminal_now(status: TerminalStatus) -> Now:
         awaiting_input=bool(status.awaiting_input),
         continuation=status.continuation,
         hidden=status.canonical and not status.echo,
+        interrupted=status.interrupted,
+        shell_reads=bool(status.awaiting_input) and status.foreground == status.integration,
         queue_busy=status.input_queued > 0,
         last_exit_code=status.last_exit_code,
         exit_code=status.exit_code,

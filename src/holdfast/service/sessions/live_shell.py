@@ -79,7 +79,9 @@ class ShellLive:
 
     # --- commands ------------------------------------------------------------------------------------------------
 
-    async def send(self, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
+    async def send(
+        self, command_id: str, data: bytes, controls: Sequence[Control], *, new_line: bool = False
+    ) -> None:
         self.check_controls(controls)
         if data:
             await self.type_command(command_id, command_text(data))

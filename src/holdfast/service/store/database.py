@@ -133,8 +133,9 @@ class Database:
             return Unavailable(detail, reason="STORE_UNAVAILABLE", retry_after=1.0)
         error_id = secrets.token_hex(8)
         _log.error("%s, error_id=%s", detail, error_id)
+        state = "has no room left" if _is_full(error) else "cannot be used now"
         return Unavailable(
-            f"the database of the service cannot be used now; its log has more under error_id {error_id}",
+            f"the database of the service {state}; its log has more under error_id {error_id}",
             reason="STORE_UNAVAILABLE",
             retry_after=1.0,
             error_id=error_id,
@@ -175,6 +176,10 @@ def _may_work_later(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or _code(error) in _AGAIN or "database is locked" in str(error.orig)
     return isinstance(error, OSError)
+
+
+def _is_full(error: Exception) -> bool:
+    return _code(error) == "53100" or "disk is full" in str(error)
 
 
 def _code(error: Exception) -> str:

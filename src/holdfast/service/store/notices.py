@@ -17,6 +17,7 @@ from sqlalchemy import URL
 from holdfast.service.problems import Unavailable
 from holdfast.service.store.batch import CHANNEL
 from holdfast.service.store.model import MISSED, Notice
+from holdfast.service.store.postgres_engine import tls_of
 
 #: Notices that one listener may be behind. A further one turns them all into `MISSED`: it reads the table then.
 MAX_BEHIND: Final = 4_096
@@ -105,7 +106,8 @@ class PostgresNotices:
     """The connection that hears other replicas."""
 
     def __init__(self, url: URL, origin: str, notices: Notices) -> None:
-        self._url = url
+        # Once: a file of TLS that is away at a later time must not end the listening.
+        self._arguments = postgres_arguments(url)
         self._origin = origin
         self._notices = notices
         self._task: asyncio.Task[None] | None = None
@@ -167,7 +169,7 @@ class PostgresNotices:
     async def _connect(self) -> None:
         import asyncpg
 
-        arguments, options = postgres_arguments(self._url)
+        arguments, options = self._arguments
         connection = await asyncpg.connect(*arguments, **options)
         try:
             await connection.add_listener(CHANNEL, self._heard)
@@ -192,11 +194,13 @@ def postgres_arguments(url: URL) -> tuple[list[Any], dict[str, Any]]:
     """What asyncpg wants, from what SQLAlchemy's dialect makes of the URL: both connect to the same place."""
     from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 
+    tls, url = tls_of(url)
     arguments, options = PGDialect_asyncpg().create_connect_args(url)  # type: ignore[no-untyped-call]
     own = ("prepared_statement_cache_size", "prepared_statement_name_func", "async_fallback", "async_creator_fn")
     options = {name: value for name, value in options.items() if name not in own}
     return list(arguments), {
         **options,
+        **tls,
         "timeout": 10.0,
         "server_settings": {"application_name": "holdfast-notices"},
     }
