@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from holdfast.model import ExitStatus, OutputChunk, OutputGap, Overflow, ReadResult, Snapshot
+from holdfast.runtime.checks import check_reader
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, OutputLog, Spool
 from holdfast.runtime.poller import Poller
@@ -244,6 +245,7 @@ class Recorded:
 
         Such a reader leaves without a word, and then stalls like another.
         """
+        check_reader(name)
         reader = self._polled.pop(name, None)
         if reader is None:
             if len(self._polled) >= _MAX_POLLED:

@@ -99,12 +99,7 @@ class _Run(Later):
     def _push(self) -> None:
         if self._wanted is not None:
             self._pushed = True
-            self._connection.outbox.subscribe(
-                self._command,
-                after_seq=self._wanted.after_seq,
-                name=self._wanted.subscription,
-                window=self._wanted.window,
-            )
+            self._connection.outbox.open_reader(self._command, self._wanted)
             self._close()
 
     def _close(self) -> None:
