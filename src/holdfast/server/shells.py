@@ -93,7 +93,8 @@ class _Run(Later):
 
     def on_ready(self) -> None:
         logs = self._command.logs
-        if not self._pushed and logs[0].end + logs[1].end > INLINE_BYTES:
+        # On a full disk, output is pushed so that it can be given back.
+        if not self._pushed and (logs[0].end + logs[1].end > INLINE_BYTES or self._command.lacks_room):
             self._push()
 
     def _push(self) -> None:
