@@ -97,10 +97,11 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 bench: $(VENV)/installed-dev ## print the benchmark table
 	$(BIN)/python -m bench --markdown README.md
 
-faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes; nothing may be lost
+faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
 	$(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
 	HOLDFAST_INTERRUPTED_SESSIONS=1000 $(BIN)/python -m pytest tests/service/test_interrupted_input.py
+	$(BIN)/python -m bench.every_byte
 
 soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)

@@ -57,6 +57,10 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: for it. Longer than a pause of a program, a network's retransmissions or most replies of a model; shorter
     #: than most timeouts of commands, so that a forgotten reader delays a command once and does not end it.
     reader_stall_seconds: float = 30.0
+    #: How long a process with a following reader waits for room on a full disk if no reader of it can free any,
+    #: before output is lost. Longer than it takes other readers to read on or a program to remove its files; a
+    #: caller who waits for a command learns soon that its output is lost.
+    full_disk_seconds: float = 1.0
     #: Input accepted for a process that does not read it, before `write` waits.
     stdin_buffer_bytes: int = 1 * MIB
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -25,8 +25,10 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
-from holdfast.model import OutputChunk, OutputGap
+from holdfast.exec_api import EventStream
+from holdfast.model import OutputChunk, OutputGap, Overflow
 from holdfast.testing.servers import (
+    PATIENCE_SECONDS,
     RunningServer,
     is_alive,
     running_server,
@@ -36,6 +38,11 @@ from holdfast.testing.servers import (
 from holdfast.testing.signalling import send_signal
 from support.parts import require
 
+#: A process does not wait long for room that a test does not make, and for ever for a reader that can make it.
+HASTY = {"full_disk_seconds": 0.1, "reader_stall_seconds": 3600.0}
+#: Eight bytes a line, more than there is room for.
+COUNT = "seq 1000000 1499999"
+COUNTED = b"".join(b"%d\n" % number for number in range(1_000_000, 1_500_000))
 #: Answers each line of input; the rest of the machine is none of its business.
 BYSTANDER = "echo ready; while read line; do echo got $line; done; exit 5"
 
@@ -97,9 +104,9 @@ async def bystander(box: Sandbox) -> AsyncIterator[Process]:
 
 
 @asynccontextmanager
-async def on_small_spool(options: str) -> AsyncIterator[tuple[str, RunningServer, Sandbox]]:
-    # A process does not wait long for room that a test does not make.
-    settings = {"reader_stall_seconds": 0.2}
+async def on_small_spool(
+    options: str, settings: Mapping[str, float] = HASTY
+) -> AsyncIterator[tuple[str, RunningServer, Sandbox]]:
     with (
         small_file_system(options) as path,
         running_server(settings={"spool_directory": path, **settings}) as server,
@@ -135,7 +142,8 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
         fed = await box.start(["cat"], stdin="open")
         shell = await box.shell()
         take(path)
-        lost = await box.exec(["sh", "-c", "echo what; exit 3"])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            lost = await box.exec(["sh", "-c", "echo what; exit 3"])
         assert (lost.returncode, lost.stdout, lost.truncated) == (3, "", True), "it ran, and says what is missing"
         with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be kept: No space left on device"):
             await fed.write(b"refused")
@@ -219,6 +227,65 @@ async def test_a_lossless_process_waits_until_there_is_room_and_ended_output_goe
         assert (await held.wait()).exit_code == 6
         snapshot = await held.snapshot()
         assert snapshot.stdout == b"".join(b"%d\n" % n for n in range(1, 50_001))
+
+
+@pytest.mark.parametrize("overflow", ["follow", "block"])
+async def test_a_reader_that_reads_on_makes_room_on_a_full_disk(overflow: Overflow) -> None:
+    """Far less room than is kept otherwise: what the reader has taken is given back, and every byte comes."""
+    async with on_small_spool("size=4m") as (path, _, box), bystander(box):
+        flood = await box.start(["sh", "-c", f"read x; {COUNT}; exit 6"], stdin="open", overflow=overflow)
+        fill(path, leave=256 * 1024)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await flood.close_stdin()
+            events = [event async for event in flood.output()]
+        assert b"".join(event.data for event in events if isinstance(event, OutputChunk)) == COUNTED
+        assert not any(isinstance(event, OutputGap) for event in events)
+        assert (await flood.wait()).exit_code == 6
+        assert (await flood.snapshot()).truncated
+
+
+async def test_a_command_in_a_shell_makes_room_on_a_full_disk() -> None:
+    """Its output fits into a reply, and not on the disk."""
+    async with on_small_spool("size=4m") as (path, _, box), bystander(box), await box.shell() as shell:
+        await shell.run("true")
+        fill(path, leave=16 * 1024)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            result = await shell.run("seq 10000")
+        assert result.stdout_bytes == b"".join(b"%d\n" % n for n in range(1, 10_001))
+        assert (result.exit_code, result.truncated) == (0, False)
+
+
+async def test_a_reader_that_stalls_on_a_full_disk_is_given_up_and_the_other_loses_nothing() -> None:
+    # Long enough for a reader that reads all the time on a busy machine.
+    settings = {"full_disk_seconds": 3600.0, "reader_stall_seconds": 2.0}
+    async with on_small_spool("size=4m", settings) as (path, _, box), bystander(box):
+        flood = await box.start(["sh", "-c", f"echo ready; read x; {COUNT}"], stdin="open")
+        readers = [box.api.events(flood.id, window=64 * 1024) for _ in range(2)]
+        for reader in readers:
+            assert isinstance(await anext(reader), OutputChunk)
+        eager, stalled = readers
+        fill(path, leave=256 * 1024)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await flood.close_stdin()
+            data, gaps = await rest(eager, len(b"ready\n"))
+            assert (data, gaps) == (COUNTED, 0)
+            data, gaps = await rest(stalled, len(b"ready\n"))
+        assert 0 < gaps == len(COUNTED) - len(data)
+
+
+async def rest(reader: EventStream, position: int) -> tuple[bytes, int]:
+    """What a reader still gets, and how many bytes are in gaps; each byte is one or the other."""
+    data, gaps = [], 0
+    async for event in reader:
+        if isinstance(event, OutputChunk):
+            assert event.offset == position
+            data.append(event.data)
+            position += len(event.data)
+        elif isinstance(event, OutputGap):
+            assert event.offset == position
+            gaps += event.length
+            position += event.length
+    return b"".join(data), gaps
 
 
 async def test_input_that_finds_no_room_is_refused_and_what_was_taken_before_arrives_once() -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from holdfast.bridge import (
     sandbox_agent_bridge,
 )
 from holdfast.testing.servers import RunningServer, running_server, server_environment
+from holdfast.testing.signalling import kill_group
 from support.parts import needs
 
 from .real_agents import NODE, require_agents
@@ -36,6 +37,8 @@ from .real_agents import NODE, require_agents
 pytest.importorskip("h11", reason="the model proxy needs h11: install holdfast[bridge]")
 
 pytestmark = needs("bwrap")
+#: Of the app-server, a line each.
+MESSAGE_BYTES = 16 * 1024 * 1024
 #: A run takes some seconds; this only turns a hang into a failure.
 PATIENCE_SECONDS = 120
 
@@ -64,6 +67,12 @@ class Script:
         else:
             yield "Done."
         yield StopDelta(usage=Usage(100, 20))
+
+    def ran(self, printed: str) -> list[Ran]:
+        """What each call gave back to the model; `printed` explains what went wrong."""
+        assert len(self.results) == len(self.calls), printed
+        found = [json.loads(result.partition("Output:\n")[2]) for result in self.results]
+        return [Ran(each["exit_code"], each["output"]) for each in found]
 
 
 def command(text: str, **more: Any) -> str:
@@ -111,35 +120,82 @@ def home(request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path) 
     return home
 
 
+@contextlib.asynccontextmanager
+async def program(
+    codex: list[str], server: RunningServer, home: Path, script: Script, *words: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Codex, with the script for a model; it has the rest of the time that a test has."""
+    async with (
+        holdfast.connect(server.address("unix")) as box,
+        sandbox_agent_bridge(box, script.answer, 0) as bridge,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *codex,
+            "-c",
+            f"openai_base_url={bridge.env['OPENAI_BASE_URL']}",
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=MESSAGE_BYTES,
+            start_new_session=True,
+            env={**bridge.env, "PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home)},
+        )
+        try:
+            yield process
+        finally:
+            # The program is a child of its launcher, and has the launcher's pipes open.
+            kill_group(process.pid)
+            await process.communicate()
+
+
 async def run_codex(
     codex: list[str], server: RunningServer, home: Path, workspace: Path, policy: str, calls: list[str]
 ) -> list[Ran]:
     """What each call gave back to the model."""
     script = Script(calls)
-    async with (
-        holdfast.connect(server.address("unix")) as box,
-        sandbox_agent_bridge(box, script.answer, 0) as bridge,
-    ):
-        url = f"openai_base_url={bridge.env['OPENAI_BASE_URL']}"
-        words = ["exec", "--skip-git-repo-check", "-s", policy, "-C", str(workspace), "-c", url, "go"]
-        process = await asyncio.create_subprocess_exec(
-            *codex,
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**bridge.env, "PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home)},
-        )
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                printed, _ = await process.communicate()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+    words = ["exec", "--skip-git-repo-check", "-s", policy, "-C", str(workspace), "go"]
+    async with program(codex, server, home, script, *words) as process:
+        printed, _ = await process.communicate(b"")
     assert process.returncode == 0, printed.decode()
-    assert len(script.results) == len(calls), printed.decode()
-    found = [json.loads(result.partition("Output:\n")[2]) for result in script.results]
-    return [Ran(each["exit_code"], each["output"]) for each in found]
+    return script.ran(printed.decode())
+
+
+class AppServer:
+    """A client of `codex app-server`: requests and notifications, each a line of JSON."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._last_id = 0
+        #: What it printed, for a test that fails.
+        self.printed: list[str] = []
+
+    async def call(self, method: str, params: dict[str, Any]) -> Any:
+        self._last_id += 1
+        self._send({"id": self._last_id, "method": method, "params": params})
+        reply = await self.until(lambda message: message.get("id") == self._last_id and "method" not in message)
+        assert "result" in reply, reply
+        return reply["result"]
+
+    def notify(self, method: str) -> None:
+        self._send({"method": method})
+
+    async def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first message that is wanted; a request of the app-server would stand for an approval."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            self.printed.append(line.decode())
+            if line.startswith(b"{"):
+                message: dict[str, Any] = json.loads(line)
+                if wanted(message):
+                    return message
+                assert not ("id" in message and "method" in message), message
+        raise AssertionError("".join(self.printed))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
 
 async def test_read_only(codex: list[str], server: RunningServer, home: Path, workspace: Path) -> None:
@@ -177,3 +233,23 @@ async def test_workspace_write(codex: list[str], server: RunningServer, home: Pa
     assert not (workspace / ".git/denied").exists()
     # The loopback alone.
     assert ran[3] == (0, "1\n")
+
+
+@pytest.mark.parametrize(("policy", "allowed"), [("read-only", False), ("workspace-write", True)])
+async def test_the_app_server(
+    codex: list[str], server: RunningServer, home: Path, workspace: Path, policy: str, allowed: bool
+) -> None:
+    script = Script([command("echo made > file && cat file"), command("touch /etc/hf-denied"), command("exit 7")])
+    async with program(codex, server, home, script, "app-server") as process:
+        client = AppServer(process)
+        await client.call("initialize", {"clientInfo": {"name": "test", "version": "1"}})
+        client.notify("initialized")
+        settings = {"cwd": str(workspace), "sandbox": policy, "approvalPolicy": "never"}
+        thread = (await client.call("thread/start", settings))["thread"]["id"]
+        await client.call("turn/start", {"threadId": thread, "input": [{"type": "text", "text": "go"}]})
+        done = await client.until(lambda message: message.get("method") == "turn/completed")
+    assert done["params"]["turn"]["status"] == "completed", client.printed
+    made, denied, failed = script.ran("".join(client.printed))
+    assert (made.exit_code == 0, (workspace / "file").exists()) == (allowed, allowed), made
+    assert (denied.exit_code, "Read-only file system" in denied.output) == (1, True), denied
+    assert failed.exit_code == 7

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,11 +15,12 @@ import pytest
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ConnectionLost, TimeoutError
-from holdfast.model import CommandEnded, OutputChunk, ReadResult
+from holdfast.model import CommandEnded, CommandSpec, OutputChunk, ReadResult
+from holdfast.sandboxes import polling
 from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.polling import ends_in
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import running_server
+from holdfast.testing.servers import PATIENCE_SECONDS, running_server
 
 #: Runs the command to its end; the reply of every third one is lost on the way back.
 LOSES_REPLIES = """#!/bin/sh
@@ -73,18 +76,64 @@ async def test_a_stream_and_its_events(prefix: list[str], tmp_path: Path) -> Non
         assert await anext(process) == holdfast.Completed(5, "got one\n", "")
 
 
-async def test_a_process_is_held_back_for_polls(tmp_path: Path) -> None:
-    """Little is kept, and each poll takes a part of it: no byte is lost."""
-    amount = 6_000_000
-    with running_server(settings={"retained_output_bytes_per_process": 2**21}) as server:
-        async with polled(["env", f"HOLDFAST_DIRECTORY={server.directory}"], tmp_path) as box:
-            digest, lost = hashlib.sha256(), 0
-            async for event in box.exec_remote(["sh", "-c", f"yes 0123456789abcde | head -c {amount}"]):
-                if isinstance(event, holdfast.StdoutChunk):
-                    digest.update(event.data.encode())
-                elif isinstance(event, holdfast.Completed):
-                    lost = event.lost_bytes
-    assert (digest.digest(), lost) == (hashlib.sha256(b"0123456789abcde\n" * (amount // 16)).digest(), 0)
+@pytest.fixture
+def patient_prefix() -> Iterator[list[str]]:
+    """Little is kept, each poll takes a part of it, and no reader is ever given up: one that is not read hangs."""
+    settings = {"retained_output_bytes_per_process": 2**21, "reader_stall_seconds": 3600.0}
+    with running_server(settings=settings) as server:
+        yield ["env", f"HOLDFAST_DIRECTORY={server.directory}"]
+
+
+#: More than is kept, before the first poll.
+AMOUNT = 6_000_000
+FLOOD = f"yes 0123456789abcde | head -c {AMOUNT}"
+FLOOD_HASH = hashlib.sha256(b"0123456789abcde\n" * (AMOUNT // 16)).hexdigest()
+
+
+async def test_a_process_is_held_back_for_polls(patient_prefix: list[str], tmp_path: Path) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS), polled(patient_prefix, tmp_path) as box:
+        digest, lost = hashlib.sha256(), 0
+        async for event in box.exec_remote(["sh", "-c", FLOOD]):
+            if isinstance(event, holdfast.StdoutChunk):
+                digest.update(event.data.encode())
+            elif isinstance(event, holdfast.Completed):
+                lost = event.lost_bytes
+    assert (digest.hexdigest(), lost) == (FLOOD_HASH, 0)
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_a_command_in_a_shell_is_held_back_for_polls(
+    patient_prefix: list[str], tmp_path: Path, live: bool
+) -> None:
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        polled(patient_prefix, tmp_path) as box,
+        await box.shell() as shell,
+    ):
+        if live:
+            chunks = [event async for event in shell.stream(FLOOD) if isinstance(event, OutputChunk)]
+            printed = b"".join(chunk.data for chunk in chunks)
+        else:
+            printed = (await shell.run(FLOOD)).stdout_bytes
+    assert hashlib.sha256(printed).hexdigest() == FLOOD_HASH
+
+
+async def test_output_that_was_polled_does_not_come_again_with_the_reply(
+    prefix: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "REPLY_SECONDS", 0.0)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    async with polled(prefix, tmp_path) as box, await box.shell() as shell:
+        spec = CommandSpec("c", f"echo first; read x <{fifo}; echo last")
+        stream = box.api.run_in_shell(shell.id, spec)
+        seen = [await anext(stream)]
+        # The command ends once its first line was polled for; then all of its output comes with the reply.
+        await asyncio.to_thread(fifo.write_text, "\n")
+        seen += [event async for event in stream]
+    printed = [(event.offset, event.data) for event in seen if isinstance(event, OutputChunk)]
+    assert printed == [(0, b"first\n"), (6, b"last\n")]
+    assert isinstance(seen[-1], CommandEnded)
 
 
 async def test_a_shell_keeps_its_state(prefix: list[str], tmp_path: Path) -> None:

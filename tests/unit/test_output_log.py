@@ -74,6 +74,7 @@ operations = st.one_of(
     st.tuples(st.just("move"), st.integers(1, 40_000)),
     st.tuples(st.just("trim"), st.just(0)),
     st.tuples(st.just("floor"), st.integers(0, 100_000)),
+    st.tuples(st.just("release"), st.integers(0, 100_000)),
     st.tuples(st.just("full"), st.integers(1, 5_000)),
     st.tuples(st.just("shrink"), st.just(0)),
 )
@@ -109,6 +110,10 @@ def test_any_use_keeps_the_right_bytes(punching: bool, steps: list[tuple[str, in
             elif action == "floor":
                 floor = max(0, log.end - amount)
                 log.trim(floor)
+            elif action == "release":
+                floor = max(0, log.end - amount)
+                blocks = blocks_of(log)
+                assert log.release(floor) == (blocks_of(log) < blocks)
             elif action == "shrink":
                 log.shrink()
             else:
@@ -116,10 +121,11 @@ def test_any_use_keeps_the_right_bytes(punching: bool, steps: list[tuple[str, in
             if action in ("append", "move", "full"):
                 assert log.end == end + len(data)
             check(log)
-            # What is lost stays lost, from the same place on; what lies at or after a floor is not touched.
+            # What is lost stays lost, from the same place on, unless the head is given up; what lies at or after a
+            # floor is not touched.
             lost = range(log.lost_start, log.lost_end)
             if lost_before:
-                assert lost.start == lost_before.start
+                assert lost.start == lost_before.start or (action, lost.start) == ("release", 0)
                 assert lost.stop >= lost_before.stop
             if floor is not None and lost != lost_before:
                 assert lost.stop <= floor
@@ -134,6 +140,10 @@ def test_any_use_keeps_the_right_bytes(punching: bool, steps: list[tuple[str, in
         assert spool.used == 0
         assert os.listdir(spool.path) == []
         spool.remove()
+
+
+def blocks_of(log: OutputLog) -> int:
+    return 0 if log.fd < 0 else os.fstat(log.fd).st_blocks
 
 
 def refuse_to_punch(fd: int, offset: int, length: int) -> None:

@@ -109,6 +109,9 @@ class _Link:
 class Connection:
     """Calls and readers over a channel. `open` it, then `call`; every call may be cancelled."""
 
+    #: Whether readers poll, since nothing can be pushed.
+    polls = False
+
     def __init__(
         self,
         dial: Dial,

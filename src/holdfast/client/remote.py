@@ -68,8 +68,7 @@ class RemoteExec:
     ) -> tuple[ProcessInfo, Subscription]:
         """Start a process and read it from its first byte on, in one round trip."""
         reader = self.connection.reader(spec.process_id, window=window)
-        subscribe = m.SubscribeSpec(reader.id, 0, reader.window)
-        call = self.connection.begin(methods.PROCESS_START, _start_params(spec, subscribe))
+        call = self.connection.begin(methods.PROCESS_START, _start_params(spec, reader.spec()))
         self.connection.attach(reader, call)
         try:
             result = await self.connection.reply(call)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.client.connection import Call, Connection
+from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.model import CommandEvent, CommandSpec, Exited, OutputChunk, OutputGap, Stream
 from holdfast.wire import messages as m, methods
@@ -38,7 +39,7 @@ class RemoteCommand:
             env=spec.env,
             input=spec.input,
             timeout_ms=None if spec.timeout is None else milliseconds(spec.timeout),
-            subscribe=m.SubscribeSpec(self._reader.id, 0, self._reader.window),
+            subscribe=self._reader.spec(),
             live=live,
             pipe_stdin=spec.pipe_stdin,
         )
@@ -49,8 +50,7 @@ class RemoteCommand:
 
     def _renewed(self) -> m.ShellRunParams:
         """The same for another channel: what has arrived need not come again."""
-        wanted = m.SubscribeSpec(self._reader.id, self._reader.last_seq, self._reader.window)
-        return msgspec.structs.replace(self._params, subscribe=wanted)
+        return msgspec.structs.replace(self._params, subscribe=self._reader.spec())
 
     def _replied(self, result: m.ShellRunResult | None, error: HoldfastError | None) -> None:
         """The reader waits for this too: it ends with a reply that has everything."""
@@ -78,7 +78,7 @@ class RemoteCommand:
             await self._reader.aclose()
             if result.pushed:
                 return result.ended
-            self._last.extend(_inline(result))
+            self._last.extend(_inline(result, self._reader))
         return self._last.popleft()
 
     async def aclose(self) -> None:
@@ -104,12 +104,14 @@ def milliseconds(seconds: float) -> int:
     return -int(-seconds * 1000 // 1)
 
 
-def _inline(result: m.ShellRunResult) -> list[CommandEvent]:
+def _inline(result: m.ShellRunResult, reader: Subscription) -> list[CommandEvent]:
+    """What came with the reply, without what a reader that polls has had before."""
     events: list[CommandEvent] = []
     streams: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout), ("stderr", result.stderr))
     for seq, (stream, data) in enumerate(streams):
-        if data:
-            events.append(OutputChunk(stream, 0, data, seq + 1))
+        start = reader.arrived(stream)
+        if len(data) > start:
+            events.append(OutputChunk(stream, start, data[start:], seq + 1))
     return [*events, result.ended]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, Stream
-from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeParams
+from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeParams, SubscribeSpec
 
 if TYPE_CHECKING:
     from holdfast.client.backoff import Timer
@@ -127,10 +127,13 @@ class Subscription:
 
     # --- the connection's side -------------------------------------------------------------------------------
 
-    @property
-    def last_seq(self) -> int:
-        """The last event that has arrived."""
-        return self._seq
+    def spec(self) -> SubscribeSpec:
+        """What a start carries to open this reader, behind the last event that has arrived."""
+        return SubscribeSpec(self.id, self._seq, self.window, self._connection.polls)
+
+    def arrived(self, stream: Stream) -> int:
+        """How many bytes of a stream have arrived, for a reader from the first event on."""
+        return self._next_offset[stream]
 
     def opened_by(self, call: Call[Any]) -> None:
         """`call` starts the process and opens this reader."""

@@ -52,7 +52,7 @@ from holdfast.model import (
     UsageSample,
 )
 from holdfast.runtime.cgroup import Cgroups
-from holdfast.runtime.checks import check_bytes, check_reader, check_spec
+from holdfast.runtime.checks import check_bytes, check_spec
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.confine.offers import Offer, offers, words
 from holdfast.runtime.files import LocalFiles
@@ -324,7 +324,6 @@ class LocalExec:
         """As `ExecApi.read`; with the name of a `reader`, the process is held back for its next poll."""
         process = self.recorded(process_id)
         if reader is not None:
-            check_reader(reader)
             process.polled(reader, after_seq)
         if wait > 0 and process.journal.last_seq <= after_seq and not process.closed:
             try:

@@ -305,6 +305,16 @@ class OutputLog:
         self._tail = max(PAGE, self._tail // 2)
         self.trim(floor)
 
+    def release(self, floor: int) -> bool:
+        """Give back what lies before `floor`, the head only if there is nothing else; whether a page came free."""
+        if self.fd < 0 or not self._punching or floor < self.lost_end:
+            return False
+        for start in (self.head_end, 0):
+            first, last = -(-start // PAGE), floor // PAGE
+            if first < last and (not self.truncated or start < self.lost_start or last > self.lost_end // PAGE):
+                return self._release(start, floor)
+        return False
+
     def contents(self) -> bytes:
         """All that is kept, head and tail joined."""
         if self.fd < 0:
@@ -390,6 +400,19 @@ class OutputLog:
         self.lost_end = tail_start
         if not self._punching:
             self._rewrite()
+
+    def _release(self, start: int, stop: int) -> bool:
+        former, kept = (self.lost_start, self.lost_end), self.kept_bytes
+        self._losing(start, stop)
+        self.lost_start, self.lost_end = start, stop
+        self._punch(start, stop)
+        if not self._punching:
+            # Nothing was given back. A new file, as `_rewrite` makes it, needs room first.
+            self.lost_start, self.lost_end = former
+            self._losing(*former)
+            return False
+        self._spool.used -= kept - self.kept_bytes
+        return True
 
     def _punch(self, start: int, stop: int) -> None:
         # Whole pages only: the kernel would zero the rest of a page that still holds kept bytes for nothing. The

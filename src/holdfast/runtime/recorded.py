@@ -14,6 +14,10 @@ What it does when its output exceeds the retained size is its `overflow` (docs/d
             following until it takes something again; without a following reader the middle of the log is dropped.
     block   the same for every reader without a time limit; after the last reader, for `detached_session_seconds`.
     drop    readers never delay it.
+
+On a full disk a process with readers first gives back the output that all of them have taken. If they have taken
+little of it, the process waits for them. If there is nothing left to take, so that no reader can free room, it
+waits for `full_disk_seconds`, and then what it prints is lost until there is room.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from holdfast.model import ExitStatus, OutputChunk, OutputGap, Overflow, ReadResult, Snapshot
+from holdfast.runtime.checks import check_reader
 from holdfast.runtime.journal import CLOSE, EXIT, Journal
-from holdfast.runtime.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, OutputLog, Spool
+from holdfast.runtime.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, PAGE, OutputLog, Spool
 from holdfast.runtime.poller import Poller
 from holdfast.runtime.reader import Reader
 
@@ -74,7 +79,7 @@ class Past(NamedTuple):
 class Output:
     """One stream that is still open, and whose it is now."""
 
-    __slots__ = ("fd", "held_since", "kind", "log", "owed", "owner", "paused")
+    __slots__ = ("fd", "held_since", "kind", "log", "no_room_since", "owed", "owner", "paused")
 
     def __init__(self, kind: int, fd: int, owner: Recorded) -> None:
         self.kind = kind
@@ -84,6 +89,8 @@ class Output:
         self.paused = False
         #: By the loop's clock: when it was paused, with nothing moved since.
         self.held_since: float | None = None
+        #: By the loop's clock: when there was no room for its output, with nothing kept since.
+        self.no_room_since: float | None = None
         #: Bytes that were in the pipe when their owner ended: the exit is told after them.
         self.owed = 0
 
@@ -99,6 +106,7 @@ class Recorded:
         "_ending",
         "_exit",
         "_following",
+        "_full_disk_seconds",
         "_grown",
         "_loop",
         "_on_growth",
@@ -173,6 +181,7 @@ class Recorded:
         self._patience = config.detached_session_seconds
         self._abandoned: asyncio.TimerHandle | None = None
         self._stall_seconds = config.reader_stall_seconds
+        self._full_disk_seconds = config.full_disk_seconds
         self._stall_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._poller = poller
@@ -244,6 +253,7 @@ class Recorded:
 
         Such a reader leaves without a word, and then stalls like another.
         """
+        check_reader(name)
         reader = self._polled.pop(name, None)
         if reader is None:
             if len(self._polled) >= _MAX_POLLED:
@@ -352,9 +362,10 @@ class Recorded:
         for output in self._outputs:
             if not output.paused or output.held_since is None:
                 continue
-            # Held by none of them, the stream waits for room on the disk: this has the same limit.
             holding = [reader for reader in self._following if self._is_behind(reader, output)]
-            for reader in holding or self._following:
+            if output.no_room_since is not None:
+                holding = [reader for reader in self._following if self._can_free_room(reader)]
+            for reader in holding:
                 since = max(self._following[reader], output.held_since)
                 if since <= latest:
                     stalled.add(reader)
@@ -439,7 +450,7 @@ class Recorded:
         output.owner._outputs.remove(output)
         output.owner, output.log = self, self.logs[output.kind]
         output.owed = 0
-        output.held_since = None
+        output.held_since = output.no_room_since = None
         self._outputs.append(output)
         if output.paused:
             output.paused = False
@@ -480,6 +491,9 @@ class Recorded:
         if amount >= _PIPE_BYTES and not self._grown:
             self._grow_pipes()
         output.held_since = None
+        if output.no_room_since is not None and output.log.lost_end < output.log.end:
+            output.no_room_since = None
+            self._choose_patience()
         output.log.trim(self._floor(output.kind))
         if self._is_full(output):
             self._pause(output)
@@ -507,7 +521,7 @@ class Recorded:
                 moved = 0
             except OSError as error:
                 self._look_again(output, error)
-                return
+                continue
             if moved == 0:
                 output.owed = 0  # the end of file is seen, and told, by the event loop
                 return
@@ -517,8 +531,36 @@ class Recorded:
         """What is in the pipe stays there until it can be kept."""
         if error.errno not in output.log.waits_for:
             raise error
+        if error.errno in NO_ROOM and not self._waits_for_room(output):
+            return  # the event loop finds the pipe readable again
         self._pause(output)
         self._loop.call_later(_LOOK_AGAIN_SECONDS, self.resume_streams)
+
+    def _waits_for_room(self, output: Output) -> bool:
+        """Whether output stays in its pipe while the disk is full; if not, the next move keeps it or loses it."""
+        if any(log.release(self._floor(kind) or 0) for kind, log in self.logs.items()):
+            return False
+        if output.no_room_since is None:
+            output.no_room_since = self._loop.time()
+            self._tell_readers()
+        if not self.follows or self._returning or any(map(self._can_free_room, self._following)):
+            return True
+        if self._loop.time() - output.no_room_since < self._full_disk_seconds:
+            return True
+        output.log.waits_for = NO_DESCRIPTORS
+        return False
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the disk is full for something that it has printed."""
+        return any(output.no_room_since is not None for output in self._outputs)
+
+    def _can_free_room(self, reader: Follower) -> bool:
+        """Whether output could be given back once this reader has taken it.
+
+        A client sends no credit for less than a page, so that much may have been taken.
+        """
+        return any(log.end - self._position(reader, kind) > PAGE for kind, log in self.logs.items())
 
     def _waiting_bytes(self, output: Output) -> int:
         count: int = struct.unpack("i", fcntl.ioctl(output.fd, termios.FIONREAD, b"\0\0\0\0"))[0]

@@ -12,7 +12,8 @@ import contextlib
 import secrets
 from typing import Any, Final, TypeVar
 
-from holdfast.client.connection import MAX_MESSAGE_BYTES, Call, Connection
+from holdfast.client.connection import DEFAULT_WINDOW, MAX_MESSAGE_BYTES, Call, Connection
+from holdfast.client.event_loops import check_loop
 from holdfast.client.subscription import Subscription
 from holdfast.errors import ConnectionLost, HoldfastError, SandboxGone, UnknownProcess
 from holdfast.model import OutputChunk, ReadResult
@@ -32,6 +33,9 @@ R = TypeVar("R")
 POLL_SECONDS: Final = 10.0
 #: Bytes that one poll brings: a base64 of it is far from every limit.
 POLL_BYTES: Final = 1024 * 1024
+#: How long the reply of a shell's command is awaited before its output is polled for as well. The reply carries
+#: little output; much of it holds the command back until it is taken.
+REPLY_SECONDS: Final = 1.0
 #: Exit codes of `holdfast exec` that come with a reply.
 _REPLIED: Final = (0, 1)
 #: Waits before a call that did not get through is tried again; the deadline ends it.
@@ -40,6 +44,8 @@ _WAITS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 class PolledConnection(Connection):
     """What `Connection` offers, over single commands in a place."""
+
+    polls = True
 
     def __init__(self, place: CommandPlace, *, reconnect_deadline: float) -> None:
         super().__init__(_no_channel, address=place.address, reconnect_deadline=reconnect_deadline)
@@ -116,6 +122,11 @@ class PolledConnection(Connection):
 
     # --- what would be pushed --------------------------------------------------------------------------------
 
+    def reader(self, process_id: str, after_seq: int = 0, window: int | None = None) -> Subscription:
+        """A reader of a process. Its id names its polls, unique among all clients of the server."""
+        check_loop(self._loop)
+        return Subscription(self, secrets.token_hex(8), process_id, after_seq, window or DEFAULT_WINDOW)
+
     def attach(self, reader: Subscription, start: Call[Any] | None = None) -> None:
         self._readers[reader.id] = reader
         if start is None:
@@ -156,11 +167,10 @@ class PolledConnection(Connection):
 
     async def _poll(self, reader: Subscription, after_seq: int, window: int, start: Call[Any] | None) -> None:
         exit_told = False
-        name = secrets.token_hex(8)
         try:
             await self._until_there(reader, start)
             while True:
-                params = m.ReadParams(reader.process_id, after_seq, POLL_BYTES, int(POLL_SECONDS * 1000), name)
+                params = m.ReadParams(reader.process_id, after_seq, POLL_BYTES, int(POLL_SECONDS * 1000), reader.id)
                 result = await self.call(methods.PROCESS_READ, params)
                 exit_seq, close_seq = ends_in(result, after_seq, exit_told=exit_told)
                 for chunk in result.chunks:
@@ -184,17 +194,20 @@ class PolledConnection(Connection):
             reader.fail(error)
 
     async def _until_there(self, reader: Subscription, start: Call[Any] | None) -> None:
-        """The process, or the command of a shell, which a call of ours is about to make."""
+        """Wait until `start` has made the process, or the command of a shell, that `reader` polls."""
         if start is None:
             return
-        if not (isinstance(start.params, m.ShellRunParams) and start.params.live):
+        if not isinstance(start.params, m.ShellRunParams):
             await asyncio.wait((start.future,))
             return
+        pause = self._place.poll_interval if start.params.live else REPLY_SECONDS
+        if not start.params.live:
+            await asyncio.wait((start.future,), timeout=pause)
         while not start.future.done():
             try:
                 await self.call(methods.PROCESS_READ, m.ReadParams(reader.process_id, 0, 1))
             except UnknownProcess:
-                await asyncio.wait((start.future,), timeout=self._place.poll_interval)
+                await asyncio.wait((start.future,), timeout=pause)
             else:
                 return
 

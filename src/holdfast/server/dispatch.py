@@ -206,10 +206,7 @@ class Dispatcher:
             if pushed:
                 connection.outbox.subscribe(process)
             elif isinstance(params.subscribe, m.SubscribeSpec):
-                wanted = params.subscribe
-                connection.outbox.subscribe(
-                    process, after_seq=wanted.after_seq, name=wanted.subscription, window=wanted.window
-                )
+                connection.outbox.open_reader(process, params.subscribe)
         return m.StartResult(process_id=params.process_id, pid=process.pid, process=process.info())
 
     def _read(self, connection: ServerConnection, params: m.ReadParams) -> Waiting[ReadResult]:

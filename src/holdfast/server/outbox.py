@@ -16,7 +16,7 @@ from holdfast.runtime.reader import Reader
 from holdfast.runtime.recorded import Recorded
 from holdfast.transport.channel import Channel, SpoolFrame
 from holdfast.wire.codec import Codec
-from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams
+from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeSpec
 from holdfast.wire.methods import PROCESS_CLOSED, PROCESS_EXITED, PROCESS_OUTPUT
 
 #: One frame of output at most. A control message waits behind no more than one frame.
@@ -122,6 +122,13 @@ class Outbox:
         if absent is not None:
             absent.close()
         self.enqueue(subscription)
+
+    def open_reader(self, process: Recorded, wanted: SubscribeSpec) -> None:
+        """Open the reader that came with the start of `process`."""
+        if wanted.polls:
+            process.polled(wanted.subscription, wanted.after_seq)
+        else:
+            self.subscribe(process, after_seq=wanted.after_seq, name=wanted.subscription, window=wanted.window)
 
     def unsubscribe(self, name: str) -> None:
         self._drop(self._named.pop(name, None))

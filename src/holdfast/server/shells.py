@@ -93,18 +93,14 @@ class _Run(Later):
 
     def on_ready(self) -> None:
         logs = self._command.logs
-        if not self._pushed and logs[0].end + logs[1].end > INLINE_BYTES:
+        # On a full disk, output is pushed so that it can be given back.
+        if not self._pushed and (logs[0].end + logs[1].end > INLINE_BYTES or self._command.lacks_room):
             self._push()
 
     def _push(self) -> None:
         if self._wanted is not None:
             self._pushed = True
-            self._connection.outbox.subscribe(
-                self._command,
-                after_seq=self._wanted.after_seq,
-                name=self._wanted.subscription,
-                window=self._wanted.window,
-            )
+            self._connection.outbox.open_reader(self._command, self._wanted)
             self._close()
 
     def _close(self) -> None:

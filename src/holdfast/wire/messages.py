@@ -46,13 +46,15 @@ class InitializeResult(Struct, frozen=True):
     max_message_bytes: int | None = None
 
 
-class SubscribeSpec(Struct, frozen=True):
+class SubscribeSpec(Struct, frozen=True, omit_defaults=True):
     """A reader of one process. The caller chooses `subscription`; it names the reader on this connection."""
 
     subscription: str
     after_seq: int = 0
     #: Bytes that may be on their way unacknowledged; None: as fast as the connection takes them.
     window: int | None = None
+    #: The reader polls: nothing is pushed, and `subscription` is the `reader` of its `process/read`.
+    polls: bool = False
 
 
 class StartParams(ProcessSpec, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
