@@ -109,6 +109,10 @@ class ServerEnd:
             return
         if item.method in server.silent:
             return
+        if item.method in server.garbage:
+            garbage = server.garbage[item.method]
+            self.channel.send(garbage.replace(b"%d", str(item.id).encode()))
+            return
         if item.method == "initialize":
             if server.refusal is not None:
                 self.refuse(item, server.refusal)
@@ -202,6 +206,8 @@ class FakeServer:
         self.silent: set[str] = set()
         #: Requests that break the connection.
         self.poison: set[str] = set()
+        #: Requests whose answer is these bytes; `%d` in them is the request's id.
+        self.garbage: dict[str, bytes] = {}
         self.refusal: HoldfastError | None = None
         self.encoding: m.Encoding | None = None
         self.write_status: Any = "accepted"
@@ -461,6 +467,121 @@ async def test_garbage_breaks_the_channel_and_not_the_call(server: FakeServer, c
     server.ends[0].channel.send(b"\xc1\xc1\xc1")
     assert await call == m.Empty()
     assert server.dials == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b'{"jsonrpc":"2.0","id":%d,"result":{"os":"\\ud800"}}',
+        b'{"jsonrpc":"2.0","id":%d,"error":{"code":-32603,"message":"\\udc80"}}',
+        b'{"jsonrpc":"2.0","id":%d,"result":{"os":7}}',
+        b'{"jsonrpc":"2.0","id":%d,"result":[]}',
+        b'{"jsonrpc":"2.0","id":%d,"error":"no"}',
+    ],
+)
+async def test_an_undecodable_reply_fails_its_call_and_keeps_the_channel(
+    server: FakeServer, connection: Connection, reply: bytes
+) -> None:
+    server.encoding = "json"
+    server.garbage["environment/info"] = reply
+    server.silent.add("process/wait")
+    await connection.open()
+    other = asyncio.create_task(RemoteExec(connection).wait("p"))
+    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    await settle()
+    assert call.done()
+    with pytest.raises(HandshakeFailed, match=r"^memory: the reply to environment/info"):
+        await call
+    assert not other.done()
+    assert server.dials == 1
+    other.cancel()
+    await asyncio.wait([other])
+
+
+async def test_a_call_that_is_answered_with_garbage_every_time_ends(
+    server: FakeServer, connection: Connection, clock: FakeClock
+) -> None:
+    await connection.open()
+    server.garbage["environment/info"] = b"\xc1\xc1\xc1"
+    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    await clock.advance(10)
+    assert call.done()
+    with pytest.raises(HandshakeFailed, match=r"^memory: .*environment/info was sent 3 times"):
+        await call
+    assert server.dials == 4
+    assert await connection.call(w.PING, m.Empty()) == m.Empty()
+
+
+async def test_a_reader_whose_events_are_garbage_every_time_ends_though_calls_are_answered(
+    server: FakeServer, connection: Connection, clock: FakeClock
+) -> None:
+    await connection.open()
+    server.logs["p"] = Log()
+    server.garbage["process/subscribe"] = b"\xc1\xc1\xc1"
+    reading = asyncio.create_task(collect(RemoteExec(connection).events("p")))
+    for _ in range(20):
+        await connection.call(w.PING, m.Empty())
+        await clock.advance(1)
+    assert reading.done()
+    with pytest.raises(HandshakeFailed, match=r"^memory: .*process 'p' was read 3 times"):
+        await reading
+    assert server.dials < 10
+
+
+@pytest.mark.parametrize(
+    "last", [b"", b'{"method":"news"}', b'{"id":4711,"result":{}}'], ids=["nothing", "news", "unknown-id"]
+)
+async def test_a_server_that_closes_after_every_handshake_is_dialled_ever_more_rarely(
+    server: FakeServer, connection: Connection, clock: FakeClock, last: bytes
+) -> None:
+    server.encoding = "json"
+    await connection.open()
+    server.silent.add("ping")
+    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    await settle()
+
+    def close_soon(wire: MemoryWire) -> None:
+        end = server.ends[-1]
+
+        def close() -> None:
+            if last and end.open:
+                end.channel.send(last)
+            clock.call_later(0.001, wire.cut)
+
+        clock.call_later(0.001, close)
+
+    server.on_dial = close_soon
+    server.wires[0].cut()
+    await clock.advance(10)
+    assert 2 < server.dials < 15
+    await clock.advance(60)
+    with pytest.raises(ConnectionLost, match=r"^memory: .*60 s"):
+        await call
+
+
+async def test_a_server_that_answers_a_little_and_closes_is_dialled_at_a_bounded_rate(
+    server: FakeServer, connection: Connection, clock: FakeClock
+) -> None:
+    log = server.logs["p"] = Log()
+    await connection.open()
+    reading = asyncio.create_task(collect(RemoteExec(connection).events("p")))
+    await settle()
+
+    def print_and_close(wire: MemoryWire) -> None:
+        def step() -> None:
+            log.print(b"x")
+            server.wake()
+            clock.call_later(0.001, wire.cut)
+
+        clock.call_later(0.001, step)
+
+    server.on_dial = print_and_close
+    server.wires[0].cut()
+    await clock.advance(30)
+    assert not reading.done()
+    assert 30 < server.dials < 30 + 2 * 30
+    reading.cancel()
+    await asyncio.wait([reading])
 
 
 # --- keepalive ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import logging
 import random
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import holdfast
@@ -47,6 +48,9 @@ Dial = Callable[[Receiver], Awaitable[Channel]]
 DEFAULT_WINDOW: Final = 4 * 1024 * 1024
 #: The server's default limit; a larger message would be refused there without a name.
 MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
+#: Channels that may end with a message that cannot be decoded while a call or a reader waits on them. The first may
+#: be an accident of the channel; after the third the other side sends the same each time, and repeating is no use.
+UNDECODABLE_CHANNELS: Final = 3
 #: Silences after which a connection counts as broken.
 MISSED_PINGS: Final = 2
 #: As a Python program names itself to a server, which lists its clients by it.
@@ -56,7 +60,7 @@ CLIENT_NAME: Final = "holdfast-python"
 class Call(Generic[R]):
     """A request that waits for its reply, through as many channels as it takes."""
 
-    __slots__ = ("future", "id", "method", "on_reply", "params", "renew", "sent", "size")
+    __slots__ = ("future", "id", "method", "on_reply", "params", "renew", "sent", "size", "undecodable")
 
     def __init__(self, method: Method[Any, R], params: object, future: asyncio.Future[R]) -> None:
         #: Called before anybody who awaits the reply, in the same turn of the loop.
@@ -70,6 +74,8 @@ class Call(Generic[R]):
         self.size = 0
         #: On how many channels: the reply of an earlier one may be lost, and what it asked for may be done.
         self.sent = 0
+        #: On how many of them a message came that could not be decoded.
+        self.undecodable = 0
 
     def replied(self, result: R, error: HoldfastError | None) -> None:
         if self.future.done():
@@ -90,6 +96,8 @@ class _Link:
         self.channel: Channel | None = None
         self.opened_at = 0.0
         self.received = 0
+        #: Whether a call was answered, or a reader got something new: more than the handshake.
+        self.progressed = False
         #: Requests that need no repeating on another channel: pings, subscriptions.
         self.passing: set[int] = set()
         self.missed_pings = 0
@@ -135,7 +143,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self.clock: Clock = clock or self._loop
         self._backoff = Backoff(self.clock, rng or random.Random(), reconnect_deadline)
-        self._peer = Peer()
+        self._peer = Peer(name=address)
         self._calls: dict[int, Call[Any]] = {}
         self._readers: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakValueDictionary()
         self._last_reader = 0
@@ -172,7 +180,7 @@ class Connection:
         if self._failure is not None:
             raise self._failed()
         call = Call(method, params, self._loop.create_future())
-        call.id, message = self._peer.call(method, params, call.replied)
+        call.id, message = self._peer.call(method, params, partial(self._replied, call))
         call.size = len(message)
         if call.size > self._max_message_bytes:
             self._peer.give_up(call.id)
@@ -184,6 +192,11 @@ class Connection:
             call.sent += 1
             self._channel().send(message)
         return call
+
+    def _replied(self, call: Call[R], result: R, error: HoldfastError | None) -> None:
+        if self._link is not None:
+            self._link.progressed = True
+        call.replied(result, error)
 
     async def reply(self, call: Call[R]) -> R:
         try:
@@ -364,22 +377,46 @@ class Connection:
                 error = MethodNotFound(f"{item.method}: a client has no methods")
                 self._channel().send(self._peer.codec.failure(item.id, error))
         except HoldfastError as error:
-            self._break(link, HandshakeFailed(f"{self.address}: what arrived makes no sense: {error}"))
+            text = f"{self.address}: what arrived makes no sense: {error}"
+            self._count_undecodable(text)
+            self._break(link, HandshakeFailed(text))
 
     def _noticed(self, notice: Notice) -> None:
         codec, name = self._peer.codec, notice.method
         if name == methods.PROCESS_OUTPUT.name:
             output = codec.decode_body(notice.params, m.OutputParams, name)
             if (reader := self._reader(output.subscription)) is not None:
-                reader.output(output)
+                self._advanced(reader, reader.output(output))
         elif name == methods.PROCESS_EXITED.name:
             exited = codec.decode_body(notice.params, m.ExitedParams, name)
             if (reader := self._reader(exited.subscription)) is not None:
-                reader.exited(exited)
+                self._advanced(reader, reader.exited(exited))
         elif name == methods.PROCESS_CLOSED.name:
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
             if (reader := self._reader(closed.subscription)) is not None:
-                reader.closed(closed)
+                self._advanced(reader, reader.closed(closed))
+
+    def _advanced(self, reader: Subscription, is_new: bool) -> None:
+        if is_new:
+            reader.undecodable = 0
+            if self._link is not None:
+                self._link.progressed = True
+
+    def _count_undecodable(self, text: str) -> None:
+        """Fail the calls and readers for which one channel after another ended with such a message.
+
+        Its id cannot be read, so it may belong to any of them.
+        """
+        for call in list(self._calls.values()):
+            call.undecodable += 1
+            if call.undecodable >= UNDECODABLE_CHANNELS:
+                call.replied(None, HandshakeFailed(f"{text} ({call.method.name} was sent {call.sent} times)"))
+        for reader in list(self._readers.values()):
+            reader.undecodable += 1
+            if reader.undecodable >= UNDECODABLE_CHANNELS:
+                times = f"process {reader.process_id!r} was read {UNDECODABLE_CHANNELS} times"
+                reader.fail(HandshakeFailed(f"{text} ({times})"))
+                self._readers.pop(reader.id, None)
 
     def _reader(self, id: str | None) -> Subscription | None:
         return None if id is None else self._readers.get(id)
@@ -409,11 +446,13 @@ class Connection:
         self._drop_link(link)
         if isinstance(error, MessageTooLarge):
             self._too_large(str(error))
+        elif isinstance(error, ConnectionLost) and error.details.get("oversized"):
+            self._too_large(str(error), all=True)
         if not was_open:
             if self._handshake is not None and not self._handshake.done():
                 self._handshake.set_exception(error)
             return
-        self._backoff.broke(opened_at=link.opened_at, received=link.received)
+        self._backoff.broke(opened_at=link.opened_at, progressed=link.progressed)
         if self._failure is None:
             self._reconnecting = self._loop.create_task(self._reconnect(error))
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from holdfast.client.connection import MAX_MESSAGE_BYTES, Call, Connection
 from holdfast.client.subscription import Subscription
-from holdfast.errors import ConnectionLost, HoldfastError, SandboxGone, UnknownProcess
+from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, SandboxGone, UnknownProcess
 from holdfast.model import OutputChunk, ReadResult
 from holdfast.sandboxes.injection import MISSING
 from holdfast.sandboxes.outside import run_outside
@@ -95,7 +95,7 @@ class PolledConnection(Connection):
 
     async def _exchange(self, call: Call[Any]) -> Any:
         """One command: the request on its stdin, the reply on its stdout."""
-        peer = Peer(Codec("json"))
+        peer = Peer(Codec("json"), self.address)
         replies: list[tuple[Any, HoldfastError | None]] = []
         _, request = peer.call(call.method, call.params, lambda *reply: replies.append(reply))
         call.sent += 1
@@ -108,7 +108,12 @@ class PolledConnection(Connection):
             return await self._exchange(call)
         if done.exit_code not in _REPLIED or not done.stdout.strip():
             raise self._place.explain(done.words) or ConnectionLost(f"{self.address}: {done.said}")
-        peer.receive(done.stdout.strip().encode())
+        try:
+            peer.receive(done.stdout.strip().encode())
+        except HoldfastError as error:
+            raise HandshakeFailed(f"{self.address}: what arrived makes no sense: {error}") from None
+        if not replies:
+            raise HandshakeFailed(f"{self.address}: what arrived is no reply to {call.method.name}")
         result, error = replies[0]
         if error is not None:
             raise error
