@@ -12,9 +12,9 @@ LAST_SECONDS: Final = 5.0
 #: A channel that held this long was a good one, even if nothing came over it.
 STEADY_SECONDS: Final = 5.0
 #: Channels that made progress and broke reset the waits this often at once, then once in as many seconds: a network
-#: that flaps costs no waiting, and a server that answers a little and closes costs two dials a second at most.
-RESETS: Final = 30
-SECONDS_A_RESET: Final = 1.0
+#: that flaps costs no waiting, and a server that answers a little and closes costs a few dials a second.
+RESETS: Final = 100
+SECONDS_A_RESET: Final = 0.5
 #: Without a reset the next wait is that of this attempt, 0.8 s to 1.6 s.
 ATTEMPT_WITHOUT_RESET: Final = 6
 

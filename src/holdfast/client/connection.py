@@ -11,12 +11,13 @@ import asyncio
 import logging
 import random
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import holdfast
 from holdfast.client.backoff import Backoff, Clock, Timer
+from holdfast.client.clean_up import take_error
 from holdfast.client.event_loops import check_loop
 from holdfast.client.subscription import Subscription
 from holdfast.errors import (
@@ -25,6 +26,7 @@ from holdfast.errors import (
     ConnectionLost,
     HandshakeFailed,
     HoldfastError,
+    LimitReached,
     MessageTooLarge,
     MethodNotFound,
     error_from_wire,
@@ -53,6 +55,12 @@ MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 UNDECODABLE_CHANNELS: Final = 3
 #: Silences after which a connection counts as broken.
 MISSED_PINGS: Final = 2
+#: How long a cancelled caller waits for what it had begun to be ended. A kill takes milliseconds; a server that
+#: takes longer is stuck or half gone, and the work goes on without the caller.
+CLEAN_UP_SECONDS: Final = 5.0
+#: Such work that may be under way at a time. Over a connection that is down it waits for the connection; a program
+#: that begins and cancels in a loop must not fill the memory meanwhile.
+MAX_CLEAN_UPS: Final = 1_000
 #: As a Python program names itself to a server, which lists its clients by it.
 CLIENT_NAME: Final = "holdfast-python"
 
@@ -104,6 +112,8 @@ class _Link:
         self.received_at_tick = 0
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
+        #: Done when the connection no longer uses this link, which may be before its channel has closed.
+        self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def message_received(self, message: bytes | memoryview | Oversized) -> None:
         self._connection.take(self, message)
@@ -153,6 +163,7 @@ class Connection:
         self._failure: HoldfastError | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._keepalive: Timer | None = None
+        self._cleaning: set[asyncio.Task[object]] = set()
 
     # --- for callers -----------------------------------------------------------------------------------------
 
@@ -215,6 +226,42 @@ class Connection:
         self._calls.pop(call.id, None)
         self._peer.give_up(call.id)
 
+    async def clean_up(self, work: Coroutine[Any, Any, object]) -> bool:
+        """Run `work`, which calls through this connection, and return whether it has ended.
+
+        It is waited for while the connection is up, for `CLEAN_UP_SECONDS` at most. Else, and if the caller is
+        cancelled, it goes on in the background until the connection is closed or lost for good.
+        """
+        if len(self._cleaning) >= MAX_CLEAN_UPS:
+            work.close()
+            raise LimitReached(f"{self.address}: {MAX_CLEAN_UPS} commands and files wait to be cleaned up")
+        task = self._loop.create_task(work)
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaned)
+        if self._may_answer:
+            watched = {task} if self._link is None else {task, self._link.dropped}
+            await asyncio.wait(watched, timeout=CLEAN_UP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        task.result()
+        return True
+
+    @property
+    def _may_answer(self) -> bool:
+        """Whether a call that is made now may be answered soon."""
+        return self._open
+
+    def _cleaned(self, task: asyncio.Task[object]) -> None:
+        self._cleaning.discard(task)
+        take_error(task)
+
+    async def _end_clean_up(self) -> None:
+        """After `_fail`, whose error their calls get: on return none of them is left."""
+        for task in list(self._cleaning):
+            task.cancel()
+        if self._cleaning:
+            await asyncio.wait(set(self._cleaning))
+
     def notify(self, notification: Notification[P], params: P) -> None:
         """Tell the server something, if the channel is up; what it must know it is told again on reconnect."""
         if self._open:
@@ -233,6 +280,7 @@ class Connection:
             await asyncio.wait([self._reconnecting])
         if self._failure is None:
             self._fail(ConnectionLost(f"{self.address}: the connection was closed"))
+        await self._end_clean_up()
         link = self._link
         if link is not None:
             self._drop_link(link)
@@ -459,6 +507,8 @@ class Connection:
     def _drop_link(self, link: _Link) -> None:
         self._link = None
         self._open = False
+        if not link.dropped.done():
+            link.dropped.set_result(None)
         if self._keepalive is not None:
             self._keepalive.cancel()
             self._keepalive = None

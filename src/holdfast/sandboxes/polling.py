@@ -57,6 +57,11 @@ class PolledConnection(Connection):
         """Never: the server does not see that we give something up, and must be told."""
         return False
 
+    @property
+    def _may_answer(self) -> bool:
+        """There is no channel that could be down: each call finds out for itself."""
+        return True
+
     async def open(self) -> None:
         await self.call(methods.PING, m.Empty())
 
@@ -212,6 +217,7 @@ class PolledConnection(Connection):
         return True
 
     async def aclose(self) -> None:
+        await self._end_clean_up()
         tasks = [*self._polls.values(), *self._carrying.values()]
         for task in tasks:
             task.cancel()
