@@ -108,7 +108,9 @@ class Upstream:
         self._forward = (*_TO_PROVIDER, *(name.lower() for name in forward))
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         self._key = api_key
-        self.redaction = Redaction([*([api_key] if api_key else []), *self._headers.values()])
+        # Of `Bearer KEY` and the like the key alone, too: an echo may come without the word before it.
+        given = [part for value in self._headers.values() for part in (value, value.partition(" ")[2])]
+        self.redaction = Redaction([*([api_key] if api_key else []), *given])
 
     def __repr__(self) -> str:
         return f"Upstream({self.base_url!r})"
@@ -122,7 +124,11 @@ class Upstream:
         version = self.base_url.rpartition("/")[2]
         if path.startswith(f"/{version}/"):
             path = path[len(version) + 1 :]
-        pairs = [pair for pair in parse_qsl(request.query, keep_blank_values=True) if pair[0] not in _SECRET_QUERY]
+        pairs = [
+            pair
+            for pair in parse_qsl(request.query, keep_blank_values=True)
+            if pair[0].lower() not in _SECRET_QUERY
+        ]
         return f"{self.base_url}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
 
     def headers_for(self, request: HttpRequest, dialect: str) -> dict[str, str]:
