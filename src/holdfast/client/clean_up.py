@@ -19,10 +19,10 @@ T = TypeVar("T")
 class CleansUp(Protocol):
     """What reaches a sandbox over a connection, which can be down."""
 
-    async def clean_up(self, work: Coroutine[Any, Any, object]) -> bool: ...
+    async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool: ...
 
 
-async def clean_up(api: object, work: Coroutine[Any, Any, object]) -> bool:
+async def clean_up(api: object, work: Coroutine[Any, Any, Any]) -> bool:
     """Do `work` through `api`, and return whether it is done: over a connection that is down it is only begun.
 
     A cancellation ends the wait and not the work. Raises what `work` raises while it is waited for.
@@ -34,7 +34,7 @@ async def clean_up(api: object, work: Coroutine[Any, Any, object]) -> bool:
 
 
 async def clean_up_cancelled(
-    api: object, work: Coroutine[Any, Any, object], cancelled: asyncio.CancelledError
+    api: object, work: Coroutine[Any, Any, Any], cancelled: asyncio.CancelledError
 ) -> None:
     """`clean_up` on the way out of a cancelled call. A failure becomes a note: the cancellation goes first."""
     try:

@@ -163,7 +163,7 @@ class Connection:
         self._failure: HoldfastError | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._keepalive: Timer | None = None
-        self._cleaning: set[asyncio.Task[object]] = set()
+        self._cleaning: set[asyncio.Task[Any]] = set()
 
     # --- for callers -----------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Connection:
         self._calls.pop(call.id, None)
         self._peer.give_up(call.id)
 
-    async def clean_up(self, work: Coroutine[Any, Any, object]) -> bool:
+    async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Run `work`, which calls through this connection, and return whether it has ended.
 
         It is waited for while the connection is up, for `CLEAN_UP_SECONDS` at most. Else, and if the caller is
@@ -239,7 +239,7 @@ class Connection:
         self._cleaning.add(task)
         task.add_done_callback(self._cleaned)
         if self._may_answer:
-            watched = {task} if self._link is None else {task, self._link.dropped}
+            watched: set[asyncio.Future[Any]] = {task} if self._link is None else {task, self._link.dropped}
             await asyncio.wait(watched, timeout=CLEAN_UP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             return False
@@ -251,7 +251,7 @@ class Connection:
         """Whether a call that is made now may be answered soon."""
         return self._open
 
-    def _cleaned(self, task: asyncio.Task[object]) -> None:
+    def _cleaned(self, task: asyncio.Task[Any]) -> None:
         self._cleaning.discard(task)
         take_error(task)
 

@@ -258,7 +258,7 @@ class RemoteExec:
     async def status(self) -> ServerStatus:
         return await self.connection.call(methods.ENVIRONMENT_STATUS, _EMPTY)
 
-    async def clean_up(self, work: Coroutine[Any, Any, object]) -> bool:
+    async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
         return await self.connection.clean_up(work)
 
     async def aclose(self) -> None:

@@ -22,7 +22,7 @@ class RemoteFiles:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def clean_up(self, work: Coroutine[Any, Any, object]) -> bool:
+    async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
         return await self._connection.clean_up(work)
 
     async def read(

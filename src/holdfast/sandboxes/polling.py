@@ -115,8 +115,8 @@ class PolledConnection(Connection):
             raise self._place.explain(done.words) or ConnectionLost(f"{self.address}: {done.said}")
         try:
             peer.receive(done.stdout.strip().encode())
-        except HoldfastError as error:
-            raise HandshakeFailed(f"{self.address}: what arrived makes no sense: {error}") from None
+        except HoldfastError as malformed:
+            raise HandshakeFailed(f"{self.address}: what arrived makes no sense: {malformed}") from None
         if not replies:
             raise HandshakeFailed(f"{self.address}: what arrived is no reply to {call.method.name}")
         result, error = replies[0]

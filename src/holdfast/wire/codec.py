@@ -116,7 +116,7 @@ class Codec:
                 head = msgspec.msgpack.decode(message, type=_Head)
         except (ValueError, RecursionError):  # those of msgspec, JSON and Unicode are ValueErrors
             return None
-        return head.id if head.method is UNSET and head.id is not UNSET else None
+        return None if head.method is not UNSET or isinstance(head.id, UnsetType) else head.id
 
     def decode_body(self, raw: Raw | UnsetType, kind: type[T], what: str) -> T:
         """`params` or `result` as `kind`; `what` names it in the error. Absent or null is an empty object."""

@@ -69,12 +69,12 @@ class Peer:
         """Take one message. Raises `ParseError` or `InvalidRequest` for one that is neither."""
         try:
             envelope = self.codec.decode(message)
-        except HoldfastError as error:
+        except HoldfastError as malformed:
             id = self.codec.reply_id(message) if self._pending else None
             if id is None or id not in self._pending:
                 raise
             method, on_reply = self._pending.pop(id)
-            on_reply(None, self._undecodable(method, error))
+            on_reply(None, self._undecodable(method, malformed))
             return None
         if envelope.method is not UNSET:
             if envelope.id is UNSET:
