@@ -12,7 +12,8 @@ import h11
 import msgspec
 
 from fuzz.target import Target, cut_at, places_of, target
-from holdfast.bridge.dialects import DIALECTS, asked_of, embeddings, route_of
+from holdfast.bridge.dialects import DIALECTS, as_checked, asked_of, asked_tokens, embeddings, route_of
+from holdfast.bridge.dialects.fields import checked_body
 from holdfast.bridge.normal import ModelReply
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
 from holdfast.errors import InvalidParams
@@ -53,7 +54,12 @@ def _read(request: HttpRequest) -> bool:
         raise AssertionError(f"no route for {request.path}")
     dialect = DIALECTS[route.dialect]
     try:
-        asked_of(request, route)
+        body = checked_body(request)
+        asked_of(body, request, route)
+        sent = as_checked(request, body)
+        if as_checked(sent, checked_body(sent)) != sent:
+            raise AssertionError("a body that was checked and written again reads differently")
+        asked_tokens(sent, body, route)
         if route.operation == "embeddings":
             embeddings.parse(request)
             return True

@@ -193,7 +193,7 @@ async def test_a_link_in_the_target_does_not_lead_a_copy_back_into_its_source(
     (tmp_path / "source" / "a" / "b").mkdir(parents=True)
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "a").symlink_to(tmp_path / "source" / "a" / "b")
-    with pytest.raises(FileError, match="into itself"):
+    with pytest.raises(FileError, match="target/a: not a directory"):
         await files.copy(str(tmp_path / "source"), str(tmp_path / "target"), recursive=True)
     assert os.listdir(tmp_path / "source" / "a" / "b") == []
 

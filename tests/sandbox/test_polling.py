@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import ConnectionLost, TimeoutError
+from holdfast.errors import ConnectionLost, HandshakeFailed, TimeoutError
 from holdfast.model import CommandEnded, CommandSpec, OutputChunk, ReadResult
 from holdfast.sandboxes import polling
 from holdfast.sandboxes.command import CommandSandbox
@@ -170,6 +170,15 @@ async def test_a_sandbox_that_does_not_answer(tmp_path: Path) -> None:
     place = CommandSandbox(["sh", "-c", "echo 'no such sandbox' >&2; exit 1"], channel=False, name="box")
     with pytest.raises(ConnectionLost, match="box: no such sandbox"):
         async with holdfast.connect(place, reconnect_deadline=0.3):
+            pass
+
+
+@pytest.mark.parametrize("reply", ['{"id":4711,"result":{}}', "no reply", '{"id":1,"result":"\\ud800"}'])
+async def test_a_sandbox_whose_reply_is_none_fails_the_call(tmp_path: Path, reply: str) -> None:
+    (tmp_path / "reply").write_text(reply)
+    place = CommandSandbox(["sh", "-c", f"cat {tmp_path}/reply"], channel=False, name="box")
+    with pytest.raises(HandshakeFailed, match=r"^box: "):
+        async with holdfast.connect(place):
             pass
 
 

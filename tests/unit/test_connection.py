@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from holdfast.client.connection import Connection
+from holdfast.client.connection import MAX_CLEAN_UPS, Connection
+from holdfast.client.process import Process
 from holdfast.client.remote import WRITE_PIECE_BYTES, RemoteExec
+from holdfast.client.sandbox import Sandbox
+from holdfast.client.shell import Shell
+from holdfast.client.terminal import Terminal
 from holdfast.errors import (
     ConnectionLost,
     HandshakeFailed,
     HoldfastError,
+    LimitReached,
     MessageTooLarge,
     StdinClosed,
     Unauthorized,
     UnknownProcess,
 )
 from holdfast.model import (
+    FILE_PIECE_BYTES,
     Closed,
     Exited,
     ExitStatus,
@@ -30,6 +36,9 @@ from holdfast.model import (
     ProcessEvent,
     ProcessInfo,
     ProcessSpec,
+    ShellStatus,
+    TerminalSize,
+    TerminalStatus,
 )
 from holdfast.testing import FakeClock, MemoryWire, memory_pair
 from holdfast.testing.clock import settle
@@ -107,7 +116,15 @@ class ServerEnd:
         if item.method in server.poison:
             server.wires[-1].cut()
             return
+        if item.method in server.once:
+            server.silent.add(item.method)
+            self.answer(item, server.once.pop(item.method))
+            return
         if item.method in server.silent:
+            return
+        if item.method in server.garbage:
+            garbage = server.garbage[item.method]
+            self.channel.send(garbage.replace(b"%d", str(item.id).encode()))
             return
         if item.method == "initialize":
             if server.refusal is not None:
@@ -202,6 +219,10 @@ class FakeServer:
         self.silent: set[str] = set()
         #: Requests that break the connection.
         self.poison: set[str] = set()
+        #: Requests whose answer is these bytes; `%d` in them is the request's id.
+        self.garbage: dict[str, bytes] = {}
+        #: Answers to the first request of a method; further ones wait.
+        self.once: dict[str, object] = {}
         self.refusal: HoldfastError | None = None
         self.encoding: m.Encoding | None = None
         self.write_status: Any = "accepted"
@@ -463,6 +484,121 @@ async def test_garbage_breaks_the_channel_and_not_the_call(server: FakeServer, c
     assert server.dials == 2
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b'{"jsonrpc":"2.0","id":%d,"result":{"os":"\\ud800"}}',
+        b'{"jsonrpc":"2.0","id":%d,"error":{"code":-32603,"message":"\\udc80"}}',
+        b'{"jsonrpc":"2.0","id":%d,"result":{"os":7}}',
+        b'{"jsonrpc":"2.0","id":%d,"result":[]}',
+        b'{"jsonrpc":"2.0","id":%d,"error":"no"}',
+    ],
+)
+async def test_an_undecodable_reply_fails_its_call_and_keeps_the_channel(
+    server: FakeServer, connection: Connection, reply: bytes
+) -> None:
+    server.encoding = "json"
+    server.garbage["environment/info"] = reply
+    server.silent.add("process/wait")
+    await connection.open()
+    other = asyncio.create_task(RemoteExec(connection).wait("p"))
+    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    await settle()
+    assert call.done()
+    with pytest.raises(HandshakeFailed, match=r"^memory: the reply to environment/info"):
+        await call
+    assert not other.done()
+    assert server.dials == 1
+    other.cancel()
+    await asyncio.wait([other])
+
+
+async def test_a_call_that_is_answered_with_garbage_every_time_ends(
+    server: FakeServer, connection: Connection, clock: FakeClock
+) -> None:
+    await connection.open()
+    server.garbage["environment/info"] = b"\xc1\xc1\xc1"
+    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    await clock.advance(10)
+    assert call.done()
+    with pytest.raises(HandshakeFailed, match=r"^memory: .*environment/info was sent 3 times"):
+        await call
+    assert server.dials == 4
+    assert await connection.call(w.PING, m.Empty()) == m.Empty()
+
+
+async def test_a_reader_whose_events_are_garbage_every_time_ends_though_calls_are_answered(
+    server: FakeServer, connection: Connection, clock: FakeClock
+) -> None:
+    await connection.open()
+    server.logs["p"] = Log()
+    server.garbage["process/subscribe"] = b"\xc1\xc1\xc1"
+    reading = asyncio.create_task(collect(RemoteExec(connection).events("p")))
+    for _ in range(20):
+        await connection.call(w.PING, m.Empty())
+        await clock.advance(1)
+    assert reading.done()
+    with pytest.raises(HandshakeFailed, match=r"^memory: .*process 'p' was read 3 times"):
+        await reading
+    assert server.dials < 10
+
+
+@pytest.mark.parametrize(
+    "last", [b"", b'{"method":"news"}', b'{"id":4711,"result":{}}'], ids=["nothing", "news", "unknown-id"]
+)
+async def test_a_server_that_closes_after_every_handshake_is_dialled_ever_more_rarely(
+    server: FakeServer, connection: Connection, clock: FakeClock, last: bytes
+) -> None:
+    server.encoding = "json"
+    await connection.open()
+    server.silent.add("ping")
+    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    await settle()
+
+    def close_soon(wire: MemoryWire) -> None:
+        end = server.ends[-1]
+
+        def close() -> None:
+            if last and end.open:
+                end.channel.send(last)
+            clock.call_later(0.001, wire.cut)
+
+        clock.call_later(0.001, close)
+
+    server.on_dial = close_soon
+    server.wires[0].cut()
+    await clock.advance(10)
+    assert 2 < server.dials < 15
+    await clock.advance(60)
+    with pytest.raises(ConnectionLost, match=r"^memory: .*60 s"):
+        await call
+
+
+async def test_a_server_that_answers_a_little_and_closes_is_dialled_at_a_bounded_rate(
+    server: FakeServer, connection: Connection, clock: FakeClock
+) -> None:
+    log = server.logs["p"] = Log()
+    await connection.open()
+    reading = asyncio.create_task(collect(RemoteExec(connection).events("p")))
+    await settle()
+
+    def print_and_close(wire: MemoryWire) -> None:
+        def step() -> None:
+            log.print(b"x")
+            server.wake()
+            clock.call_later(0.001, wire.cut)
+
+        clock.call_later(0.001, step)
+
+    server.on_dial = print_and_close
+    server.wires[0].cut()
+    await clock.advance(30)
+    assert not reading.done()
+    assert 30 < server.dials < 100 + 4 * 30
+    reading.cancel()
+    await asyncio.wait([reading])
+
+
 # --- keepalive ---------------------------------------------------------------------------------------------------
 
 
@@ -718,3 +854,190 @@ async def test_refused_input_is_an_error(
     server.write_status = status
     with pytest.raises(error, match="'p'"):
         await RemoteExec(connection).write("p", b"x")
+
+
+# --- cancelling while the server is out of reach ------------------------------------------------------------------
+
+
+def _process(api: RemoteExec) -> Process:
+    return Process(api, ProcessInfo("p", 7, ("x",), "/", False, True, False, 0.0))
+
+
+async def _exec(api: RemoteExec) -> None:
+    await Sandbox(api).exec(["sleep", "1000"])
+
+
+async def _exec_with_input(api: RemoteExec) -> None:
+    await Sandbox(api).exec(["cat"], input=b"x" * 3_000_000)
+
+
+async def _open_shell(api: RemoteExec) -> None:
+    await Sandbox(api).shell()
+
+
+async def _stream(api: RemoteExec) -> None:
+    async for _ in Sandbox(api).exec_remote(["sleep", "1000"]):
+        pass
+
+
+async def _stream_in_a_block(api: RemoteExec) -> None:
+    async with Sandbox(api).exec_remote(["sleep", "1000"]):
+        await asyncio.Event().wait()
+
+
+async def _shell_run(api: RemoteExec) -> None:
+    await Shell(api, ShellStatus("s", "/bin/sh", 7, "idle", "/", 0.0)).run("sleep 1000")
+
+
+async def _shell_in_a_block(api: RemoteExec) -> None:
+    async with Shell(api, ShellStatus("s", "/bin/sh", 7, "idle", "/", 0.0)):
+        await asyncio.Event().wait()
+
+
+def _terminal(api: RemoteExec) -> Terminal:
+    status = TerminalStatus("t", 7, ("sh",), "IDLE", TerminalSize(24, 80), "/", 0.0, 0, 0)
+    return Terminal(api, status, lambda work: asyncio.get_running_loop().create_task(work))
+
+
+async def _terminal_run(api: RemoteExec) -> None:
+    await _terminal(api).run("sleep 1000")
+
+
+async def _terminal_in_a_block(api: RemoteExec) -> None:
+    async with _terminal(api):
+        await asyncio.Event().wait()
+
+
+async def _output(api: RemoteExec) -> None:
+    async for _ in _process(api).output():
+        pass
+
+
+async def _communicate(api: RemoteExec) -> None:
+    await _process(api).communicate(b"x" * 3_000_000)
+
+
+async def _process_in_a_block(api: RemoteExec) -> None:
+    async with _process(api):
+        await asyncio.Event().wait()
+
+
+async def _write_file(api: RemoteExec) -> None:
+    await Sandbox(api).write_file("/f", b"x" * 3 * FILE_PIECE_BYTES)
+
+
+async def _read_file(api: RemoteExec) -> None:
+    await Sandbox(api).read_file("/f")
+
+
+async def _offer(api: RemoteExec) -> None:
+    async def answer(method: str, body: bytes) -> bytes:
+        return b""
+
+    async with Sandbox(api).offer("s", answer):
+        await asyncio.Event().wait()
+
+
+Operation = Callable[[RemoteExec], Coroutine[Any, Any, None]]
+#: Each with the request that cleans up behind it, if one must.
+OPERATIONS: list[tuple[Operation, str]] = [
+    (_exec, "process/terminate"),
+    (_exec_with_input, "process/terminate"),
+    (_open_shell, "shell/close"),
+    (_stream, "process/terminate"),
+    (_stream_in_a_block, "process/terminate"),
+    (_shell_run, "shell/interrupt"),
+    (_shell_in_a_block, "shell/close"),
+    (_terminal_run, "terminal/withdraw"),
+    (_terminal_in_a_block, "terminal/close"),
+    (_output, ""),
+    (_communicate, ""),
+    (_process_in_a_block, "process/terminate"),
+    (_write_file, "file/abandon"),
+    (_read_file, ""),
+    (_offer, "service/withdraw"),
+]
+NEVER_ANSWERED = ("shell/open", "shell/run", "terminal/run", "process/write", "file/read", "file/write")
+
+
+async def _cancelled_out_of_reach(
+    server: FakeServer, connection: Connection, operation: Operation
+) -> tuple[asyncio.Task[None], list[dict[str, Any]]]:
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    await connection.open()
+    server.logs["p"] = Log()
+    server.silent.update(name for name in w.methods() if name.startswith(NEVER_ANSWERED))
+    server.once["service/offer"] = m.ServiceOfferResult("epoch", ())
+    task = asyncio.create_task(operation(RemoteExec(connection)))
+    await settle()
+    assert not task.done()
+    server.unreachable = ConnectionRefusedError(111, "refused")
+    server.wires[-1].cut()
+    await settle()
+    assert not connection.connected
+    task.cancel()
+    await settle()
+    return task, logged
+
+
+@pytest.mark.parametrize(("operation", "request_name"), OPERATIONS, ids=lambda each: getattr(each, "__name__", ""))
+async def test_a_cancelled_call_returns_at_once_and_cleans_up_when_the_server_is_back(
+    server: FakeServer, connection: Connection, clock: FakeClock, operation: Operation, request_name: str
+) -> None:
+    task, logged = await _cancelled_out_of_reach(server, connection, operation)
+    assert task.done()
+    assert task.cancelled()
+    server.unreachable = None
+    await clock.advance(10)
+    assert connection.connected
+    assert not request_name or server.asked(request_name) >= 1
+    assert not connection._cleaning
+    del task
+    gc.collect()
+    assert logged == []
+
+
+@pytest.mark.parametrize(("operation", "request_name"), OPERATIONS, ids=lambda each: getattr(each, "__name__", ""))
+async def test_closing_gives_up_what_waits_to_be_cleaned_up(
+    server: FakeServer, connection: Connection, operation: Operation, request_name: str
+) -> None:
+    task, logged = await _cancelled_out_of_reach(server, connection, operation)
+    assert task.done()
+    await connection.aclose()
+    await settle()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    del task
+    gc.collect()
+    assert logged == []
+
+
+async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cleans_up(
+    server: FakeServer, connection: Connection, clock: FakeClock
+) -> None:
+    await connection.open()
+    server.silent.add("process/terminate")
+    task = asyncio.create_task(_exec(RemoteExec(connection)))
+    await settle()
+    task.cancel()
+    await settle()
+    assert server.asked("process/terminate") == 1
+    assert not task.done()
+    server.unreachable = ConnectionRefusedError(111, "refused")
+    server.wires[-1].cut()
+    await settle()
+    assert task.done()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert "out of reach" in caught.value.__notes__[0]
+
+
+async def test_no_more_than_so_many_wait_to_be_cleaned_up(server: FakeServer, connection: Connection) -> None:
+    await connection.open()
+    server.unreachable = ConnectionRefusedError(111, "refused")
+    server.wires[-1].cut()
+    await settle()
+    for _ in range(MAX_CLEAN_UPS):
+        assert not await connection.clean_up(connection.call(w.PING, m.Empty()))
+    with pytest.raises(LimitReached, match=r"^memory: .*1000"):
+        await connection.clean_up(connection.call(w.PING, m.Empty()))

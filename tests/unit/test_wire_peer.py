@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.errors import (
+    HandshakeFailed,
     HoldfastError,
-    InvalidParams,
     InvalidRequest,
     ParseError,
     ProcessError,
@@ -113,11 +114,37 @@ def test_a_result_of_the_wrong_shape_fails_its_call_only() -> None:
     first, second = caller.call(), caller.call()
     assert caller.peer.receive(b'{"id":%d,"result":{"running":"yes"}}' % first) is None
     error = caller.replies.pop(first)
-    assert isinstance(error, InvalidParams)
+    assert isinstance(error, HandshakeFailed)
     assert "result of process/wait" in error.message
     assert caller.peer.pending == 1
     caller.peer.receive(b'{"id":%d,"result":{"running":true}}' % second)
     assert caller.replies == {second: WaitResult(True)}
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_a_reply_with_half_a_surrogate_pair_fails_its_call_only(encoding: Encoding) -> None:
+    caller = Caller(encoding)
+    first, second = caller.call(), caller.call()
+    if encoding == "json":
+        reply = b'{"id":%d,"error":{"code":-32603,"message":"\\ud800"}}' % first
+    else:
+        told = {"id": first, "error": {"code": -32603, "message": "XXX"}}
+        reply = msgspec.msgpack.encode(told).replace(b"XXX", b"\xed\xa0\x80")
+    assert caller.peer.receive(reply) is None
+    error = caller.replies.pop(first)
+    assert isinstance(error, HandshakeFailed)
+    assert "process/wait" in error.message
+    caller.peer.receive(caller.peer.codec.result(second, WaitResult(True)))
+    assert caller.replies == {second: WaitResult(True)}
+
+
+@pytest.mark.parametrize("message", [b'{"id":1,"method":"m","params":"\\ud800"}', b'{"id":1,"result":'])
+def test_what_is_no_reply_fails_no_call(message: bytes) -> None:
+    caller = Caller()
+    assert caller.call() == 1
+    with pytest.raises(ParseError):
+        caller.peer.receive(message)
+    assert caller.replies == {}
 
 
 def test_a_null_result_is_an_empty_one() -> None:

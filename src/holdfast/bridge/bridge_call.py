@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.bridge.dialects import DIALECTS, dialect_of, route_of
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, failure_of
-from holdfast.bridge.limits import Limits, Refusal
+from holdfast.bridge.limits import Limits, Refusal, Reservation
 from holdfast.bridge.normal import Usage
 from holdfast.bridge.passing import PassedAnswer
 from holdfast.bridge.record import CallRecord, Excerpt
@@ -45,6 +45,7 @@ class BridgeCall:
         self.answering: PassedAnswer | FunctionAnswer | None = None
         #: Whether it was let in.
         self.counted = False
+        self.reservation: Reservation | None = None
         self.status = 0
         self.complete = False
         self.error = ""

@@ -1,13 +1,14 @@
 """What a bridge allows: which models and routes, how many calls, tokens and how much money; pure decisions.
 
-Nothing is refused half-way through: a call is let in or not, and what it took is counted when it has ended. So a
-budget can be passed by what the calls take that run at that moment, which `concurrency` bounds.
+Nothing is refused half-way through: a call is let in or not. What it asks for is reserved when it is let in, and
+settled by what it took when it has ended, so calls that run at the same time cannot pass a budget together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +16,11 @@ from holdfast.bridge.normal import Usage
 from holdfast.errors import InvalidParams
 
 MIB: Final = 1024 * 1024
+#: Fields that start work which goes on without the call: neither its end nor its tokens are seen.
+_DETACHED: Final = ("background",)
+#: Fields that bring input which is kept at the provider: how much it is cannot be known before, and it may be that
+#: of another sandbox which has the same key.
+_KEPT_INPUT: Final = ("previous_response_id", "conversation", "cachedContent", "cached_content")
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -54,15 +60,22 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 50 * MIB
     #: Seconds for one call in all. No answer is as long as that; a connection that hangs is.
     timeout: float | None = 3600.0
+    #: Output of a call that names no maximum, as it is reserved: more than nearly every answer has. Such a call can
+    #: pass the budget by what its answer has beyond this.
+    assumed_output_tokens: int = 8_192
+    #: Fields and paths that are let in though their work cannot be counted: `background`, `previous_response_id`,
+    #: `conversation`, `prompt`, `cachedContent`, `/v1/batches`; in paths `*` and `?` stand for any.
+    unmetered: tuple[str, ...] = ()
     #: Seconds until an answer begins: as long as the providers' own clients wait.
     first_token_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("requests", "tokens", "money", "concurrency", "body_bytes", "timeout", "first_token_timeout"):
+        numbers = ("requests", "tokens", "money", "concurrency", "body_bytes", "timeout", "first_token_timeout")
+        for name in (*numbers, "assumed_output_tokens"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidParams(f"limits: {name} is {value}: it cannot be negative")
-        for name in ("models", "routes"):
+        for name in ("models", "routes", "unmetered"):
             if isinstance(getattr(self, name), str):
                 raise InvalidParams(f"limits: {name} is a str: give a tuple of names")
         if self.money is not None and not self.prices:
@@ -99,12 +112,46 @@ class Spent(msgspec.Struct, frozen=True):
     tokens: int = 0
     money: float = 0.0
     running: int = 0
+    #: Of the calls that run: what they may take at most, as far as that is known.
+    reserved_tokens: int = 0
+    reserved_money: float = 0.0
 
     def begun(self) -> Spent:
         return msgspec.structs.replace(self, requests=self.requests + 1, running=self.running + 1)
 
-    def ended(self, tokens: int, money: float) -> Spent:
-        return Spent(self.requests, self.tokens + tokens, self.money + money, self.running - 1)
+    def reserved(self, what: Reservation) -> Spent:
+        return msgspec.structs.replace(
+            self,
+            reserved_tokens=self.reserved_tokens + what.tokens,
+            reserved_money=self.reserved_money + what.money,
+        )
+
+    def ended(self, tokens: int, money: float, settled: Reservation | None = None) -> Spent:
+        settled = settled or Reservation()
+        running = self.running - 1
+        return Spent(
+            self.requests,
+            self.tokens + tokens,
+            self.money + money,
+            running,
+            self.reserved_tokens - settled.tokens,
+            # Sums of fractions leave a rest, which would add up.
+            self.reserved_money - settled.money if running else 0.0,
+        )
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The tokens that a request asks for: its input by estimate, and its output at most; None: it names none."""
+
+    input: int
+    output: int | None = None
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What is set aside for one call while it runs."""
+
+    tokens: int = 0
+    money: float = 0.0
 
 
 def refuse_request(limits: Limits, spent: Spent, path: str, body_bytes: int) -> Refusal | None:
@@ -124,6 +171,53 @@ def refuse_request(limits: Limits, spent: Spent, path: str, body_bytes: int) -> 
     if limits.money is not None and spent.money >= limits.money:
         return Refusal(429, f"the budget of {limits.money:g} is used up ({spent.money:.4f} was used)", final=True)
     return None
+
+
+def reserve(limits: Limits, spent: Spent, asked: Asked, price: Price | None) -> Reservation | Refusal:
+    """What the call may take, if that much is left beside the calls that run."""
+    tokens_left = None if limits.tokens is None else limits.tokens - spent.tokens - spent.reserved_tokens
+    money_left = None if limits.money is None else limits.money - spent.money - spent.reserved_money
+    output = asked.output
+    if output is None:
+        # A call that names no maximum gets what is left, as far as it is likely to need it.
+        output = limits.assumed_output_tokens
+        if tokens_left is not None:
+            output = min(output, max(1, tokens_left - asked.input))
+        if money_left is not None and price is not None and price.output > 0:
+            affordable = (money_left - price.of(Usage(asked.input))) * 1_000_000 / price.output
+            output = min(output, max(1, int(affordable)))
+    tokens = asked.input + output
+    money = 0.0 if price is None else price.of(Usage(asked.input, output))
+    # The calls that run will give back a part of what is reserved for them.
+    final = not spent.reserved_tokens
+    if tokens_left is not None and tokens > tokens_left:
+        text = f"the request asks for up to {tokens} tokens ({asked.input} in, {output} out)"
+        return Refusal(429, f"{text}, and {max(0, tokens_left)} of the budget of {limits.tokens} are left", final)
+    if money_left is not None and money > money_left:
+        text = f"the request may cost {money:.4f}, and {max(0.0, money_left):.4f}"
+        return Refusal(429, f"{text} of the budget of {limits.money:g} are left", final)
+    return Reservation(tokens, money)
+
+
+def refuse_unmetered(limits: Limits, body: Mapping[str, Any]) -> Refusal | None:
+    """A field of a request to a provider that starts work, or brings input, which no budget sees."""
+    names = [name for name in _DETACHED if body.get(name)]
+    if limits.has_budget:
+        names += [name for name in _KEPT_INPUT if body.get(name) is not None]
+        if isinstance(body.get("prompt"), Mapping):
+            names.append("prompt")
+    for name in names:
+        if name not in limits.unmetered:
+            text = f"{name}: what it starts or brings cannot be counted, and the bridge does not allow it"
+            return Refusal(403, text)
+    return None
+
+
+def refuse_unmetered_route(limits: Limits, method: str, path: str) -> Refusal | None:
+    """A path that no dialect has, under a budget: batches, files, fine-tuning."""
+    if not limits.has_budget or method in ("GET", "HEAD") or any(fnmatchcase(path, n) for n in limits.unmetered):
+        return None
+    return Refusal(403, f"{path}: its work cannot be counted, and there is a budget")
 
 
 def refuse_model(limits: Limits, model: str) -> Refusal | None:

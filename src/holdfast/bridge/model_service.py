@@ -16,11 +16,29 @@ from types import TracebackType
 import msgspec
 
 from holdfast.bridge.bridge_call import JSON, BridgeCall, refused
-from holdfast.bridge.dialects import Route, asked_of, embeddings, only_a_provider_can
+from holdfast.bridge.dialects import (
+    Route,
+    as_checked,
+    asked_of,
+    asked_tokens,
+    embeddings,
+    only_a_provider_can,
+)
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
+from holdfast.bridge.dialects.fields import Fields, checked_body
 from holdfast.bridge.dialects.model_lists import render_model, render_models
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
-from holdfast.bridge.limits import Limits, Spent, refuse_model, refuse_request, refuse_unpriced
+from holdfast.bridge.limits import (
+    Limits,
+    Refusal,
+    Spent,
+    refuse_model,
+    refuse_request,
+    refuse_unmetered,
+    refuse_unmetered_route,
+    refuse_unpriced,
+    reserve,
+)
 from holdfast.bridge.model_choice import Model, ModelChoice
 from holdfast.bridge.normal import Usage
 from holdfast.bridge.passing import PassedAnswer
@@ -99,10 +117,17 @@ class ModelService:
             provider = self._models.only_provider
             if provider is None or self._limits.routes is None:
                 raise ModelError(f"{request.method} {request.path}: the bridge has no such route", 404)
+            if (refusal := refuse_unmetered_route(self._limits, request.method, request.path)) is not None:
+                raise refused(refusal)
             # The limits allow it by name, so it is passed on, whatever it is.
             return self._passed(call, provider)
-        call.model, call.stream = asked_of(request, route)
-        if call.model and (refusal := refuse_model(self._limits, call.model)) is not None:
+        body = Fields({})
+        if request.method == "POST":
+            body = checked_body(request)
+            # What was checked is what is sent, and what everything below reads.
+            call.request = request = as_checked(request, body)
+        call.model, call.stream = asked_of(body, request, route)
+        if route.operation != "models" and (refusal := refuse_model(self._limits, call.model)) is not None:
             raise refused(refusal)
         if route.operation in ("models", "model"):
             provider = self._models.only_provider
@@ -111,11 +136,14 @@ class ModelService:
         call.paid_model = call.model
         if isinstance(chosen, UpstreamSession):
             call.paid_model = chosen.upstream.model or call.model
-            if (refusal := refuse_unpriced(self._limits, call.paid_model)) is not None:
+            if (refusal := refuse_unmetered(self._limits, body.value)) is not None:
                 raise refused(refusal)
-            return self._passed(call, chosen)
         if (refusal := refuse_unpriced(self._limits, call.paid_model)) is not None:
             raise refused(refusal)
+        if self._limits.has_budget and route.operation in ("generate", "embeddings"):
+            self._reserve(call, body, route)
+        if isinstance(chosen, UpstreamSession):
+            return self._passed(call, chosen)
         if route.operation == "embeddings":
             return _embedded(chosen, embeddings.parse(request))
         parsed = call.dialect.parse(request)
@@ -125,6 +153,14 @@ class ModelService:
             raise ModelError(reason, 400)
         call.answering = FunctionAnswer(chosen, parsed, call.dialect)
         return call.answering.pieces()
+
+    def _reserve(self, call: BridgeCall, body: Fields, route: Route) -> None:
+        price = self._limits.price_of(call.paid_model)
+        found = reserve(self._limits, self.spent, asked_tokens(call.request, body, route), price)
+        if isinstance(found, Refusal):
+            raise refused(found)
+        call.reservation = found
+        self.spent = self.spent.reserved(found)
 
     def _passed(self, call: BridgeCall, provider: UpstreamSession) -> Pieces:
         answer = PassedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
@@ -142,7 +178,8 @@ class ModelService:
     def _ended(self, call: BridgeCall) -> None:
         record = call.record(self.calls.total + 1, time.time(), self._limits, self._redaction)
         if call.counted:
-            self.spent = self.spent.ended(0 if record.usage is None else record.usage.total, record.money)
+            tokens = 0 if record.usage is None else record.usage.total
+            self.spent = self.spent.ended(tokens, record.money, call.reservation)
         self.calls.add(record)
         if self._on_call is not None:
             try:

@@ -84,7 +84,7 @@ def rewritten(request: HttpRequest, *, model: str | None, asks_for_usage: bool =
         return request
     before, models, after = request.path.partition("/models/")
     if model is not None and models:
-        path = f"{before}/models/{quote(model)}" + (":" + after.partition(":")[2] if ":" in after else "")
+        path = f"{before}/models/{quote(model, safe='')}" + (":" + after.partition(":")[2] if ":" in after else "")
         return msgspec.structs.replace(request, path=path)
     if not request.body:
         return request

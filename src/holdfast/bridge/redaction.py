@@ -1,16 +1,16 @@
 """Takes secrets out of what passes: whole texts, and streams in which a secret may be cut in two; pure.
 
-The key of a provider is known, so it is looked for as it is; a provider that echoes it must not bring it into the
-sandbox or into a record.
+The key of a provider is known, so it is looked for: as it is, in base64 at any alignment (`user:KEY`, `Bearer
+KEY`), behind JSON, URL and HTML escapes of any of its characters, and masked (`sk-ab***yz`). A provider that echoes
+it must not bring it into the sandbox or into a record.
 """
 
 from __future__ import annotations
 
-import json
+import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
-from urllib.parse import quote
 
 REDACTED: Final = b"[redacted]"
 #: What looks like a provider's key, whoever's it is: for records alone, since an agent may well write such text.
@@ -21,36 +21,85 @@ _LOOKS_LIKE_A_KEY: Final = re.compile(
 _SIGNS: Final = ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "xai", "gsk", "hf_", "hf-", "AIza", "earer", "EARER")
 #: A shorter text is no secret worth hiding, and would be found in every other word.
 MIN_SECRET: Final = 6
+#: Parts of a shorter secret, in base64 or beside a mask, would be found in every other word.
+MIN_PARTED: Final = 12
+#: How much of a masked key must be there, and how much is at most: providers show its beginning, its end or both.
+_SHOWN_HEAD: Final = 3
+_SHOWN_TAIL: Final = 3
+_SHOWN_MOST: Final = 24
+#: The longest row of mask characters: longer than any key. It bounds what a stream holds back.
+_MASK_MOST: Final = 512
+
+#: One character, as JSON, JSON in JSON, URLs and HTML may write any; the last two groups are as it is and decimal.
+_ESCAPED: Final = re.compile(
+    rb"\\{1,4}u00([0-9a-fA-F]{2})|%([0-9a-fA-F]{2})|&#[xX]0{0,4}([0-9a-fA-F]{2});|\\([\"/\\])|&#0{0,4}([0-9]{2,3});"
+)
+#: The beginning of one at the end of a piece.
+_ESCAPE_BEGUN: Final = re.compile(
+    rb"(?:\\{1,4}(?:u(?:0(?:0[0-9a-fA-F]?)?)?)?|%[0-9a-fA-F]?|&(?:#(?:[xX]?[0-9a-fA-F]{0,6})?)?)\Z"
+)
+#: Asterisks, dots, ellipses and bullets, also as JSON escapes them.
+_MASK: Final = rb"(?:\*|\.|\xe2\x80\xa6|\xe2\x80\xa2|\\u2026|\\u2022)"
+_MASKS: Final = (b"**", b"..", b"\xe2\x80\xa6", b"\xe2\x80\xa2", b"\\u202")
 
 
 class Redaction:
     """The secrets, in every way in which they are likely to be written."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {
-            form.encode()
-            for secret in secrets
-            if len(secret) >= MIN_SECRET
-            for form in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/"), quote(secret, safe=""))
-        }
+        known = [secret.encode() for secret in secrets if len(secret) >= MIN_SECRET]
+        self._set(
+            [form for secret in known for form in _forms_of(secret)], [s for s in known if len(s) >= MIN_PARTED]
+        )
+
+    def _set(self, forms: Iterable[bytes], masked: Iterable[bytes]) -> None:
         # The longest first, so that no part of it is left over when a shorter form is part of a longer.
-        self._forms = sorted(forms, key=len, reverse=True)
+        self._forms = sorted(set(forms), key=len, reverse=True)
+        self._masked = sorted(set(masked))
+        self._patterns = [_masked_pattern(secret) for secret in self._masked]
+        self._begun = [_masked_begun(secret) for secret in self._masked]
+        self._longest = max(map(len, self._forms), default=0)
 
     @staticmethod
     def joined(parts: Iterable[Redaction]) -> Redaction:
         """The secrets of all of them."""
-        whole = Redaction(())
-        whole._forms = sorted({form for part in parts for form in part._forms}, key=len, reverse=True)
+        whole, given = Redaction(()), list(parts)
+        whole._set(
+            (form for part in given for form in part._forms), (each for part in given for each in part._masked)
+        )
         return whole
 
     def whole(self, data: bytes) -> bytes:
+        return self.without_masked(self.without_forms(data))
+
+    def without_forms(self, data: bytes) -> bytes:
+        """Without the whole secrets, as they are and escaped."""
         for form in self._forms:
             if form in data:
                 data = data.replace(form, REDACTED)
+        if self._forms and _ESCAPED.search(data) is not None:
+            data = self._without_escaped(data)
+        return data
+
+    def without_masked(self, data: bytes) -> bytes:
+        """Without what masks a secret and shows a part of it."""
+        if any(mask in data for mask in _MASKS):
+            for pattern in self._patterns:
+                data = pattern.sub(REDACTED, data)
+        return data
+
+    def _without_escaped(self, data: bytes) -> bytes:
+        plain, starts = _unescaped(data)
+        for form in self._forms:
+            spans = [(starts[at], starts[at + len(form)]) for at in _places(plain, form)]
+            if spans:
+                for start, end in reversed(spans):
+                    data = data[:start] + REDACTED + data[end:]
+                plain, starts = _unescaped(data)
         return data
 
     def text(self, text: str) -> str:
-        return self.whole(text.encode(errors="replace")).decode()
+        return self.whole(text.encode(errors="replace")).decode(errors="replace")
 
     def for_record(self, data: bytes) -> str:
         """As text, without the secrets and without anything that looks like one."""
@@ -61,14 +110,29 @@ class Redaction:
 
     def held(self, data: bytes) -> int:
         """How many bytes at the end of `data` may be the beginning of a secret."""
+        if not self._forms:
+            return 0
+        # An escape takes six bytes or more for one, and a mask is longer than a key.
+        tail = data[-max(10 * self._longest, _MASK_MOST + 2 * _SHOWN_MOST) :]
+        plain, starts = _unescaped(tail)
         longest = 0
+        begun = _ESCAPE_BEGUN.search(tail)
+        if begun is not None:
+            # The escape may go on a secret that began before it, or begin one.
+            plain, starts = _unescaped(tail[: begun.start()])
+            longest = len(tail) - begun.start()
         for form in self._forms:
-            at = max(0, len(data) - len(form) + 1)
-            while (at := data.find(form[:1], at)) >= 0:
-                if form.startswith(data[at:]):
-                    longest = max(longest, len(data) - at)
+            at = max(0, len(plain) - len(form) + 1)
+            while (at := plain.find(form[:1], at)) >= 0:
+                if form.startswith(plain[at:]):
+                    longest = max(longest, len(tail) - starts[at])
                     break
                 at += 1
+        if self._begun and any(mask in tail for mask in (b"*", b".", b"\xe2", b"\\")):
+            for pattern in self._begun:
+                found = pattern.search(tail)
+                if found is not None:
+                    longest = max(longest, len(tail) - found.start())
         return longest
 
 
@@ -80,11 +144,85 @@ class RedactedStream:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bytes:
-        data = self._redaction.whole(self._rest + piece if self._rest else piece)
+        data = self._redaction.without_forms(self._rest + piece if self._rest else piece)
         held = self._redaction.held(data)
         self._rest = data[len(data) - held :]
-        return data[: len(data) - held] if held else data
+        # A masked key is replaced when all of it is there: else its last characters would pass with the next piece.
+        return self._redaction.without_masked(data[: len(data) - held] if held else data)
 
     def end(self) -> bytes:
         rest, self._rest = self._rest, b""
-        return rest
+        return self._redaction.without_masked(rest)
+
+
+def _forms_of(secret: bytes) -> Iterator[bytes]:
+    yield secret
+    if len(secret) < MIN_PARTED:
+        return
+    for offset in range(3):
+        # The characters of base64 that follow from the secret alone, whatever stands before and behind it.
+        encoded = base64.b64encode(bytes(offset) + secret)
+        core = encoded[-(-offset * 8 // 6) : (offset + len(secret)) * 8 // 6]
+        yield core
+        yield core.replace(b"+", b"-").replace(b"/", b"_")
+
+
+def _places(data: bytes, form: bytes) -> Iterator[int]:
+    at = data.find(form)
+    while at >= 0:
+        yield at
+        at = data.find(form, at + len(form))
+
+
+def _unescaped(data: bytes) -> tuple[bytes, list[int]]:
+    """The same without escapes, and where each byte of it, and the end, stands in `data`."""
+    plain = bytearray()
+    starts: list[int] = []
+    last = 0
+    for found in _ESCAPED.finditer(data):
+        plain += data[last : found.start()]
+        starts.extend(range(last, found.start()))
+        one, two, three, char, decimal = found.groups()
+        if char is not None:
+            plain += char
+        else:
+            hexadecimal = one or two or three
+            plain.append((int(decimal) if hexadecimal is None else int(hexadecimal, 16)) & 0xFF)
+        starts.append(found.start())
+        last = found.end()
+    plain += data[last:]
+    starts.extend(range(last, len(data) + 1))
+    return bytes(plain), starts
+
+
+def _masked_pattern(secret: bytes) -> re.Pattern[bytes]:
+    head, tail = secret[:_SHOWN_MOST], secret[-_SHOWN_MOST:]
+    with_head = _head(head, _SHOWN_HEAD) + rb"(?:" + _masks(2) + rb"|\xe2\x80\xa6|\\u2026)" + _tail(tail, 2) + rb"?"
+    return re.compile(with_head + rb"|" + _masks(3) + _tail(tail, _SHOWN_TAIL))
+
+
+def _masked_begun(secret: bytes) -> re.Pattern[bytes]:
+    """What may become one with the next piece: up to the end of the text."""
+    head, tail = secret[:_SHOWN_MOST], secret[-_SHOWN_MOST:]
+    parts = {tail[a:b] for a in range(len(tail)) for b in range(a + 1, len(tail) + 1)}
+    some_tail = b"|".join(map(re.escape, sorted(parts, key=len, reverse=True)))
+    half_a_mask = rb"(?:\xe2\x80?|\\(?:u(?:2(?:02?)?)?)?)?"
+    begins = rb"(?:" + _head(head, _SHOWN_HEAD) + _masks(0) + rb"|" + _masks(1) + rb")"
+    return re.compile(begins + half_a_mask + rb"(?:" + some_tail + rb")?\Z")
+
+
+def _masks(least: int) -> bytes:
+    return _MASK + b"{%d,%d}" % (least, _MASK_MOST)
+
+
+def _head(text: bytes, least: int) -> bytes:
+    """At least so much of the beginning of `text`, and as much as there is."""
+    pattern = b""
+    for at in range(len(text) - 1, least - 1, -1):
+        pattern = rb"(?:%s%s)?" % (re.escape(text[at : at + 1]), pattern)
+    return re.escape(text[:least]) + pattern
+
+
+def _tail(text: bytes, least: int) -> bytes:
+    """At least so much of the end of `text`: the longest first."""
+    return rb"(?:" + b"|".join(re.escape(text[at:]) for at in range(len(text) - least + 1)) + rb")"

@@ -107,7 +107,9 @@ class Upstream:
         self._forward = (*_TO_PROVIDER, *(name.lower() for name in forward))
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         self._key = api_key
-        self.redaction = Redaction([*([api_key] if api_key else []), *self._headers.values()])
+        # Of `Bearer KEY` and the like the key alone, too: an echo may come without the word before it.
+        given = [part for value in self._headers.values() for part in (value, value.partition(" ")[2])]
+        self.redaction = Redaction([*([api_key] if api_key else []), *given])
 
     def __repr__(self) -> str:
         return f"Upstream({self.base_url!r})"

@@ -11,6 +11,12 @@ FIRST_SECONDS: Final = 0.05
 LAST_SECONDS: Final = 5.0
 #: A channel that held this long was a good one, even if nothing came over it.
 STEADY_SECONDS: Final = 5.0
+#: Channels that made progress and broke reset the waits this often at once, then once in as many seconds: a network
+#: that flaps costs no waiting, and a server that answers a little and closes costs a few dials a second.
+RESETS: Final = 100
+SECONDS_A_RESET: Final = 0.5
+#: Without a reset the next wait is that of this attempt, 0.8 s to 1.6 s.
+ATTEMPT_WITHOUT_RESET: Final = 6
 
 
 class Timer(Protocol):
@@ -28,8 +34,8 @@ class Clock(Protocol):
 class Backoff:
     """Attempts since the last channel that was of use.
 
-    A channel over which nothing came counts as a failed attempt: a server that takes connections and drops them, or
-    a request that kills it, must not be met with a loop that never waits and never ends.
+    A channel that made no progress beyond the handshake counts as a failed attempt: without that, a server that
+    accepts and closes, or sends what cannot be decoded, would be dialled in a loop that never waits and never ends.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, deadline: float) -> None:
@@ -38,13 +44,22 @@ class Backoff:
         self.deadline = deadline
         self._attempts = 0
         self._down_since: float | None = None
+        self._resets = float(RESETS)
+        self._reset_at = clock.time()
 
-    def broke(self, *, opened_at: float, received: int) -> None:
-        """A channel that was open since `opened_at`, and brought `received` messages, is gone."""
+    def broke(self, *, opened_at: float, progressed: bool) -> None:
+        """A channel that was open since `opened_at` is gone. Progress: an answered call, an event for a reader."""
         now = self._clock.time()
-        if received or now - opened_at >= STEADY_SECONDS or self._down_since is None:
+        if not (progressed or now - opened_at >= STEADY_SECONDS or self._down_since is None):
+            return
+        self._down_since = now
+        self._resets = min(RESETS, self._resets + (now - self._reset_at) / SECONDS_A_RESET)
+        self._reset_at = now
+        if self._resets >= 1:
+            self._resets -= 1
             self._attempts = 0
-            self._down_since = now
+        else:
+            self._attempts = max(self._attempts, ATTEMPT_WITHOUT_RESET)
 
     def next_wait(self) -> float | None:
         """How long to wait before the next attempt; None when it would come after the deadline.

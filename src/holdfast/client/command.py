@@ -11,9 +11,10 @@ import builtins
 import contextlib
 import os
 import shlex
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Final, Literal, Protocol, runtime_checkable
 
+from holdfast.client.clean_up import clean_up_cancelled, shielded
 from holdfast.client.collect import MIB, StreamTails, leading_continuation, shown
 from holdfast.client.defaults import StrPath
 from holdfast.client.process import READER_WINDOW_BYTES, write_pieces
@@ -154,15 +155,6 @@ async def kill_now(api: ExecApi, process_id: str) -> None:
         await api.terminate(process_id, force=True)
 
 
-async def kill_cancelled(killing: Coroutine[Any, Any, None], cancelled: asyncio.CancelledError) -> None:
-    """Kill on the way out of a cancelled call. A kill that fails becomes a note: the cancellation goes first."""
-    try:
-        # In a task of its own, so that a second cancellation does not leave the tree running.
-        await asyncio.shield(asyncio.ensure_future(killing))
-    except HoldfastError as error:
-        cancelled.add_note(f"the command could not be killed: {error}")
-
-
 async def feed(api: ExecApi, process_id: str, input: str | bytes | None, close: bool, turn: asyncio.Lock) -> None:
     """Write the input of a command. That it ends, or closes stdin, without reading all of it is its right."""
     try:
@@ -213,7 +205,7 @@ async def run_command(
             return result
         raise timeout_error(run.printed, spec.argv, *earlier, timeout) from error
     except asyncio.CancelledError as cancelled:
-        await kill_cancelled(kill_now(api, spec.process_id), cancelled)
+        await clean_up_cancelled(api, kill_now(api, spec.process_id), cancelled)
         raise
     except (CommandNotFound, NotExecutable) as error:
         if start_errors != "result":
@@ -263,7 +255,7 @@ class _Run:
         process_id = self._spec.process_id
         try:
             # Shielded: a cancellation that comes now must not leave the tree half killed.
-            running = await asyncio.shield(asyncio.ensure_future(self._api.terminate(process_id, force=True)))
+            running = await shielded(self._api.terminate(process_id, force=True))
             # The timeout cancelled the old reader in the middle of a step; a new one goes on behind its last chunk.
             await self.aclose()
             self._stream = self._api.events(process_id, after_seq=self._last_seq, window=READER_WINDOW_BYTES)

@@ -11,11 +11,13 @@ import asyncio
 import logging
 import random
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import holdfast
 from holdfast.client.backoff import Backoff, Clock, Timer
+from holdfast.client.clean_up import take_error
 from holdfast.client.event_loops import check_loop
 from holdfast.client.subscription import Subscription
 from holdfast.errors import (
@@ -24,6 +26,7 @@ from holdfast.errors import (
     ConnectionLost,
     HandshakeFailed,
     HoldfastError,
+    LimitReached,
     MessageTooLarge,
     MethodNotFound,
     error_from_wire,
@@ -47,8 +50,17 @@ Dial = Callable[[Receiver], Awaitable[Channel]]
 DEFAULT_WINDOW: Final = 4 * 1024 * 1024
 #: The server's default limit; a larger message would be refused there without a name.
 MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
+#: Channels that may end with a message that cannot be decoded while a call or a reader waits on them. The first may
+#: be an accident of the channel; after the third the other side sends the same each time, and repeating is no use.
+UNDECODABLE_CHANNELS: Final = 3
 #: Silences after which a connection counts as broken.
 MISSED_PINGS: Final = 2
+#: How long a cancelled caller waits for what it had begun to be ended. A kill takes milliseconds; a server that
+#: takes longer is stuck or half gone, and the work goes on without the caller.
+CLEAN_UP_SECONDS: Final = 5.0
+#: Such work that may be under way at a time. Over a connection that is down it waits for the connection; a program
+#: that begins and cancels in a loop must not fill the memory meanwhile.
+MAX_CLEAN_UPS: Final = 1_000
 #: As a Python program names itself to a server, which lists its clients by it.
 CLIENT_NAME: Final = "holdfast-python"
 
@@ -56,7 +68,7 @@ CLIENT_NAME: Final = "holdfast-python"
 class Call(Generic[R]):
     """A request that waits for its reply, through as many channels as it takes."""
 
-    __slots__ = ("future", "id", "method", "on_reply", "params", "renew", "sent", "size")
+    __slots__ = ("future", "id", "method", "on_reply", "params", "renew", "sent", "size", "undecodable")
 
     def __init__(self, method: Method[Any, R], params: object, future: asyncio.Future[R]) -> None:
         #: Called before anybody who awaits the reply, in the same turn of the loop.
@@ -70,6 +82,8 @@ class Call(Generic[R]):
         self.size = 0
         #: On how many channels: the reply of an earlier one may be lost, and what it asked for may be done.
         self.sent = 0
+        #: On how many of them a message came that could not be decoded.
+        self.undecodable = 0
 
     def replied(self, result: R, error: HoldfastError | None) -> None:
         if self.future.done():
@@ -90,12 +104,16 @@ class _Link:
         self.channel: Channel | None = None
         self.opened_at = 0.0
         self.received = 0
+        #: Whether a call was answered, or a reader got something new: more than the handshake.
+        self.progressed = False
         #: Requests that need no repeating on another channel: pings, subscriptions.
         self.passing: set[int] = set()
         self.missed_pings = 0
         self.received_at_tick = 0
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
+        #: Done when the connection no longer uses this link, which may be before its channel has closed.
+        self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def message_received(self, message: bytes | memoryview | Oversized) -> None:
         self._connection.take(self, message)
@@ -138,7 +156,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self.clock: Clock = clock or self._loop
         self._backoff = Backoff(self.clock, rng or random.Random(), reconnect_deadline)
-        self._peer = Peer()
+        self._peer = Peer(name=address)
         self._calls: dict[int, Call[Any]] = {}
         self._readers: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakValueDictionary()
         self._last_reader = 0
@@ -148,6 +166,7 @@ class Connection:
         self._failure: HoldfastError | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._keepalive: Timer | None = None
+        self._cleaning: set[asyncio.Task[Any]] = set()
 
     # --- for callers -----------------------------------------------------------------------------------------
 
@@ -175,7 +194,7 @@ class Connection:
         if self._failure is not None:
             raise self._failed()
         call = Call(method, params, self._loop.create_future())
-        call.id, message = self._peer.call(method, params, call.replied)
+        call.id, message = self._peer.call(method, params, partial(self._replied, call))
         call.size = len(message)
         if call.size > self._max_message_bytes:
             self._peer.give_up(call.id)
@@ -187,6 +206,11 @@ class Connection:
             call.sent += 1
             self._channel().send(message)
         return call
+
+    def _replied(self, call: Call[R], result: R, error: HoldfastError | None) -> None:
+        if self._link is not None:
+            self._link.progressed = True
+        call.replied(result, error)
 
     async def reply(self, call: Call[R]) -> R:
         try:
@@ -204,6 +228,42 @@ class Connection:
         self.notify(methods.REQUEST_CANCEL, m.CancelParams(call.id))
         self._calls.pop(call.id, None)
         self._peer.give_up(call.id)
+
+    async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Run `work`, which calls through this connection, and return whether it has ended.
+
+        It is waited for while the connection is up, for `CLEAN_UP_SECONDS` at most. Else, and if the caller is
+        cancelled, it goes on in the background until the connection is closed or lost for good.
+        """
+        if len(self._cleaning) >= MAX_CLEAN_UPS:
+            work.close()
+            raise LimitReached(f"{self.address}: {MAX_CLEAN_UPS} commands and files wait to be cleaned up")
+        task = self._loop.create_task(work)
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaned)
+        if self._may_answer:
+            watched: set[asyncio.Future[Any]] = {task} if self._link is None else {task, self._link.dropped}
+            await asyncio.wait(watched, timeout=CLEAN_UP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        task.result()
+        return True
+
+    @property
+    def _may_answer(self) -> bool:
+        """Whether a call that is made now may be answered soon."""
+        return self._open
+
+    def _cleaned(self, task: asyncio.Task[Any]) -> None:
+        self._cleaning.discard(task)
+        take_error(task)
+
+    async def _end_clean_up(self) -> None:
+        """After `_fail`, whose error their calls get: on return none of them is left."""
+        for task in list(self._cleaning):
+            task.cancel()
+        if self._cleaning:
+            await asyncio.wait(set(self._cleaning))
 
     def notify(self, notification: Notification[P], params: P) -> None:
         """Tell the server something, if the channel is up; what it must know it is told again on reconnect."""
@@ -223,6 +283,7 @@ class Connection:
             await asyncio.wait([self._reconnecting])
         if self._failure is None:
             self._fail(ConnectionLost(f"{self.address}: the connection was closed"))
+        await self._end_clean_up()
         link = self._link
         if link is not None:
             self._drop_link(link)
@@ -367,22 +428,46 @@ class Connection:
                 error = MethodNotFound(f"{item.method}: a client has no methods")
                 self._channel().send(self._peer.codec.failure(item.id, error))
         except HoldfastError as error:
-            self._break(link, HandshakeFailed(f"{self.address}: what arrived makes no sense: {error}"))
+            text = f"{self.address}: what arrived makes no sense: {error}"
+            self._count_undecodable(text)
+            self._break(link, HandshakeFailed(text))
 
     def _noticed(self, notice: Notice) -> None:
         codec, name = self._peer.codec, notice.method
         if name == methods.PROCESS_OUTPUT.name:
             output = codec.decode_body(notice.params, m.OutputParams, name)
             if (reader := self._reader(output.subscription)) is not None:
-                reader.output(output)
+                self._advanced(reader, reader.output(output))
         elif name == methods.PROCESS_EXITED.name:
             exited = codec.decode_body(notice.params, m.ExitedParams, name)
             if (reader := self._reader(exited.subscription)) is not None:
-                reader.exited(exited)
+                self._advanced(reader, reader.exited(exited))
         elif name == methods.PROCESS_CLOSED.name:
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
             if (reader := self._reader(closed.subscription)) is not None:
-                reader.closed(closed)
+                self._advanced(reader, reader.closed(closed))
+
+    def _advanced(self, reader: Subscription, is_new: bool) -> None:
+        if is_new:
+            reader.undecodable = 0
+            if self._link is not None:
+                self._link.progressed = True
+
+    def _count_undecodable(self, text: str) -> None:
+        """Fail the calls and readers for which one channel after another ended with such a message.
+
+        Its id cannot be read, so it may belong to any of them.
+        """
+        for call in list(self._calls.values()):
+            call.undecodable += 1
+            if call.undecodable >= UNDECODABLE_CHANNELS:
+                call.replied(None, HandshakeFailed(f"{text} ({call.method.name} was sent {call.sent} times)"))
+        for reader in list(self._readers.values()):
+            reader.undecodable += 1
+            if reader.undecodable >= UNDECODABLE_CHANNELS:
+                times = f"process {reader.process_id!r} was read {UNDECODABLE_CHANNELS} times"
+                reader.fail(HandshakeFailed(f"{text} ({times})"))
+                self._readers.pop(reader.id, None)
 
     def _reader(self, id: str | None) -> Subscription | None:
         return None if id is None else self._readers.get(id)
@@ -412,17 +497,21 @@ class Connection:
         self._drop_link(link)
         if isinstance(error, MessageTooLarge):
             self._too_large(str(error))
+        elif isinstance(error, ConnectionLost) and error.details.get("oversized"):
+            self._too_large(str(error), all=True)
         if not was_open:
             if self._handshake is not None and not self._handshake.done():
                 self._handshake.set_exception(error)
             return
-        self._backoff.broke(opened_at=link.opened_at, received=link.received)
+        self._backoff.broke(opened_at=link.opened_at, progressed=link.progressed)
         if self._failure is None:
             self._reconnecting = self._loop.create_task(self._reconnect(error))
 
     def _drop_link(self, link: _Link) -> None:
         self._link = None
         self._open = False
+        if not link.dropped.done():
+            link.dropped.set_result(None)
         if self._keepalive is not None:
             self._keepalive.cancel()
             self._keepalive = None

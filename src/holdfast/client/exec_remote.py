@@ -14,13 +14,13 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import StreamTails, shown
 from holdfast.client.command import (
     OUTPUT_LIMIT_BYTES,
     ExecResult as ExecResult,
     StartErrors,
     feed,
-    kill_cancelled,
     not_started,
     result_of,
     start_or_attach,
@@ -231,7 +231,7 @@ class ExecRemoteProcess:
             return await self._next()
         except asyncio.CancelledError as cancelled:
             self._finished = True
-            await kill_cancelled(self._kill(force=True), cancelled)
+            await clean_up_cancelled(self._api, self._kill(force=True), cancelled)
             raise
         except HoldfastError as error:
             self._finished = True
@@ -338,8 +338,12 @@ class ExecRemoteProcess:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._finished:
-            await self._kill(force=isinstance(error, asyncio.CancelledError))
+        if self._finished:
+            return
+        if isinstance(error, asyncio.CancelledError):
+            await clean_up_cancelled(self._api, self._kill(force=True), error)
+        else:
+            await self._kill(force=False)
 
 
 def check_running_loop() -> None:

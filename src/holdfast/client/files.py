@@ -14,6 +14,7 @@ from typing import IO, Final
 
 import msgspec
 
+from holdfast.client.clean_up import clean_up
 from holdfast.client.defaults import Defaults, Path
 from holdfast.client.in_flight import InFlight
 from holdfast.errors import (
@@ -324,10 +325,9 @@ async def _write_pieces(
 
 
 async def _abandon(files: FileApi, path: str, upload_id: str, user: str | None) -> None:
-    """Also when we are cancelled: nobody else would remove what is there before the server does."""
-    task = asyncio.ensure_future(files.abandon(path, upload_id=upload_id, user=user))
+    """Also for a cancelled caller: else the hidden file stays until the server removes what is abandoned."""
     try:
-        await asyncio.shield(task)
+        await clean_up(files, files.abandon(path, upload_id=upload_id, user=user))
     except HoldfastError:
         return  # what went wrong before is what the caller should hear of; the server removes it in time
 

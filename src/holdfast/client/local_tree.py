@@ -24,12 +24,17 @@ class LocalTree:
     def __init__(self, root: str) -> None:
         self.root = root
         os.makedirs(root, exist_ok=True)
+        # Held open: its path may be led elsewhere by a link while files arrive.
+        self._fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
     def path(self, names: tuple[str, ...]) -> str:
         return os.path.join(self.root, *names)
 
     def open_directory(self, names: tuple[str, ...]) -> int:
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             for name in names:
                 inner = os.open(check_name(name), _DIRECTORY, dir_fd=fd)

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Final
 
+from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import (
     MIB,
     Collected,
@@ -281,7 +282,10 @@ class Process:
     ) -> None:
         # A process that was forgotten has ended.
         with contextlib.suppress(UnknownProcess):
-            await self.terminate(force=isinstance(error, asyncio.CancelledError))
+            if isinstance(error, asyncio.CancelledError):
+                await clean_up_cancelled(self._api, self.terminate(force=True), error)
+            else:
+                await self.terminate()
 
 
 def _take(result: ReadResult, buffer: HeadTailBuffer) -> int:

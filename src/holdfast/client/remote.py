@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.client.connection import DEFAULT_WINDOW, Connection
-from holdfast.client.remote_command import RemoteCommand, milliseconds, take_error
+from holdfast.client.remote_command import RemoteCommand, milliseconds
 from holdfast.client.remote_files import RemoteFiles
 from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, StdinClosed, UnknownProcess
@@ -221,7 +221,7 @@ class RemoteExec:
                 # The server does not know the request of a channel that broke: tell it once it is there again.
                 withdrawn = m.TerminalWithdrawParams(terminal_id, params.run_id)
                 with contextlib.suppress(HoldfastError):
-                    self.connection.begin(methods.TERMINAL_WITHDRAW, withdrawn).future.add_done_callback(take_error)
+                    await self.connection.clean_up(self.connection.call(methods.TERMINAL_WITHDRAW, withdrawn))
             raise
 
     async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
@@ -256,6 +256,9 @@ class RemoteExec:
 
     async def status(self) -> ServerStatus:
         return await self.connection.call(methods.ENVIRONMENT_STATUS, _EMPTY)
+
+    async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
+        return await self.connection.clean_up(work)
 
     async def aclose(self) -> None:
         await self.connection.aclose()

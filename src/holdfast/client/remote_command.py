@@ -5,13 +5,12 @@ Touches only the connection. The call is repeated after a reconnect, and the com
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import deque
-from typing import Any
 
 import msgspec
 
+from holdfast.client.clean_up import take_error
 from holdfast.client.connection import Call, Connection
 from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, InternalError
@@ -94,8 +93,7 @@ class RemoteCommand:
                 # there again.
                 params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
                 with contextlib.suppress(HoldfastError):
-                    withdrawal = self._connection.begin(methods.SHELL_INTERRUPT, params)
-                    withdrawal.future.add_done_callback(take_error)
+                    await self._connection.clean_up(self._connection.call(methods.SHELL_INTERRUPT, params))
         await self._reader.aclose()
 
 
@@ -113,9 +111,3 @@ def _inline(result: m.ShellRunResult, reader: Subscription) -> list[CommandEvent
         if len(data) > start:
             events.append(OutputChunk(stream, start, data[start:], seq + 1))
     return [*events, result.ended]
-
-
-def take_error(future: asyncio.Future[Any]) -> None:
-    """Nobody waits for it: the shell may be gone by then."""
-    if not future.cancelled():
-        future.exception()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -19,6 +21,9 @@ class RemoteFiles:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
+        return await self._connection.clean_up(work)
 
     async def read(
         self, path: str, *, offset: int = 0, size: int = FILE_PIECE_BYTES, user: str | None = None

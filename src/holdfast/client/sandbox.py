@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, TypeVar, overload
 
+from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.command import (
     ExecResult,
     StartErrors,
     check_command,
-    kill_cancelled,
     kill_now,
     retry_timeouts,
     run_command,
@@ -171,7 +171,7 @@ class Sandbox(FileMethods):
             return Process(self._api, await self._api.start(spec))
         except asyncio.CancelledError as cancelled:
             # It may have started already, and its caller will never know its id.
-            await kill_cancelled(kill_now(self._api, spec.process_id), cancelled)
+            await clean_up_cancelled(self._api, kill_now(self._api, spec.process_id), cancelled)
             raise
 
     async def process(self, id: str) -> Process:
@@ -353,7 +353,7 @@ class Sandbox(FileMethods):
         try:
             return Shell(self._api, await self._api.open_shell(spec))
         except asyncio.CancelledError as cancelled:
-            await kill_cancelled(close_unknown(self._api, spec.shell_id), cancelled)
+            await clean_up_cancelled(self._api, close_unknown(self._api, spec.shell_id), cancelled)
             raise
 
     async def open_shell(self, id: str) -> Shell:
@@ -422,7 +422,7 @@ class Sandbox(FileMethods):
                 with suppress(TerminalClosed):  # its profile ended it: the handle tells
                     _, status = await self._api.wait_terminal(status.terminal_id, "idle", timeout=ready_timeout)
         except asyncio.CancelledError as cancelled:
-            await kill_cancelled(close_terminal(self._api, spec.terminal_id), cancelled)
+            await clean_up_cancelled(self._api, close_terminal(self._api, spec.terminal_id), cancelled)
             raise
         return Terminal(self._api, status, self._spawn)
 

@@ -32,8 +32,6 @@ BATCH_PIECES: Final = 64
 #: trip a token, and what is on its way when the caller turns slow still fits into memory.
 WINDOW_MESSAGES: Final = 64
 WINDOW_BYTES: Final = 1024 * 1024
-#: How long to say goodbye to a server that may be out of reach.
-WITHDRAW_SECONDS: Final = 5.0
 
 Answer = bytes | AsyncIterator[bytes]
 #: Given the method and the body of a call; returns the answer, whole or in pieces. What it raises the caller gets.
@@ -84,9 +82,9 @@ class HostService:
         if tasks:
             await asyncio.wait(tasks)
         # A server that is gone offers nothing any more, and one that is out of reach will notice.
-        with contextlib.suppress(HoldfastError, TimeoutError):
-            async with asyncio.timeout(WITHDRAW_SECONDS):
-                await self._connection.call(methods.SERVICE_WITHDRAW, m.ServiceWithdrawParams(self.name, self._key))
+        withdrawn = m.ServiceWithdrawParams(self.name, self._key)
+        with contextlib.suppress(HoldfastError):
+            await self._connection.clean_up(self._connection.call(methods.SERVICE_WITHDRAW, withdrawn))
 
     async def __aenter__(self) -> HostService:
         await self.start()

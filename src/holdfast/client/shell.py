@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Final
 
+from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, StreamTails
 from holdfast.client.defaults import StrPath, check_env, optional_path
 from holdfast.client.process import READER_WINDOW_BYTES, Process, write_pieces
@@ -320,9 +321,13 @@ class Shell:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            await clean_up_cancelled(self._api, close_unknown(self._api, self.id), error)
+            self._state = "closed"
+            return
         # One that was closed long ago may be forgotten.
         with contextlib.suppress(UnknownShell):
-            await self.close(grace=0.0 if isinstance(error, asyncio.CancelledError) else 5.0)
+            await self.close()
 
 
 async def close_unknown(api: ExecApi, shell_id: str) -> None:

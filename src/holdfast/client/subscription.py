@@ -56,6 +56,8 @@ class Subscription:
         self._deferred = False
         self._ended = False
         self._error: HoldfastError | None = None
+        #: Channels since the last new event that ended with a message which could not be decoded.
+        self.undecodable = 0
         #: Seconds between polls, where nothing is pushed; None is the place's own.
         self.poll_interval: float | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -180,18 +182,19 @@ class Subscription:
             self._error = error
             self._wake()
 
-    # --- what arrives ----------------------------------------------------------------------------------------
+    # --- what arrives: each returns whether it was new ---------------------------------------------------------
 
-    def output(self, output: OutputParams) -> None:
+    def output(self, output: OutputParams) -> bool:
         data, offset, stream = output.chunk, output.offset, output.stream
         if self._ended:
-            return
+            return False
         # An empty chunk has the number of one that was lost: it shows a gap that nothing follows.
         if output.seq < self._seq or (output.seq == self._seq and data):
             self._taken += len(data)
             # Nothing for the consumer, but whoever waits must give credit for it.
             self._wake()
-            return
+            return False
+        is_new = output.seq > self._seq
         self._seq = output.seq
         expected = self._next_offset.get(stream, offset)
         if offset > expected:
@@ -206,20 +209,25 @@ class Subscription:
             self._buffered += len(data)
             self._events.append(OutputChunk(stream, offset, data, output.seq))
         self._wake()
+        return is_new
 
-    def exited(self, params: ExitedParams) -> None:
-        if params.seq > self._seq and not self._ended:
-            self._seq = params.seq
-            self._events.append(Exited(params.seq, ExitStatus(params.exit_code, params.signal)))
-            self._wake()
+    def exited(self, params: ExitedParams) -> bool:
+        if params.seq <= self._seq or self._ended:
+            return False
+        self._seq = params.seq
+        self._events.append(Exited(params.seq, ExitStatus(params.exit_code, params.signal)))
+        self._wake()
+        return True
 
-    def closed(self, params: ClosedParams) -> None:
-        if params.seq > self._seq and not self._ended:
-            self._seq = params.seq
-            self._ended = True
-            self._events.append(Closed(params.seq))
-            self._connection.ended(self.id)
-            self._wake()
+    def closed(self, params: ClosedParams) -> bool:
+        if params.seq <= self._seq or self._ended:
+            return False
+        self._seq = params.seq
+        self._ended = True
+        self._events.append(Closed(params.seq))
+        self._connection.ended(self.id)
+        self._wake()
+        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

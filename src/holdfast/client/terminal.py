@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, cast, get_args
 import msgspec
 
 from holdfast.client.asciicast import INPUT, MARKER, OUTPUT, CastEvent, resize_event, write_cast
+from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, SHOWN_TAIL_BYTES, OutputMatch, OutputSearch, Pattern
 from holdfast.client.process import signal_name, write_pieces
 from holdfast.client.screen import Emulator, Screen, emulator, preload
@@ -490,7 +491,10 @@ class Terminal:
     ) -> None:
         # One that was closed long ago may be forgotten.
         with contextlib.suppress(UnknownTerminal):
-            await self.close("force" if isinstance(error, asyncio.CancelledError) else "graceful")
+            if isinstance(error, asyncio.CancelledError):
+                await clean_up_cancelled(self._api, self.close("force"), error)
+            else:
+                await self.close("graceful")
 
 
 async def close_unknown(api: ExecApi, terminal_id: str) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any, Final, TypeVar
 
 from holdfast.client.files import PIECES_IN_FLIGHT, Progress, entries_of, file_pieces, local_error, write_pieces
@@ -173,12 +173,25 @@ async def download(
         count = Count(progress, info.size)
         # The caller's own links in the caller's own path are followed; what is under it is the sandbox's.
         directory, name = os.path.split(await _local(local, os.path.realpath, local))
-        tree = await _local(local, LocalTree, directory)
-        await _download_file(files, remote, info, tree, (name,), user, count, flight)
+        with closing(await _local(local, LocalTree, directory, undo=LocalTree.close)) as tree:
+            await _download_file(files, remote, info, tree, (name,), user, count, flight)
         return count.result()
     total = await _size_of_remote(files, remote, user) if progress is not None else 0
     count = Count(progress, total)
-    tree = await _local(local, LocalTree, local)
+    with closing(await _local(local, LocalTree, local, undo=LocalTree.close)) as tree:
+        await _download_tree(files, remote, info, tree, user, count, flight)
+    return count.result()
+
+
+async def _download_tree(
+    files: FileApi,
+    remote: str,
+    info: FileInfo,
+    tree: LocalTree,
+    user: str | None,
+    count: Count,
+    flight: InFlight,
+) -> None:
     made: list[tuple[tuple[str, ...], FileInfo]] = []
     pending: list[tuple[tuple[str, ...], FileInfo]] = [((), info)]
     async with InFlight(FILES_IN_FLIGHT).group() as group:
@@ -204,7 +217,6 @@ async def download(
                     count.links += 1
     for place, status in reversed(made):
         await _local(tree.path(place), tree.finish_directory, place, status.mode, status.mtime_ns)
-    return count.result()
 
 
 async def _download_file(

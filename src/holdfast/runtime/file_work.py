@@ -36,6 +36,7 @@ KINDS = {
     stat.S_IFBLK: "block",
 }
 #: What a directory says in which we may change files and not make one: a bind mount, a read-only root.
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_TEMPORARY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _COPY_BYTES = 1024 * 1024
 #: Uploads that are remembered as over: a piece that comes late must not begin one again.
@@ -46,9 +47,13 @@ LENGTH_BYTES = 8
 class Upload:
     """A file that is under way: written under a name of its own, or in place where no other file can be made."""
 
-    def __init__(self, fd: int, target: str, temporary: str | None, replaced: os.stat_result | None) -> None:
+    def __init__(
+        self, fd: int, directory: int, name: str, temporary: str | None, replaced: os.stat_result | None
+    ) -> None:
         self.fd = fd
-        self.target = target
+        #: Held open, and all names are looked up in it: its path may be led elsewhere by a link meanwhile.
+        self.directory = directory
+        self.name = name
         self.temporary = temporary
         self.replaced = replaced
         #: A descriptor must not be closed while another thread writes to it: its number may be another file's then.
@@ -59,6 +64,7 @@ class Upload:
         if not self.over:
             self.over = True
             os.close(self.fd)
+            os.close(self.directory)
 
 
 class FileWork:
@@ -144,18 +150,32 @@ class FileWork:
             raise OSError(errno.EUSERS, "max_uploads")
         # A link is written through, as by every other program: what it names is replaced, and the link stays.
         target = os.path.realpath(path) if os.path.islink(path) else path
-        replaced = writable_file(target)
-        directory, name = os.path.split(target)
+        above, name = os.path.split(target)
         if not name or name in (".", ".."):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if make_parents and directory:
-            os.makedirs(directory, exist_ok=True)
+        if make_parents and above:
+            os.makedirs(above, exist_ok=True)
+        with ShownAs(above, path):
+            directory = os.open(above or ".", _DIRECTORY)
+        try:
+            upload = self._open_in(directory, name, path, upload_id, begins=begins)
+        except BaseException:
+            os.close(directory)
+            raise
+        first = self.uploads.setdefault(upload_id, upload)
+        if first is not upload:  # another piece of it was faster; both have the same file open
+            upload.close()
+        return first
+
+    def _open_in(self, directory: int, name: str, path: str, upload_id: str, *, begins: bool) -> Upload:
+        """The same in a directory that is open: from here on no path is looked up again."""
+        replaced = writable_file(name, directory, path)
         # Known from the id, so that a server that was started again finds what the one before has written.
-        temporary = os.path.join(directory, temporary_name(name, upload_id))
+        temporary = temporary_name(name, upload_id)
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if begins else 0)
         try:
             with ShownAs(temporary, path):
-                fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600)
+                fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600, dir_fd=directory)
         except FileNotFoundError:
             if begins:
                 raise
@@ -163,23 +183,18 @@ class FileWork:
         except OSError as error:
             if replaced is None or error.errno not in _NO_TEMPORARY:
                 raise
-            upload = Upload(os.open(target, os.O_WRONLY | os.O_CLOEXEC), target, None, replaced)
-        else:
-            upload = Upload(fd, target, temporary, replaced)
-            try:
-                check_own(fd, replaced)
-                keep_owner(fd, replaced)
-            except OSError as error:
-                # Not ours to give away: writing in place keeps the file its owner's.
-                os.close(fd)
-                unlink_if_there(temporary)
-                if error.errno != errno.EPERM:
-                    raise
-                upload = Upload(os.open(target, os.O_WRONLY | os.O_CLOEXEC), target, None, replaced)
-        first = self.uploads.setdefault(upload_id, upload)
-        if first is not upload:  # another piece of it was faster; both have the same file open
-            upload.close()
-        return first
+            return Upload(open_in_place(name, directory, replaced, path), directory, name, None, replaced)
+        try:
+            check_own(fd, replaced)
+            keep_owner(fd, replaced)
+        except OSError as error:
+            # Not ours to give away: writing in place keeps the file its owner's.
+            os.close(fd)
+            unlink_if_there(temporary, directory)
+            if error.errno != errno.EPERM or replaced is None:
+                raise
+            return Upload(open_in_place(name, directory, replaced, path), directory, name, None, replaced)
+        return Upload(fd, directory, name, temporary, replaced)
 
     def do_commit(self, path: str, upload_id: str, size: int, mode: int | None, mtime_ns: int | None) -> Info:
         upload = self.uploads.get(upload_id)
@@ -206,29 +221,37 @@ class FileWork:
             mode = stat.S_IMODE(upload.replaced.st_mode)
         if mode is not None and (upload.temporary is not None or mode != stat.S_IMODE(os.fstat(upload.fd).st_mode)):
             os.fchmod(upload.fd, mode)
+        written_to = upload.fd
         if upload.temporary is not None:
+            ends = {"src_dir_fd": upload.directory, "dst_dir_fd": upload.directory}
             try:
                 with ShownAs(upload.temporary, path):
-                    os.rename(upload.temporary, upload.target)
+                    os.rename(upload.temporary, upload.name, **ends)
             except OSError as error:
-                if error.errno != errno.EBUSY:
+                if error.errno != errno.EBUSY or upload.replaced is None:
                     raise
                 # A mount point, /etc/hosts of a container say: it can be written and not be replaced.
-                copy_into(upload.temporary, upload.target)
-                os.unlink(upload.temporary)
-        if mtime_ns is not None:
-            os.utime(upload.target, ns=(mtime_ns, mtime_ns))
+                written_to = open_in_place(upload.name, upload.directory, upload.replaced, path)
+        try:
+            if written_to != upload.fd:
+                copy_into(upload, written_to)
+            if mtime_ns is not None:
+                os.utime(written_to, ns=(mtime_ns, mtime_ns))
+            found = os.fstat(written_to)
+        finally:
+            if written_to != upload.fd:
+                os.close(written_to)
         self._end(upload_id)
         upload.close()
-        return info(upload.target, os.stat(upload.target))
+        return info(path, found)
 
     def do_abandon(self, path: str, upload_id: str) -> None:
         upload = self._end(upload_id)
         if upload is not None:
             with upload.lock:
+                if upload.temporary is not None and not upload.over:
+                    unlink_if_there(upload.temporary, upload.directory)
                 upload.close()
-            if upload.temporary is not None:
-                unlink_if_there(upload.temporary)
             return
         target = os.path.realpath(path) if os.path.islink(path) else path
         directory, name = os.path.split(target)
@@ -295,26 +318,19 @@ class FileWork:
             self.do_remove(source, True, False)
 
     def do_copy(self, source: str, target: str, recursive: bool) -> None:
-        if stat.S_ISDIR(os.lstat(source).st_mode):
-            if not recursive:
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source)
-            check_apart(source, target)
-        self._copy(source, target)
-
-    def _copy(self, source: str, target: str) -> None:
         found = os.lstat(source)
-        if stat.S_ISDIR(found.st_mode):
-            if os.path.islink(target):  # merged into a tree whose link may lead back into the source
-                check_apart(source, target)
-            os.makedirs(target, exist_ok=True)
-            for name in os.listdir(source):
-                self._copy(os.path.join(source, name), os.path.join(target, name))
-            os.chmod(target, stat.S_IMODE(found.st_mode))
-            os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
-        elif stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(found.st_mode):
             self.do_make_link(target, os.readlink(source))
+        elif not stat.S_ISDIR(found.st_mode):
+            with OpenDirectory(os.path.dirname(target) or ".", target) as above:
+                copy_file(source, None, target, above, os.path.basename(target))
+        elif not recursive:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source)
         else:
-            copy_file(source, target)
+            check_apart(source, target)
+            os.makedirs(target, exist_ok=True)
+            with OpenDirectory(source, source, nofollow=True) as inner, OpenDirectory(target, target) as outer:
+                copy_tree(inner, outer, source, target)
 
     def do_make_link(self, path: str, target: str) -> None:
         directory, name = os.path.split(path)
@@ -363,9 +379,13 @@ class ShownAs:
             error.filename = self._path
 
 
-def open_regular(path: str) -> int:
-    """A regular file for reading. Anything else is refused: a FIFO or a device could keep us for ever."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+def open_regular(path: str, directory: int | None = None) -> int:
+    """A regular file for reading; in a tree, `directory` is open and a link is refused.
+
+    Anything else is refused: a FIFO or a device could keep us for ever.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, flags if directory is None else flags | os.O_NOFOLLOW, dir_fd=directory)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
         return fd
@@ -375,19 +395,30 @@ def open_regular(path: str) -> int:
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 
-def writable_file(path: str) -> os.stat_result | None:
+def writable_file(name: str, directory: int, path: str) -> os.stat_result | None:
     """The file that is to be replaced, if there is one, and if it may be written as well as replaced."""
     try:
-        found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None  # what stands in the path shows when it is opened
+        found = os.lstat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return None
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
-    if not os.access(path, os.W_OK, effective_ids=True):
+    if not os.access(name, os.W_OK, dir_fd=directory, effective_ids=True, follow_symlinks=False):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     return found
+
+
+def open_in_place(name: str, directory: int, replaced: os.stat_result, path: str) -> int:
+    """The file that was looked at, for writing: not one that was put in its place since, or a link."""
+    with ShownAs(name, path):
+        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) != (replaced.st_dev, replaced.st_ino):
+        os.close(fd)
+        raise OSError(errno.EBADF, "was replaced while it was written", path)
+    return fd
 
 
 def check_own(fd: int, replaced: os.stat_result | None) -> None:
@@ -406,9 +437,25 @@ def keep_owner(fd: int, replaced: os.stat_result | None) -> None:
         os.fchown(fd, replaced.st_uid, replaced.st_gid)
 
 
-def unlink_if_there(path: str) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)
+def unlink_if_there(name: str, directory: int | None = None) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return
+
+
+class OpenDirectory:
+    """A directory for the length of a block, for work on the names in it; `shown` is its name in errors."""
+
+    def __init__(self, name: str, shown: str, directory: int | None = None, *, nofollow: bool = False) -> None:
+        with ShownAs(name, shown):
+            self._fd = os.open(name, _DIRECTORY | (os.O_NOFOLLOW if nofollow else 0), dir_fd=directory)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        os.close(self._fd)
 
 
 def check_apart(source: str, target: str) -> None:
@@ -417,45 +464,86 @@ def check_apart(source: str, target: str) -> None:
         raise OSError(errno.EINVAL, "a directory cannot be copied into itself", target)
 
 
-def copy_into(source: str, target: str) -> None:
-    """The content of one file into another that is there."""
-    with open(source, "rb") as reader, open(target, "r+b", buffering=0) as writer:
-        size = 0
-        while data := reader.read(_COPY_BYTES):
-            size += len(data)
-            view = memoryview(data)
-            while view:
-                view = view[writer.write(view) or 0 :]
-        writer.truncate(size)
-
-
-def copy_file(source: str, target: str) -> None:
-    """A regular file with its mode and time, at once or not at all."""
-    reader = open_regular(source)
-    directory, name = os.path.split(target)
+def copy_into(upload: Upload, writer: int) -> None:
+    """The content of an upload into a file that is there, in place of its own."""
+    assert upload.temporary is not None
+    reader = os.open(upload.temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=upload.directory)
     try:
-        if os.path.isdir(target):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
+        for piece in pieces_of(reader):
+            write_all(writer, piece)
+        os.ftruncate(writer, os.fstat(reader).st_size)
+    finally:
+        os.close(reader)
+    os.unlink(upload.temporary, dir_fd=upload.directory)
+
+
+def copy_tree(source: int, target: int, source_path: str, target_path: str) -> None:
+    """What is in one open directory into another: names are looked up in it, and no link is followed."""
+    for name in os.listdir(source):
+        inner_path, outer_path = os.path.join(source_path, name), os.path.join(target_path, name)
+        found = os.lstat(name, dir_fd=source)
+        if stat.S_ISDIR(found.st_mode):
+            with OpenDirectory(name, inner_path, source, nofollow=True) as inner:
+                make_if_missing(name, target)
+                with OpenDirectory(name, outer_path, target, nofollow=True) as outer:
+                    copy_tree(inner, outer, inner_path, outer_path)
+        elif stat.S_ISLNK(found.st_mode):
+            temporary = temporary_name(name, os.urandom(8).hex())
+            os.symlink(os.readlink(name, dir_fd=source), temporary, dir_fd=target)
+            put_in_place(temporary, name, target, outer_path)
+        else:
+            copy_file(name, source, outer_path, target, name)
+    kept = os.fstat(source)
+    os.fchmod(target, stat.S_IMODE(kept.st_mode))
+    os.utime(target, ns=(kept.st_mtime_ns, kept.st_mtime_ns))
+
+
+def make_if_missing(name: str, directory: int) -> None:
+    """Make a directory. One that is there is merged into, and anything else is refused when it is opened."""
+    try:
+        os.mkdir(name, dir_fd=directory)
+    except FileExistsError:
+        return
+
+
+def copy_file(source: str, source_directory: int | None, target: str, directory: int, name: str) -> None:
+    """A regular file with its mode and time, at once or not at all."""
+    reader = open_regular(source, source_directory)
+    try:
         found = os.fstat(reader)
-        temporary = os.path.join(directory, temporary_name(name, os.urandom(8).hex()))
+        temporary = temporary_name(name, os.urandom(8).hex())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with ShownAs(temporary, target):
-            writer = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            writer = os.open(temporary, flags, 0o600, dir_fd=directory)
         try:
             for piece in pieces_of(reader):
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(writer, view) :]
+                write_all(writer, piece)
             os.fchmod(writer, stat.S_IMODE(found.st_mode) & 0o777)
             os.utime(writer, ns=(found.st_mtime_ns, found.st_mtime_ns))
-            with ShownAs(temporary, target):
-                os.rename(temporary, target)
         except OSError:
-            os.unlink(temporary)
+            os.unlink(temporary, dir_fd=directory)
             raise
         finally:
             os.close(writer)
+        put_in_place(temporary, name, directory, target)
     finally:
         os.close(reader)
+
+
+def put_in_place(temporary: str, name: str, directory: int, path: str) -> None:
+    """Give a new file its name; if that cannot be, nothing of it is left."""
+    try:
+        with ShownAs(temporary, path):
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def pieces_of(fd: int) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from holdfast.client.connection import DEFAULT_WINDOW, MAX_MESSAGE_BYTES, Call, Connection
 from holdfast.client.event_loops import check_loop
 from holdfast.client.subscription import Subscription
-from holdfast.errors import ConnectionLost, HoldfastError, SandboxGone, UnknownProcess
+from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, SandboxGone, UnknownProcess
 from holdfast.model import OutputChunk, ReadResult
 from holdfast.sandboxes.injection import MISSING
 from holdfast.sandboxes.outside import run_outside
@@ -63,6 +63,11 @@ class PolledConnection(Connection):
         """Never: the server does not see that we give something up, and must be told."""
         return False
 
+    @property
+    def _may_answer(self) -> bool:
+        """There is no channel that could be down: each call finds out for itself."""
+        return True
+
     async def open(self) -> None:
         await self.call(methods.PING, m.Empty())
 
@@ -101,7 +106,7 @@ class PolledConnection(Connection):
 
     async def _exchange(self, call: Call[Any]) -> Any:
         """One command: the request on its stdin, the reply on its stdout."""
-        peer = Peer(Codec("json"))
+        peer = Peer(Codec("json"), self.address)
         replies: list[tuple[Any, HoldfastError | None]] = []
         _, request = peer.call(call.method, call.params, lambda *reply: replies.append(reply))
         call.sent += 1
@@ -114,7 +119,12 @@ class PolledConnection(Connection):
             return await self._exchange(call)
         if done.exit_code not in _REPLIED or not done.stdout.strip():
             raise self._place.explain(done.words) or ConnectionLost(f"{self.address}: {done.said}")
-        peer.receive(done.stdout.strip().encode())
+        try:
+            peer.receive(done.stdout.strip().encode())
+        except HoldfastError as malformed:
+            raise HandshakeFailed(f"{self.address}: what arrived makes no sense: {malformed}") from None
+        if not replies:
+            raise HandshakeFailed(f"{self.address}: what arrived is no reply to {call.method.name}")
         result, error = replies[0]
         if error is not None:
             raise error
@@ -220,6 +230,7 @@ class PolledConnection(Connection):
         return True
 
     async def aclose(self) -> None:
+        await self._end_clean_up()
         tasks = [*self._polls.values(), *self._carrying.values()]
         for task in tasks:
             task.cancel()

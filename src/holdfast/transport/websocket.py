@@ -190,7 +190,9 @@ class WebSocketChannel:
                 f"{self.description}: {told.reason or 'a message was too large for the other end'}"
             )
         if sent is not None and sent.code == TOO_BIG:
-            return ConnectionLost(f"{self.description}: closed for a message over {self._limit} bytes")
+            text = f"{self.description}: closed for a message over {self._limit} bytes"
+            # Marked for a client, whose calls would bring the same message on every channel.
+            return ConnectionLost(text, oversized=True)
         return ConnectionLost(f"{self.description}: {closed}")
 
 

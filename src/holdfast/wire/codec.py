@@ -6,6 +6,7 @@ that the method table names. Nothing is decoded into dictionaries on the way.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -38,6 +39,13 @@ class Envelope(msgspec.Struct, frozen=True):
     params: Raw | UnsetType = UNSET
     result: Raw | UnsetType = UNSET
     error: WireError | UnsetType | None = UNSET
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """As much of a message as names the call that it answers."""
+
+    id: int | str | UnsetType | None = UNSET
+    method: Any = UNSET
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -94,6 +102,21 @@ class Codec:
             raise ParseError("nested too deeply") from None
         self._version = UNSET if envelope.jsonrpc is UNSET else "2.0"
         return envelope
+
+    def reply_id(self, message: bytes | bytearray | memoryview) -> Id:
+        """The id of a reply that `decode` refuses, if the rest of the message can be read past; else None.
+
+        The other side is not trusted to write text that is Unicode: a file name or an error message may hold half
+        of a surrogate pair, which Python's reader of JSON takes and ours does not.
+        """
+        try:
+            if self.encoding == "json" or message[:1] == b"{":
+                head = msgspec.convert(json.loads(bytes(message).decode(errors="replace")), _Head)
+            else:
+                head = msgspec.msgpack.decode(message, type=_Head)
+        except (ValueError, RecursionError):  # those of msgspec, JSON and Unicode are ValueErrors
+            return None
+        return None if head.method is not UNSET or isinstance(head.id, UnsetType) else head.id
 
     def decode_body(self, raw: Raw | UnsetType, kind: type[T], what: str) -> T:
         """`params` or `result` as `kind`; `what` names it in the error. Absent or null is an empty object."""

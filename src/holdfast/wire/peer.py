@@ -3,8 +3,9 @@
     peer.call(method, params, on_reply) -> bytes to send
     peer.receive(message)               -> a Request or Notice to handle, or None (a reply, already delivered)
 
-Rules: a reply to an id that is not pending is dropped (it belongs to a call that was given up); a failed decode of
-a reply fails that call and no other.
+Rules: a reply to an id that is not pending is dropped (it belongs to a call that was given up); a reply that cannot
+be decoded fails the call whose id it has, and no other. Only a message without a readable id is an error of the
+conversation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from holdfast.errors import HoldfastError, InvalidRequest, error_from_wire
+from holdfast.errors import HandshakeFailed, HoldfastError, InvalidRequest, error_from_wire
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.methods import Method
 
@@ -41,10 +42,11 @@ class Notice(NamedTuple):
 
 
 class Peer:
-    """Our end: a codec, and the calls that wait for their replies."""
+    """Our end: a codec, and the calls that wait for their replies. `name` is the other side's, for errors."""
 
-    def __init__(self, codec: Codec | None = None) -> None:
+    def __init__(self, codec: Codec | None = None, name: str = "the other side") -> None:
         self.codec = codec or Codec()
+        self._name = name
         self._pending: dict[int | str, tuple[Method[Any, Any], OnReply]] = {}
         self._last_id = 0
 
@@ -65,7 +67,15 @@ class Peer:
 
     def receive(self, message: bytes | memoryview) -> Request | Notice | None:
         """Take one message. Raises `ParseError` or `InvalidRequest` for one that is neither."""
-        envelope = self.codec.decode(message)
+        try:
+            envelope = self.codec.decode(message)
+        except HoldfastError as malformed:
+            id = self.codec.reply_id(message) if self._pending else None
+            if id is None or id not in self._pending:
+                raise
+            method, on_reply = self._pending.pop(id)
+            on_reply(None, self._undecodable(method, malformed))
+            return None
         if envelope.method is not UNSET:
             if envelope.id is UNSET:
                 return Notice(envelope.method, envelope.params)
@@ -81,7 +91,10 @@ class Peer:
             try:
                 result = self.codec.decode_body(envelope.result, method.result, f"result of {method.name}")
             except HoldfastError as error:
-                on_reply(None, error)
+                on_reply(None, self._undecodable(method, error))
             else:
                 on_reply(result, None)
         return None
+
+    def _undecodable(self, method: Method[Any, Any], error: HoldfastError) -> HandshakeFailed:
+        return HandshakeFailed(f"{self._name}: the reply to {method.name} cannot be decoded: {error}")

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from holdfast.bridge.deltas import Gathering, deltas_of
 from holdfast.bridge.dialects import DIALECTS, asked_of, embeddings, route_of
+from holdfast.bridge.dialects.fields import checked_body
 from holdfast.bridge.normal import (
     Delta,
     DialectName,
@@ -293,7 +294,7 @@ def refusal_of(path: str, body: Any) -> InvalidParams | None:
         if route.operation == "embeddings":
             assert embeddings.parse(request).raw == body
         else:
-            asked_of(request, route)
+            asked_of(checked_body(request), request, route)
             assert DIALECTS[route.dialect].parse(request).raw == body
     except InvalidParams as refusal:
         return refusal
@@ -344,7 +345,7 @@ def test_the_samples_are_read(path: str) -> None:
     request = HttpRequest("POST", path, "", (), json.dumps(SAMPLES[path]).encode())
     route = route_of(request)
     assert route is not None
-    model, _ = asked_of(request, route)
+    model, _ = asked_of(checked_body(request), request, route)
     assert model == "m"
     if route.operation == "embeddings":
         assert embeddings.parse(request).input == ("a", (1, 2))

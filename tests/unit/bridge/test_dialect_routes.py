@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ import pytest
 from holdfast.bridge.dialects import (
     DIALECTS,
     Route,
+    as_checked,
     asked_of,
+    asked_tokens,
     dialect_of,
     embeddings,
     only_a_provider_can,
     route_of,
 )
+from holdfast.bridge.dialects.fields import Fields, checked_body
 from holdfast.bridge.normal import (
     FilePart,
     ImagePart,
@@ -93,12 +97,78 @@ def test_errors_are_in_the_dialect_of_the_caller(path: str, headers: Headers, na
 
 def test_asked_of_looks_only_at_model_and_stream() -> None:
     broken = {"model": "m", "stream": True, "messages": "not a list"}
-    assert asked_of(asking("POST", "/v1/messages", body=broken), Route("anthropic", "generate")) == ("m", True)
+    request = asking("POST", "/v1/messages", body=broken)
+    assert asked_of(checked_body(request), request, Route("anthropic", "generate")) == ("m", True)
     streaming = asking("POST", "/v1beta/models/g:streamGenerateContent")
-    assert asked_of(streaming, Route("google", "generate", "g")) == ("g", True)
-    assert asked_of(asking("GET", "/v1/models"), Route("openai_chat", "models")) == ("", False)
-    with pytest.raises(InvalidParams, match="model: is missing"):
-        asked_of(asking("POST", "/v1/messages", body={}), Route("anthropic", "generate"))
+    assert asked_of(Fields({}), streaming, Route("google", "generate", "g")) == ("g", True)
+    assert asked_of(Fields({}), asking("GET", "/v1/models"), Route("openai_chat", "models")) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{}", "model: is missing"),
+        (b'{"model": ""}', "model: is empty"),
+        (b'{"model": " "}', "model: is empty"),
+        (b'{"model": "m", "model": "dear"}', "model: is there twice"),
+        (b'{"model": "m", "\\u006dodel": "dear"}', "model: is there twice"),
+        (b'{"model": "m", "x": {"a": 1, "a": 2}}', "a: is there twice"),
+        (b'{"model": "m", "Model": "dear"}', "Model: stands beside 'model'"),
+        (b'{"MODEL": "dear"}', "MODEL: is written 'model'"),
+        (b'{"model": "m", "Background": true}', "Background: is written 'background'"),
+        (b'{"model": "m", "maxTokens": 9}', "maxTokens: is written 'max_tokens'"),
+        (b'{"model": "m", "generationConfig": {}, "generation_config": {}}', "stands beside 'generationConfig'"),
+        (b'{"model": "m", "a": NaN}', "is not JSON"),
+        (b'{"model": "m", "a": "\\ud800"}', "is not JSON"),
+    ],
+)
+def test_a_body_that_two_readers_read_differently_is_refused(body: bytes, says: str) -> None:
+    request = HttpRequest("POST", "/v1/messages", "", (), body)
+    with pytest.raises(InvalidParams, match=re.escape(says)):
+        asked_of(checked_body(request), request, Route("anthropic", "generate"))
+
+
+def test_a_body_is_sent_as_it_was_read() -> None:
+    written = b' {"model" : "\\u006d" , "messages" : [ 1.5 , null , {"Name": 1, "name": 2} ] , "x" : "\\u00e9"} '
+    request = HttpRequest("POST", "/v1beta/models/%67%2F%2E:generateContent", "", (), written)
+    sent = as_checked(request, checked_body(request))
+    assert json.loads(sent.body) == json.loads(written)
+    assert sent.path == "/v1beta/models/g%2F.:generateContent"
+    assert as_checked(sent, checked_body(sent)) == sent
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "output"),
+    [
+        ("/v1/chat/completions", {}, None),
+        ("/v1/chat/completions", {"max_tokens": 10}, 10),
+        ("/v1/chat/completions", {"max_tokens": 10, "max_completion_tokens": 30, "n": 4}, 120),
+        ("/v1/responses", {"max_output_tokens": 7, "messages": None, "input": "hello"}, 7),
+        ("/v1/messages", {"max_tokens": 11}, 11),
+        ("/v1/completions", {"max_tokens": 5, "prompt": ["a", "b"], "best_of": 3}, 30),
+        ("/v1beta/models/g:generateContent", {"generationConfig": {"maxOutputTokens": 9, "candidateCount": 2}}, 18),
+        ("/v1/chat/completions", {"max_tokens": -1}, None),
+        ("/v1/chat/completions", {"max_tokens": "many"}, None),
+    ],
+)
+def test_what_a_request_asks_for_is_known_before(path: str, more: dict[str, Any], output: int | None) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}], **more}
+    request = asking("POST", path, body=body)
+    route = route_of(request)
+    assert route is not None
+    asked = asked_tokens(request, checked_body(request), route)
+    assert asked.output == output
+    assert asked.input >= 1
+
+
+def test_an_image_is_no_text() -> None:
+    url = "data:image/png;base64," + "A" * 400_000
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    request = asking(
+        "POST", "/v1/chat/completions", body={"model": "m", "messages": [{"role": "user", "content": content}]}
+    )
+    asked = asked_tokens(request, checked_body(request), Route("openai_chat", "generate"))
+    assert 1_000 < asked.input < 10_000
 
 
 @pytest.mark.parametrize(

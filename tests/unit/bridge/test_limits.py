@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.bridge import Limits, Price, Spent, Usage
-from holdfast.bridge.limits import refuse_model, refuse_request, refuse_unpriced
+from holdfast.bridge.limits import (
+    Asked,
+    Refusal,
+    Reservation,
+    refuse_model,
+    refuse_request,
+    refuse_unmetered,
+    refuse_unmetered_route,
+    refuse_unpriced,
+    reserve,
+)
 from holdfast.errors import InvalidParams
 
 PATH = "/v1/chat/completions"
@@ -88,6 +100,86 @@ def test_the_first_price_that_fits_counts() -> None:
 def test_what_is_spent_adds_up() -> None:
     spent = Spent().begun().begun().ended(10, 0.5).begun().ended(5, 0.25)
     assert spent == Spent(requests=3, tokens=15, money=0.75, running=1)
+
+
+PRICED = Limits(money=10.0, prices={"*": Price(1_000_000, 2_000_000)})
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent", "asked", "reserved"),
+    [
+        (Limits(tokens=100), Spent(), Asked(10, 90), Reservation(100, 2.0 * 90 + 10)),
+        (Limits(tokens=100), Spent(), Asked(10, 91), None),
+        (Limits(tokens=100), Spent(tokens=50, reserved_tokens=30), Asked(10, 10), Reservation(20, 30.0)),
+        (Limits(tokens=100), Spent(tokens=50, reserved_tokens=31), Asked(10, 10), None),
+        # Without a maximum it gets what is left, and what is likely at most.
+        (Limits(tokens=100), Spent(), Asked(10), Reservation(100, 190.0)),
+        (Limits(tokens=100), Spent(), Asked(100), None),
+        (Limits(tokens=10**6), Spent(), Asked(10), Reservation(8_202, 10.0 + 2 * 8_192)),
+        (PRICED, Spent(), Asked(4, 3), Reservation(7, 10.0)),
+        (PRICED, Spent(), Asked(4, 4), None),
+        (PRICED, Spent(money=2.0, reserved_money=1.0), Asked(4, 2), None),
+        (PRICED, Spent(), Asked(4), Reservation(7, 10.0)),
+        (PRICED, Spent(), Asked(11), None),
+    ],
+)
+def test_what_a_call_asks_for_is_reserved_or_refused(
+    limits: Limits, spent: Spent, asked: Asked, reserved: Reservation | None
+) -> None:
+    found = reserve(limits, spent, asked, Price(1_000_000, 2_000_000))
+    if reserved is not None:
+        assert found == reserved
+    else:
+        assert isinstance(found, Refusal)
+        # While others run, a part of what they reserved may come back.
+        assert (found.status, found.final) == (429, not spent.reserved_tokens)
+
+
+def test_what_was_reserved_is_settled() -> None:
+    reservation = Reservation(100, 1.5)
+    spent = Spent().begun().reserved(reservation)
+    assert (spent.reserved_tokens, spent.reserved_money) == (100, 1.5)
+    assert spent.ended(7, 0.25, reservation) == Spent(requests=1, tokens=7, money=0.25)
+
+
+@pytest.mark.parametrize(
+    ("limits", "body", "refused"),
+    [
+        (Limits(), {"background": True}, "background"),
+        (Limits(), {"background": False}, ""),
+        (Limits(unmetered=("background",)), {"background": True}, ""),
+        (Limits(), {"previous_response_id": "r"}, ""),
+        (Limits(tokens=9), {"previous_response_id": "r"}, "previous_response_id"),
+        (Limits(tokens=9), {"previous_response_id": None}, ""),
+        (Limits(tokens=9), {"conversation": {"id": "c"}}, "conversation"),
+        (Limits(tokens=9), {"cachedContent": "c"}, "cachedContent"),
+        (Limits(tokens=9), {"prompt": {"id": "p"}}, "prompt"),
+        (Limits(tokens=9), {"prompt": "words"}, ""),
+        (Limits(tokens=9, unmetered=("conversation",)), {"conversation": "c"}, ""),
+    ],
+)
+def test_fields_whose_work_cannot_be_counted_are_refused(
+    limits: Limits, body: dict[str, Any], refused: str
+) -> None:
+    refusal = refuse_unmetered(limits, body)
+    if refused:
+        assert refusal is not None
+        assert (refusal.status, refusal.message.partition(":")[0]) == (403, refused)
+    else:
+        assert refusal is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "method", "allowed"),
+    [
+        (Limits(), "POST", True),
+        (Limits(tokens=9), "POST", False),
+        (Limits(tokens=9), "GET", True),
+        (Limits(tokens=9, unmetered=("/v1/batch*",)), "POST", True),
+    ],
+)
+def test_paths_whose_work_cannot_be_counted_are_refused(limits: Limits, method: str, allowed: bool) -> None:
+    assert (refuse_unmetered_route(limits, method, "/v1/batches") is None) == allowed
 
 
 @pytest.mark.parametrize("wrong", [{"requests": -1}, {"timeout": -0.1}, {"money": 1.0}, {"models": "gpt-5"}])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from holdfast.bridge import (
     Price,
     TextDelta,
     TextPart,
+    Upstream,
     Usage,
 )
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
@@ -129,7 +132,7 @@ async def test_a_caller_that_leaves_is_estimated() -> None:
         while True:
             yield "four "
 
-    service = ModelService(endless, Limits(tokens=5))
+    service = ModelService(endless, Limits(tokens=10))
     request = HttpRequest("POST", CHAT, "", (), chat(stream=True))
     answer: Any = await service.handle(HTTP_METHOD, pack_request(request))
     for _ in range(10):
@@ -139,6 +142,104 @@ async def test_a_caller_that_leaves_is_estimated() -> None:
     assert (call.cancelled, call.usage_estimated) == (True, True)
     assert service.spent.tokens >= 10
     assert (await ask(service, body=chat()))[0].status == 429
+
+
+async def test_calls_that_run_at_once_cannot_pass_a_budget_together() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(request: ModelRequest) -> ModelReply:
+        await go_on.wait()
+        return ModelReply((TextPart("x"),), usage=Usage(5, 40))
+
+    service = ModelService(slow, Limits(tokens=150))
+    first = [asyncio.create_task(ask(service, body=chat(max_tokens=40))) for _ in range(10)]
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    refused = [head for head, _ in (task.result() for task in first if task.done())]
+    assert len(refused) == 7
+    assert {head.status for head in refused} == {429}
+    # What is reserved may come back, so a client may try again.
+    assert all(dict(head.headers)["retry-after"] == "1" for head in refused)
+    assert service.spent.reserved_tokens == 3 * 45
+    go_on.set()
+    await asyncio.gather(*first)
+    assert (service.spent.tokens, service.spent.reserved_tokens, service.spent.running) == (135, 0, 0)
+    head, body = await ask(service, body=chat(max_tokens=40))
+    assert (head.status, dict(head.headers)["x-should-retry"]) == (429, "false")
+    assert "15 of the budget of 150" in json.loads(body)["error"]["message"]
+
+
+async def test_a_call_that_fails_gives_back_what_was_reserved() -> None:
+    async def fail(request: ModelRequest) -> ModelReply:
+        raise ModelError("no", 500)
+
+    service = ModelService(fail, Limits(tokens=1000))
+    assert (await ask(service, body=chat(max_tokens=900)))[0].status == 500
+    assert (service.spent.reserved_tokens, service.spent.tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [
+        (b'{"model": "", "input": "x"}', 400, "model"),
+        (b'{"model": "m", "model": "dear", "input": "x"}', 400, "model"),
+        (b'{"model": "m", "Model": "dear", "input": "x"}', 400, "Model"),
+        (b'{"model": "m", "input": "x", "background": true}', 403, "background"),
+        (b'{"model": "m", "input": "x", "previous_response_id": "r"}', 403, "previous_response_id"),
+    ],
+)
+async def test_what_would_pass_the_limits_is_refused_before_a_provider_sees_it(
+    body: bytes, status: int, named: str
+) -> None:
+    limits = Limits(models=("m",), tokens=1_000_000)
+    service = ModelService(Upstream("http://127.0.0.1:1", "sk-0123456789"), limits)
+    head, answer = await ask(service, "/v1/responses", body)
+    assert (head.status, json.loads(answer)["error"]["message"].partition(":")[0]) == (status, named)
+    assert service.spent.running == 0
+    await service.aclose()
+
+
+KEY = "sk-of-the-host-0123456789-abcdef"
+ECHOES = [
+    KEY,
+    "sk-of************************cdef",
+    "".join(f"\\\\u{ord(each):04x}" for each in KEY),
+    KEY.replace("-", "%2D"),
+    base64.b64encode(KEY.encode()).decode(),
+    base64.b64encode(f"user:{KEY}".encode()).decode(),
+    base64.b64encode(f"Bearer {KEY}".encode()).decode(),
+]
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 429, 500])
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_no_form_of_the_key_comes_back_and_the_body_is_sent_as_it_was_checked(status: int, kind: str) -> None:
+    received: list[bytes] = []
+    body = "".join(f'data: {{"said": "{echo}"}}\n\n' for echo in ECHOES).encode()
+
+    async def provide(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])  # type: ignore[index]
+        received.append(await reader.readexactly(length))
+        writer.write(
+            f"HTTP/1.1 {status} Some\r\ncontent-type: {kind}\r\nx-request-id: {ECHOES[1]} {ECHOES[6]}\r\n".encode()
+        )
+        writer.write(b"content-length: %d\r\n\r\n" % len(body))
+        for at in range(0, len(body), 7):
+            writer.write(body[at : at + 7])
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(provide, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        service = ModelService(Upstream(f"http://127.0.0.1:{port}", KEY))
+        head, answer = await ask(service, "/v1/messages", b' {"\\u006dodel" : "m", "messages":[ ]}')
+        await service.aclose()
+    assert head.status == status
+    shown = answer.decode() + repr(head.headers) + service.calls[0].reply
+    assert answer.count(b"[redacted]") == len(ECHOES)
+    for echo in (*ECHOES, "sk-of", "cdef"):
+        assert echo not in shown
+    assert received == [b'{"model":"m","messages":[]}']
 
 
 async def test_lists_of_models_have_those_that_are_allowed() -> None:

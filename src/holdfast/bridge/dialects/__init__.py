@@ -18,8 +18,11 @@ from holdfast.bridge.dialects import (
     openai_wire,
 )
 from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.dialects.fields import body_fields
+from holdfast.bridge.dialects.fields import Fields, count, json_text
+from holdfast.bridge.limits import Asked
 from holdfast.bridge.normal import DialectName, JsonObject, ModelReply, ModelRequest, Usage
+from holdfast.bridge.token_estimate import BYTES_A_TOKEN, estimate_tokens
+from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
 __all__ = [
@@ -27,7 +30,9 @@ __all__ = [
     "AnswerStream",
     "Dialect",
     "Route",
+    "as_checked",
     "asked_of",
+    "asked_tokens",
     "dialect_of",
     "only_a_provider_can",
     "route_of",
@@ -131,6 +136,9 @@ _GOOGLE_ACTIONS: Final[Mapping[str, Operation]] = {
     "streamGenerateContent": "generate",
     "countTokens": "count_tokens",
 }
+#: Names of the most output that a request wants, and of how many answers.
+_MAXIMA: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
+_TIMES: Final = ("n", "best_of", "candidateCount", "candidate_count")
 _MODELS: Final = re.compile(r"/(v1[a-z0-9]*)/models(?:/(.+))?")
 
 
@@ -164,15 +172,44 @@ def dialect_of(request: HttpRequest) -> Dialect:
     return DIALECTS["openai_chat" if known is None else known.dialect]
 
 
-def asked_of(request: HttpRequest, route: Route) -> tuple[str, bool]:
+def asked_of(body: Fields, request: HttpRequest, route: Route) -> tuple[str, bool]:
     """The model's name and whether the answer streams. Looks at nothing else: for requests that pass through."""
     if route.model:
         found = google.path_of(request.path)
         return route.model, found is not None and found[1] == "streamGenerateContent"
     if route.operation == "models":
         return "", False
-    body = body_fields(request)
-    return body.text("model"), body.flag("stream")
+    model = body.text("model")
+    if not model.strip():
+        body.refuse("model", "is empty")
+    return model, body.flag("stream")
+
+
+def as_checked(request: HttpRequest, body: Fields) -> HttpRequest:
+    """The request with what was read of it, and nothing that another reader could read otherwise."""
+    return msgspec.structs.replace(
+        request, path=google.canonical(request.path), body=json_text(body.value).encode()
+    )
+
+
+def asked_tokens(request: HttpRequest, body: Fields, route: Route) -> Asked:
+    """What a request asks for, before anything is known of its answer."""
+    size = -(-len(request.body) // BYTES_A_TOKEN)
+    if route.operation == "embeddings":
+        return Asked(size, 0)
+    try:
+        estimate = estimate_tokens(DIALECTS[route.dialect].parse(request))
+    except InvalidParams:
+        # The provider may know more than we do. Its size is an estimate, too.
+        estimate = size
+    config = body.value.get("generationConfig", body.value.get("generation_config"))
+    places = [body.value, *([config] if isinstance(config, dict) else [])]
+    most = [count(place, name) for place in places for name in _MAXIMA]
+    times = max(1, *(count(place, name) for place in places for name in _TIMES))
+    prompts = body.value.get("prompt")
+    if route.dialect == "openai_completions" and isinstance(prompts, list):
+        times *= max(1, sum(isinstance(each, str | list) for each in prompts))
+    return Asked(estimate, max(most) * times if any(most) else None)
 
 
 def only_a_provider_can(request: ModelRequest) -> str | None:

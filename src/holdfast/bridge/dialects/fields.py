@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
@@ -164,6 +165,45 @@ def json_text(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except RecursionError as error:
         raise InvalidParams("the body is nested too deeply") from error
+
+
+#: Fields by which requests are let in, counted or refused. A provider may read them in another case, or without
+#: underscores; the bridge would have looked at nothing.
+_DECIDING: Final = (
+    *("model", "stream", "stream_options", "background", "store", "previous_response_id", "conversation", "prompt"),
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "cachedContent"),
+    *("cached_content", "generationConfig", "generation_config", "messages", "input", "contents"),
+)
+
+
+def checked_body(request: HttpRequest) -> Fields:
+    """The body, if every JSON reader reads the same in it: no name twice, no deciding field in another spelling."""
+    body = body_fields(request)
+    try:
+        json.loads(request.body, object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParams(f"the body is not JSON: {error}", path="") from error
+    spellings = {_folded(name): name for name in _DECIDING}
+    seen: dict[str, str] = {}
+    for name in body.value:
+        folded = _folded(name)
+        if folded in seen:
+            body.refuse(name, f"stands beside {seen[folded]!r}, which some readers take for the same")
+        if folded in spellings and name not in _DECIDING:
+            body.refuse(name, f"is written {spellings[folded]!r}")
+        seen[folded] = name
+    return body
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise InvalidParams(f"{double}: is there twice", path=double)
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
 
 
 def body_fields(request: HttpRequest) -> Fields:

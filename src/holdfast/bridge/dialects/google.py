@@ -11,7 +11,7 @@ import base64
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote, unquote
 
 import msgspec
 
@@ -81,6 +81,14 @@ def path_of(path: str) -> tuple[str, str] | None:
     """Model and action of a path, such as `/v1beta/models/NAME:generateContent`."""
     found = _PATH.fullmatch(path.replace("%3A", ":").replace("%3a", ":"))
     return None if found is None else (unquote(found[1]), found[2])
+
+
+def canonical(path: str) -> str:
+    """The path with its model written in one way, so that the provider reads the name that was checked."""
+    found = _PATH.fullmatch(path.replace("%3A", ":").replace("%3a", ":"))
+    if found is None:
+        return path
+    return f"{path[: found.start(1)]}{quote(unquote(found[1]), safe='')}:{found[2]}"
 
 
 def parse(request: HttpRequest) -> ModelRequest:
