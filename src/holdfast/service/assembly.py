@@ -193,7 +193,12 @@ class Service:
                 handler,
                 admission,
                 self.readiness,
-                HttpSettings(listen=settings.listen_http, tls=tls, allow_plaintext=settings.allow_plaintext),
+                HttpSettings(
+                    listen=settings.listen_http,
+                    tls=tls,
+                    allow_plaintext=settings.allow_plaintext,
+                    allowed_hosts=settings.allowed_hosts,
+                ),
                 metrics=self._render_metrics,
                 console=console_application() if settings.console else None,
             )
