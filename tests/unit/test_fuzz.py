@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h11
 import pytest
 from fuzz.target import Target
 from fuzz.targets import targets
@@ -17,6 +18,8 @@ from hypothesis import given, settings, strategies as st
 
 from holdfast.client.asciicast import read_cast
 from holdfast.config import parse_settings
+from holdfast.egress import Refused, wanted
+from holdfast.egress_rules import parse_pattern
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.model import ProcessSpec, ShellSpec
 from holdfast.runtime import records as r, shell_records as s
@@ -107,6 +110,18 @@ def test_a_number_of_thousands_of_digits_is_no_mark() -> None:
 def test_settings_that_are_hard_to_read_are_refused(value: str) -> None:
     with pytest.raises(InvalidParams, match="settings"):
         parse_settings(f"detached_session_seconds = {value}".encode(), "x.toml")
+
+
+@pytest.mark.parametrize("port", ["9" * 5_000, "٤٤٣", "0", "65536", ""])
+def test_a_port_that_is_none_is_refused_by_the_proxy(port: str) -> None:
+    """`int` raises for thousands of digits, and the request was answered with nothing."""
+    target = f"a.example:{port}".encode("ascii", "replace")
+    with pytest.raises(Refused, match="not HOST:PORT") as refused:
+        wanted(h11.Request(method="CONNECT", target=target, headers=[("host", "x")]))
+    assert refused.value.status == 400
+    if port:
+        with pytest.raises(InvalidParams, match="is no port"):
+            parse_pattern(f"a.example:{port}")
 
 
 def test_a_recording_nested_deeply_is_refused() -> None:
