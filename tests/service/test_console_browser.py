@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Dialog, Page, Route, async_playwright, expect
+from playwright.async_api import Browser, Dialog, FloatRect, Page, Route, async_playwright, expect
 
 from service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
 from support.parts import needs
@@ -56,21 +56,23 @@ WATCH: Final = """
 class Canary:
     """A server of an attacker on loopback: it serves the attacker's page and counts what reaches it."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self) -> None:
+        self.address = ""
         self.page = ""
         self.hits: list[str] = []
 
 
 @pytest.fixture(scope="module")
 def canary() -> Iterator[Canary]:
+    made = Canary()
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/attack":
-                body = canary.page.encode()
+                body = made.page.encode()
             else:
                 body = b"window.ran.push('from the canary')"
-                canary.hits.append(self.path)
+                made.hits.append(self.path)
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -83,11 +85,11 @@ def canary() -> Iterator[Canary]:
             """Quiet."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        canary = Canary(f"http://127.0.0.1:{server.server_port}")
+        made.address = f"http://127.0.0.1:{server.server_port}"
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
-            yield canary
+            yield made
         finally:
             server.shutdown()
             serving.join()
@@ -392,7 +394,7 @@ async def test_marks_draw_nothing_over_the_fields_around(
     await field.scroll_into_view_if_needed()
     place = await field.bounding_box()
     assert place is not None
-    above = {"x": place["x"], "y": place["y"] - 13, "width": 100, "height": 10}
+    above: FloatRect = {"x": place["x"], "y": place["y"] - 13, "width": 100, "height": 10}
     pictures = []
     for text in ("\u1ebe\u0301\u0301\u0301\u0301", "E"):
         await field.evaluate("(field, text) => field.textContent = text", text)

@@ -16,9 +16,9 @@ from holdfast.service.problems import Invalid
 
 REDACTED: Final = "[redacted]"
 
-#: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query. Not an expansion: `$X`
-#: tells nothing.
-_VALUE: Final = r"(?P<secret>\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'&;,}$][^\s\"'&;,}]{0,4096})"
+#: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query; a shell joins parts
+#: that touch (`"a"b'c'`) to one. Not an expansion: `$X` tells nothing.
+_VALUE: Final = r"(?P<secret>(?!\$)(?:\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'&;,}]{1,4096}){1,64})"
 _NAMES: Final = (
     r"passw(?:or)?d|passphrase|secret|token(?!s)|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
 )
