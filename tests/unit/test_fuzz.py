@@ -5,6 +5,7 @@ What fuzzing has found is below, each with the input that showed it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from holdfast.runtime.keeper import read_packet
 from holdfast.runtime.marks import MARK_BYTES, MarkFilter
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.process_table import mark_in_environment
+from holdfast.service.problems import BadToken
+from holdfast.service.tokens import Position, read_token, write_token
 
 ROOT = Path(__file__).parents[2]
 TARGETS = targets()
@@ -122,6 +125,15 @@ def test_a_port_that_is_none_is_refused_by_the_proxy(port: str) -> None:
     if port:
         with pytest.raises(InvalidParams, match="is no port"):
             parse_pattern(f"a.example:{port}")
+
+
+@pytest.mark.parametrize("digit", ["(", " ", "+", "_", "A", "٣"])
+def test_a_position_with_a_right_check_and_wrong_digits_is_refused(digit: str) -> None:
+    """The check can be computed by anyone; `int` raised, which was told as a bug of the service."""
+    digits = digit + write_token("s", Position())[1:-8]
+    check = hashlib.blake2b(f"s:{digits}".encode(), digest_size=4).hexdigest()
+    with pytest.raises(BadToken):
+        read_token("s", digits + check)
 
 
 def test_a_recording_nested_deeply_is_refused() -> None:
