@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from holdfast.egress_rules import Rules, split_port
+from holdfast.egress_rules import Rules, port_number, split_port
 from holdfast.errors import SandboxError
 
 #: A request's line and headers; cookies and tokens make a few kilobytes.
@@ -194,7 +194,7 @@ class Proxy:
         if not isinstance(request, h11.Request):
             return
         try:
-            host, port, target = _wanted(request)
+            host, port, target = wanted(request)
             up = await self._reach(request.method.decode("ascii", "replace"), host, port)
         except Refused as refused:
             await _answer(writer, refused.status, str(refused))
@@ -280,23 +280,24 @@ def inhabited_networks() -> set[int]:
     return found
 
 
-def _wanted(request: h11.Request) -> tuple[str, int, bytes]:
+def wanted(request: h11.Request) -> tuple[str, int, bytes]:
     """The host, the port, and what is asked of them."""
     target = request.target.decode("ascii", "replace")
     if request.method == b"CONNECT":
-        host, port = split_port(target)
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise Refused(400, f"CONNECT {target!r}: not HOST:PORT")
-        return host, int(port), b""
+        host, digits = split_port(target)
+        port = port_number(digits)
+        if not host or port is None:
+            raise Refused(400, f"CONNECT {target[:300]!r}: not HOST:PORT")
+        return host, port, b""
     try:
         url = urlsplit(target)
-        wanted = url.port or 80
+        asked = url.port or 80
     except ValueError as error:
         raise Refused(400, f"{target!r}: {error}") from None
     if url.scheme != "http" or not url.hostname:
         raise Refused(400, "this is a proxy: ask for http://HOST/PATH, or CONNECT HOST:PORT")
     path = url.path or "/"
-    return url.hostname, wanted, (f"{path}?{url.query}" if url.query else path).encode()
+    return url.hostname, asked, (f"{path}?{url.query}" if url.query else path).encode()
 
 
 async def _pass_on(

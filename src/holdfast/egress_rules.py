@@ -76,9 +76,16 @@ def parse_pattern(text: str) -> Pattern:
         return Pattern(host, below, DEFAULT_PORTS)
     if port == "*":
         return Pattern(host, below, None)
-    if not port.isdecimal() or not 0 < int(port) < 65536:
+    if (number := port_number(port)) is None:
         raise InvalidParams(f"{text!r}: {port!r} is no port")
-    return Pattern(host, below, (int(port),))
+    return Pattern(host, below, (number,))
+
+
+def port_number(text: str) -> int | None:
+    """A port from its digits; None for anything else, thousands of digits included, which `int` refuses."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 5:
+        return None
+    return int(text) if 0 < int(text) < 65536 else None
 
 
 def split_port(text: str) -> tuple[str, str]:

@@ -93,6 +93,12 @@ def test_what_is_no_secret_is_shown(text: str) -> None:
     assert Redactor()(text) == text
 
 
+@pytest.mark.parametrize("value", ['"hun"ter2', "hun'ter2'", "'hun'\"ter2\"", '"h"u"n"t"e"r"2"'])
+def test_parts_that_a_shell_joins_are_one_secret(value: str) -> None:
+    assert Redactor()(f"export PASSWORD={value}; ls") == "export PASSWORD=[redacted]; ls"
+    assert Redactor()(f"tool --token {value} x") == "tool --token [redacted] x"
+
+
 def test_patterns_of_one_s_own() -> None:
     redact = Redactor([r"geheim-\d+", r"pin (?P<secret>\d{4})"])
     assert redact("geheim-12 and pin 1234") == f"{REDACTED} and pin {REDACTED}"

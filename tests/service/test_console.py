@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.console.application import CONTENT_SECURITY_POLICY
-from service.running_service import PATIENCE_SECONDS, RunningService, new_place, running_service
+from service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
 from support.parts import needs
 
 STATIC = Path(str(files("holdfast.console"))) / "static"
@@ -57,7 +57,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
 def ask(service: RunningService, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
     """As it is written: a client of `urllib` would tidy the path up."""
     connection = HTTPConnection(urlsplit(service.http).netloc, timeout=PATIENCE_SECONDS)
-    connection.putrequest(method, path)
+    connection.putrequest(method, path, skip_host="Host" in headers)
     for name, value in headers.items():
         connection.putheader(name.replace("_", "-"), value)
     connection.endheaders()
@@ -95,17 +95,21 @@ def assert_strict(reply: HTTPResponse) -> None:
     assert reply.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert reply.headers["referrer-policy"] == "no-referrer"
+    assert reply.headers["cross-origin-opener-policy"] == "same-origin"
+    assert reply.headers["cross-origin-resource-policy"] == "same-origin"
     assert reply.headers["cache-control"] == "no-cache"
 
 
 def test_the_policy_lets_a_browser_run_our_files_alone() -> None:
     allowed = dict(each.split(" ", 1) for each in CONTENT_SECURITY_POLICY.split("; "))
     assert allowed.pop("default-src") == "'none'"
+    assert allowed.pop("require-trusted-types-for") == "'script'"
     assert set(allowed.values()) == {"'self'", "'none'"}
     assert {name for name, value in allowed.items() if value == "'none'"} == {
         "base-uri",
         "form-action",
         "frame-ancestors",
+        "trusted-types",
     }
 
 
@@ -141,6 +145,28 @@ def test_the_console_takes_no_path_from_the_others(service: RunningService) -> N
     assert service.get("/readyz")[0] == 200
     assert "sessions_active" in service.get("/metrics")[1]
     assert service.post("ListSessions", service.operator)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/console.js", "/metrics", "/healthz", f"{API}ListSessions"])
+def test_a_name_that_a_web_page_could_rebind_is_refused(service: RunningService, path: str) -> None:
+    port = urlsplit(service.http).port
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "127.0.0.1@evil.example"):
+        reply, body = ask(service, path, Host=host)
+        assert (reply.status, b"allowed_hosts" in body) == (421, True)
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    for host in ("127.0.0.1", f"localhost:{port}", f"[::1]:{port}", "sessions.localhost", "upstream"):
+        reply, _ = ask(service, path, Host=host)
+        assert reply.status != 421
+
+
+def test_no_page_of_another_site_is_given_leave(service: RunningService) -> None:
+    """A preflight gets no header of CORS, whatever origin it names."""
+    for origin in ("null", "http://evil.example", service.http):
+        for path in ("/", "/metrics", f"{API}ListSessions"):
+            asked = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization"}
+            reply, _ = ask(service, path, "OPTIONS", Origin=origin, **asked)
+            assert reply.status >= 400
+            assert [name for name in reply.headers if name.lower().startswith("access-control")] == []
 
 
 def test_without_it_the_front_page_is_a_line_as_before() -> None:
@@ -199,6 +225,7 @@ def test_every_element_that_the_page_asks_for_is_in_it_once() -> None:
 # --- its modules -----------------------------------------------------------------------------------------------
 
 ESC = "\x1b"
+MARK = "\u0301"
 #: Name: what is printed, in chunks, and the lines on the screen.
 PRINTED: dict[str, tuple[list[bytes | str], list[str]]] = {
     "lines": (["a\nb\r\n\nc"], ["a", "b", "", "c"]),
@@ -226,6 +253,9 @@ PRINTED: dict[str, tuple[list[bytes | str], list[str]]] = {
     "other controls": (["a\x00\x01\x07\x0b\x0c\x7fb\tc"], ["ab\tc"]),
     "a direction turned": (["rm \u202e/ x\u2066\u2069\n"], ["rm \\u{202e}/ x\\u{2066}\\u{2069}"]),
     "markup": (["<b>&amp;\n"], ["<b>&amp;"]),
+    "marks": ([f"e{MARK * 4} e{MARK * 6}\n"], [f"e{MARK * 4} e{MARK * 4}" + "\\u{301}" * 2]),
+    "marks that \\b puts together": (["e" + f"x\b{MARK}" * 5], [f"e{MARK * 4}" + "\\u{301}"]),
+    "a line cleared over and over": (["x" * 8000 + f"{ESC}[2K" * 80 + "end"], [" " * 8000, "end"]),
     "a control string without an end": ([f"{ESC}]0;", "t" * 5000, "shown\n"], ["t" * 906 + "shown"]),
     "a sequence without an end": ([f"{ESC}[", "1" * 5000, "\n"], ["1" * 904]),
     "a line without an end": (["x" * 20000], ["x" * 8192, "x" * 8192, "x" * 3616]),
@@ -287,13 +317,16 @@ def test_streams_are_told_apart_and_notes_are_ours() -> None:
             ]
         },
         {"chunks": [{"hex": b"\x1b]0;\xc3".hex()}, {"forget": True}, {"hex": b"\xbcseen".hex()}]},
-        {"text": "rm\u202e \u200bx\x1b[31m\n\ty\U000e0041"},
+        {"text": "rm\u202e \u200bx\x1b[31m\n\ty\U000e0041\u3164\u2800\u00a0e" + MARK * 5},
     )
     assert shown == [
         ["", "a"], ["stderr", "wrong"], ["", "ü"], ["stderr", "ä"], ["note", "exit code\\u{1b} 3"], ["", "b"],
     ]  # fmt: skip
     assert after_a_gap == [["", "\ufffdseen"]]
-    assert commands == "rm\\u{202e} \\u{200b}x\\u{1b}[31m\n\ty\\u{e0041}"
+    assert (
+        commands
+        == "rm\\u{202e} \\u{200b}x\\u{1b}[31m\n\ty\\u{e0041}\\u{3164}\\u{2800}\\u{a0}e" + MARK * 4 + "\\u{301}"
+    )
 
 
 @needs_node
@@ -319,12 +352,17 @@ def test_replies_are_shown_in_words() -> None:
     }
     body = json.dumps({"by": "x", "text": "ls \x1b\n", "cut": False, "type": "", "n": None})
     approval = {"approvalId": "a1", "sessionId": "s1", "agentId": "anna", "command": "rm \u202ex", "reason": "asks"}
-    row, facts, audit, changed, asked, expired, *requests = json.loads(
+    row, facts, long_row, audit, changed, asked, expired, *requests = json.loads(
         node(
             "view.mjs",
             given=[
                 ["sessionRow", {"metadata": metadata, "state": "BUSY"}, now],
                 ["facts", {"metadata": metadata, "state": "BUSY"}, now],
+                [
+                    "sessionRow",
+                    {"metadata": {**metadata, "labels": {"b": "x" * 300, "a": "1"}}, "state": "BUSY"},
+                    now,
+                ],
                 ["auditRow", {"seq": "7", "at": at, "kind": "input", "commandId": "c1", "body": body}],
                 ["auditRow", {"seq": "8", "at": at, "kind": "input", "body": "{no JSON"}],
                 ["approvalRow", {**approval, "askedAt": at, "expiresAt": "2027-01-15T08:02:03Z"}, now],
@@ -345,6 +383,7 @@ def test_replies_are_shown_in_words() -> None:
         "BUSY", "an\\u{202e}na", "shell", "docker:web", "59 min 59 s", "long-running", "100 %", "1.5 MiB",
         "task=17",
     ]  # fmt: skip
+    assert long_row["cells"][-1] == "a=1 b=" + "x" * 294 + "…"
     shown = dict(facts)
     assert shown["NOT enforced"] == "network, output"
     assert shown["memory"] == "1.5 MiB, at most 4 GiB"

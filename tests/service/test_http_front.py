@@ -610,6 +610,23 @@ async def test_a_unix_socket_is_ours_alone(tmp_path: Path) -> None:
 
 
 @needs_curl
+async def test_names_of_a_proxy_are_allowed_by_a_setting(tmp_path: Path) -> None:
+    async def statuses(settings: HttpSettings, *options: str) -> list[int]:
+        async with OverHttp(http_settings=settings) as fronts:
+            url = "http://x" if fronts.http.url.startswith("unix:") else fronts.http.url
+            hosts = ("a.example.com:443", "A.Example.Com.", "a.example.org", "10.0.0.1", "localhost")
+            return [(await curl(*options, "-H", f"Host: {host}", f"{url}/healthz"))[0] for host in hosts]
+
+    loopback = HttpSettings(listen="127.0.0.1:0")
+    named = HttpSettings(listen="127.0.0.1:0", allowed_hosts=("*.example.com",))
+    assert await statuses(loopback) == [421, 421, 421, 200, 200]
+    assert await statuses(named) == [200, 200, 421, 200, 200]
+    # No page reaches a Unix socket.
+    socket_ = HttpSettings(listen=f"unix:{tmp_path}/http.sock")
+    assert await statuses(socket_, "--unix-socket", f"{tmp_path}/http.sock") == [200] * 5
+
+
+@needs_curl
 async def test_more_connections_than_allowed_are_turned_away() -> None:
     settings = HttpSettings(listen="127.0.0.1:0", connections=ConnectionLimits(most=3))
     async with OverHttp(http_settings=settings) as fronts:

@@ -250,6 +250,25 @@ import holdfast.bridge.agent_bridge, holdfast.bridge.function_model, holdfast.mo
     assert done.returncode == 0, done.stderr
 
 
+# --- security ----------------------------------------------------------------------------------------------------
+
+
+def test_every_threat_has_a_wall_and_tests_that_exist() -> None:
+    """The table of docs/security.md: threat, wall, tests as `FILE::NAME`."""
+    text = (DOCS / "security.md").read_text().partition("\n## Threats, walls and tests\n")[2]
+    found = [cells for threat, cells in rows(text).items() if threat not in ("threat", "---")]
+    assert len(found) == text.count("\n| ") - text.count("\n| threat |")
+    for wall, tests in found:
+        assert wall
+        names = re.findall(r"`([^`]+)`", tests)
+        assert names
+        for name in names:
+            file, _, function = name.partition("::")
+            source = ROOT / file
+            assert source.is_file(), name
+            assert re.search(rf"^(async )?def {function}\(", source.read_text(), re.MULTILINE), name
+
+
 # --- pages -----------------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,13 @@ What fuzzing has found is below, each with the input that showed it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import h11
 import pytest
 from fuzz.target import Target
 from fuzz.targets import targets
@@ -17,6 +19,8 @@ from hypothesis import given, settings, strategies as st
 
 from holdfast.client.asciicast import read_cast
 from holdfast.config import parse_settings
+from holdfast.egress import Refused, wanted
+from holdfast.egress_rules import parse_pattern
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.model import ProcessSpec, ShellSpec
 from holdfast.runtime import records as r, shell_records as s
@@ -24,6 +28,8 @@ from holdfast.runtime.keeper import read_packet
 from holdfast.runtime.marks import MARK_BYTES, MarkFilter
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.process_table import mark_in_environment
+from holdfast.service.problems import BadToken
+from holdfast.service.tokens import Position, read_token, write_token
 
 ROOT = Path(__file__).parents[2]
 TARGETS = targets()
@@ -107,6 +113,27 @@ def test_a_number_of_thousands_of_digits_is_no_mark() -> None:
 def test_settings_that_are_hard_to_read_are_refused(value: str) -> None:
     with pytest.raises(InvalidParams, match="settings"):
         parse_settings(f"detached_session_seconds = {value}".encode(), "x.toml")
+
+
+@pytest.mark.parametrize("port", ["9" * 5_000, "٤٤٣", "0", "65536", ""])
+def test_a_port_that_is_none_is_refused_by_the_proxy(port: str) -> None:
+    """`int` raises for thousands of digits, and the request was answered with nothing."""
+    target = f"a.example:{port}".encode("ascii", "replace")
+    with pytest.raises(Refused, match="not HOST:PORT") as refused:
+        wanted(h11.Request(method="CONNECT", target=target, headers=[("host", "x")]))
+    assert refused.value.status == 400
+    if port:
+        with pytest.raises(InvalidParams, match="is no port"):
+            parse_pattern(f"a.example:{port}")
+
+
+@pytest.mark.parametrize("digit", ["(", " ", "+", "_", "A", "٣"])
+def test_a_position_with_a_right_check_and_wrong_digits_is_refused(digit: str) -> None:
+    """The check can be computed by anyone; `int` raised, which was told as a bug of the service."""
+    digits = digit + write_token("s", Position())[1:-8]
+    check = hashlib.blake2b(f"s:{digits}".encode(), digest_size=4).hexdigest()
+    with pytest.raises(BadToken):
+        read_token("s", digits + check)
 
 
 def test_a_recording_nested_deeply_is_refused() -> None:

@@ -20,12 +20,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 #: browser runs no script of it, loads nothing for it and sends nothing anywhere but to this service.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    # Browsers with Trusted Types refuse to make markup or script of any text, our own included.
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS: Final = (
     (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
+    # A page that opened this one, or was opened by it, gets no handle on its window.
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
     # Asked for again each time, and answered by its ETag: a new version of the service has a new page at once.
     (b"cache-control", b"no-cache"),
 )

@@ -212,6 +212,7 @@ class Service:
                     tls=tls,
                     allow_plaintext=settings.allow_plaintext,
                     connections=limits,
+                    allowed_hosts=settings.allowed_hosts,
                 ),
                 metrics=self._render_metrics,
                 console=console_application() if settings.console else None,

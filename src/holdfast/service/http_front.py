@@ -36,6 +36,7 @@ from holdfast.service.problems import Problem
 from holdfast.service.readiness import Readiness
 from holdfast.service.requests import KIB, MOST_INPUT
 from holdfast.service.status_details import message_of
+from holdfast.service.web_guard import WebGuard
 
 #: What a request may be. gRPC has a port of its own; its framing over HTTP/1.1 is of no use to anybody.
 _CONTENT_TYPES: Final = frozenset(
@@ -64,6 +65,8 @@ class HttpSettings(Struct, frozen=True):
     keep_alive_seconds: int = 75
     #: `/metrics` without a token, as scrapers expect it. They name no session and no command.
     open_metrics: bool = True
+    #: Names that a request may be for, as patterns, beside those that no web page can take over.
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class HttpFront:
@@ -85,9 +88,11 @@ class HttpFront:
         self._settings = settings
         self._metrics = metrics
         self._address = parse_address(settings.listen)
-        self._app = Starlette(routes=self._routes(handler, console))
+        app = Starlette(routes=self._routes(handler, console))
         # To a path that was almost right: it would be made of the request's `Host`, which may be anything.
-        self._app.router.redirect_slashes = False
+        app.router.redirect_slashes = False
+        loopback = self._address.stays_here and not self._address.is_unix
+        self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None

@@ -34,6 +34,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_client_ca: str = ""
     #: Listen on other addresses than loopback without TLS, behind a proxy that has it.
     allow_plaintext: bool = False
+    #: Host names of the HTTP port, as patterns (`*.example.com`), for a proxy that passes its clients' `Host` on.
+    #: On loopback, other names with a dot are refused: a web page whose name resolves to 127.0.0.1 (DNS rebinding)
+    #: would read what needs no token. Beyond loopback every name is allowed until one is given.
+    allowed_hosts: tuple[str, ...] = ()
     #: Whether `/` of the HTTP port is the console. The page holds nothing that is secret: what it shows needs a
     #: token, as every call does.
     console: bool = True

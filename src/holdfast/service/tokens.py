@@ -14,6 +14,7 @@ from holdfast.service.problems import BadToken
 _WIDTHS: Final = (10, 12, 8, 12)
 _DIGITS: Final = "".join(f"%0{width}x" for width in _WIDTHS)
 _CHECK_WIDTH: Final = 8
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
 #: Stands for "all of this command, its end included": more numbers than any command has chunks.
 FINISHED: Final = 16 ** _WIDTHS[1] - 1
 
@@ -44,7 +45,8 @@ def read_token(session_id: str, token: str) -> Position:
     if not token:
         return Position()
     digits, check = token[:-_CHECK_WIDTH], token[-_CHECK_WIDTH:]
-    if len(digits) != sum(_WIDTHS) or check != _check(session_id, digits):
+    # The check is no secret: whatever `int` takes beside these digits would be a second way to write a position.
+    if len(digits) != sum(_WIDTHS) or not set(digits) <= _HEXADECIMAL or check != _check(session_id, digits):
         raise BadToken("since: this is no token of this session", reason="BAD_TOKEN", session_id=session_id)
     numbers = []
     for width in _WIDTHS:

@@ -3,7 +3,7 @@
 // Texts go in as texts, never as markup. The token is in the session storage of this tab, and in no address.
 
 import { follow } from "./follow.js";
-import { Screen } from "./output.js";
+import { Screen, visible } from "./output.js";
 import { Service, ServiceError } from "./service.js";
 import { approvalRow, auditRow, facts, inputWords, listRequest, OVER, sessionRow } from "./view.js";
 
@@ -28,8 +28,10 @@ function on(target, type, handle) {
   });
 }
 
+// Errors quote commands, paths and names, so `visible` is applied here to every text.
 function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  const shown = visible(text);
+  if (node.textContent !== shown) node.textContent = shown;
 }
 
 // Children of `parent` for `rows`, in order. Those that stay are changed in place: focus and half-typed comments stay.
@@ -44,7 +46,7 @@ function keyed(parent, rows, make, update) {
   while (parent.children.length > rows.length) parent.lastElementChild.remove();
 }
 
-const tableRow = (cells) => element("tr", {}, ...cells.map((text) => element("td", { textContent: text })));
+const tableRow = (cells) => element("tr", {}, ...cells.map((text) => element("td", { textContent: visible(text) })));
 
 class Page {
   constructor() {

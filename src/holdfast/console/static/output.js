@@ -7,15 +7,24 @@
 const LONGEST_CONTROL = 4096;
 // A line that never ends is broken here: what is changed on the page is at most one line.
 const LONGEST_LINE = 8192;
+// CSI 1 K and CSI 2 K cost as many steps as there are columns left of the cursor. A line is broken when they add up to
+// this, so that a megabyte of them takes a tenth of a second and not four seconds.
+const MOST_CLEARED = 64 * LONGEST_LINE;
+// Combining marks on one character that are drawn as such. Written languages need up to three; hundreds of them draw
+// a column over the lines around, and their layout takes seconds.
+const MOST_MARKS = 4;
 // Characters that turn the order of the text around them: with these, a command can read as another one.
 const turns = (code) => (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
-const UNSEEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
+// Characters without ink or without a glyph of their own: controls, blanks other than the space (U+2800 is one), fillers.
+const UNSEEN = /(?! )[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Z}\p{Default_Ignorable_Code_Point}\u2800]/gu;
+const MARKS = new RegExp(`\\p{M}(?<=\\p{M}{${MOST_MARKS + 1}})`, "gu");
 
 const escaped = (character) => `\\u{${character.codePointAt(0).toString(16)}}`;
 
-// A text of somebody else, with everything in it to be seen; line ends and tabs stay.
+// A text of an agent or a program, with everything in it to be seen; line ends and tabs stay.
 export function visible(text) {
-  return text.replace(UNSEEN, (character) => ("\n\t".includes(character) ? character : escaped(character)));
+  const marked = text.replace(MARKS, escaped);
+  return marked.replace(UNSEEN, (character) => ("\n\t".includes(character) ? character : escaped(character)));
 }
 
 export class Screen {
@@ -43,6 +52,7 @@ export class Screen {
     this.kind = kind;
     this.line = []; // code points
     this.column = 0;
+    this.cleared = 0; // columns that CSI 1 K and CSI 2 K went over
   }
 
   // Bytes of a stream: "" of a terminal, `stdout` or `stderr` of a shell.
@@ -70,13 +80,18 @@ export class Screen {
     const first = this.base + this.dropped;
     const from = Math.max(this.changed, first);
     const lines = this.lines.slice(from - this.base);
-    if (this.line.length) lines.push({ kind: this.kind, text: this.line.join("") });
+    if (this.line.length) lines.push({ kind: this.kind, text: this.text() });
     this.changed = this.base + this.lines.length;
     return { first, from, lines };
   }
 
+  // The current line. Marks are counted here and not as they come: \b puts one beside another in any order.
+  text() {
+    return this.line.join("").replace(MARKS, escaped);
+  }
+
   end() {
-    const text = this.line.join("");
+    const text = this.text();
     this.lines.push({ kind: this.kind, text });
     this.characters += text.length + 1;
     while (this.lines.length - this.dropped > this.limit.lines || this.characters > this.limit.characters) {
@@ -152,5 +167,7 @@ export class Screen {
     if (how === "" || how === "0") this.line.length = Math.min(this.line.length, this.column);
     else if (how === "1") this.line.fill(" ", 0, this.column + 1);
     else if (how === "2") this.line = Array(this.column).fill(" ");
+    this.cleared += how === "1" || how === "2" ? this.column : 0;
+    if (this.cleared > MOST_CLEARED) this.end();
   }
 }

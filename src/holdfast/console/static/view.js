@@ -4,6 +4,7 @@ import { visible } from "./output.js";
 
 export const OPEN = ["RUNNING", "BUSY", "IDLE", "CLOSING"];
 export const OVER = ["CLOSED", "ERROR"];
+const LONGEST_CELL = 300; // labels may have 32 KiB, which would push every other session off the screen
 
 // What the filters ask for. A page's size is what a person scrolls through.
 export function listRequest({ states = "open", agent = "" }, pageToken = "") {
@@ -25,7 +26,7 @@ export function sessionRow({ metadata, state }, now) {
       flags(usage, state).join(", "),
       usage.sampledAt ? `${Math.round(usage.cpuPercent ?? 0)} %` : "",
       usage.sampledAt ? size(usage.memoryBytes) : "",
-      pairs(labels),
+      cut(pairs(labels)),
     ],
   };
 }
@@ -113,8 +114,13 @@ const shown = (value) => (typeof value === "string" ? value.trimEnd() : JSON.str
 const list = (values) => (values ?? []).join(", ");
 const of = (used, limit) => [used ? String(used) : "", limit ? `at most ${limit}` : ""].filter(Boolean).join(", ");
 
+// In a table of many sessions; the session's own facts have all of it.
+function cut(text) {
+  return text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text;
+}
+
 function pairs(values) {
-  return visible(Object.entries(values ?? {}).map(([name, value]) => `${name}=${value}`).join(" "));
+  return visible(Object.entries(values ?? {}).sort().map(([name, value]) => `${name}=${value}`).join(" "));
 }
 
 // Times are strings, or milliseconds if they are ours.

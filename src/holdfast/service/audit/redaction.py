@@ -17,9 +17,9 @@ from holdfast.service.problems import Invalid
 
 REDACTED: Final = "[redacted]"
 
-#: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query. Not an expansion: `$X`
-#: tells nothing.
-_VALUE: Final = r"(?P<secret>\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'&;,}$][^\s\"'&;,}]{0,4096})"
+#: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query; a shell joins parts
+#: that touch (`"a"b'c'`) to one. Not an expansion: `$X` tells nothing.
+_VALUE: Final = r"(?P<secret>(?!\$)(?:\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'&;,}]{1,4096}){1,64})"
 
 #: Patterns, each with signs of which one is in whatever it finds, in small letters: most texts have none, and to
 #: look for those is a hundredth of the work. What is replaced is the group `secret`, or all of it; where there is a
