@@ -27,7 +27,7 @@ def match_rule(rules: Sequence[CommandRule], command: Command, cwd: str) -> int 
     for index, rule in enumerate(rules):
         matched = _all(
             _program(rule, command, cwd),
-            _arguments(rule.arguments, command),
+            _arguments(rule, command),
             _pattern(rule.pattern, command),
         )
         if matched or (matched is None and rule.verdict != "allow"):
@@ -64,8 +64,19 @@ def _one_program(pattern: str, allows: bool, command: Command, cwd: str) -> _Mat
     return fnmatch.fnmatchcase(posixpath.normpath(posixpath.join(cwd or "/", typed)), pattern)
 
 
-def _arguments(wanted: tuple[str, ...], command: Command) -> _Match:
-    for index, text in enumerate(wanted):
+def _arguments(rule: CommandRule, command: Command) -> _Match:
+    first = _arguments_at(0, rule.arguments, command)
+    if first is not False or rule.verdict == "allow" or not rule.arguments:
+        return first
+    # `git -C . push`, `git --no-pager push`: which options take the next word is the program's own matter.
+    if not command.arguments[:1] or not command.arguments[0].text.startswith("-"):
+        return False
+    later = range(1, len(command.arguments))
+    return None if any(_arguments_at(at, rule.arguments, command) is not False for at in later) else False
+
+
+def _arguments_at(begin: int, wanted: tuple[str, ...], command: Command) -> _Match:
+    for index, text in enumerate(wanted, begin):
         if index >= len(command.arguments):
             return False
         word = command.arguments[index]

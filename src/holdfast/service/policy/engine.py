@@ -227,8 +227,7 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
         return Decision("deny", f"{name} is set by the rules", *_rule(profile, "environment.set"))
     if name in section.allow:
         return None
-    if profile.guarded and (steers(name) or name == "HOME"):
-        # HOME: there are the files that a shell runs before anybody types.
+    if profile.guarded and steers(name):
         reason = f"the variable {name} decides what runs, and the rules say what may"
         return Decision("deny", reason, *_rule(profile, "environment.allow"))
     # Names are usually in capitals, secrets in small letters are as secret.
@@ -282,6 +281,8 @@ def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
     )
     if not profile.guarded:
         return decided
+    # After a `cd` of the line, `./tool` is another file than it was.
+    cwd = "" if line.moves else cwd
     for command in line.commands:
         index = match_rule(profile.commands.rules, command, cwd)
         if index is not None:
