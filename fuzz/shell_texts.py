@@ -258,7 +258,7 @@ test %words%
 [ %word% %comparison% %word% %comparison% %word% %comparison% %word% ]
 for ((%sum%;%sum%;%sum%)); do %list%; break; done
 for ((%sum%;;%sum%)); do %list%; break; done
-for ((i=0; i<2; i++)); do %list%; done
+for ((i=0; i<2; i++)); do %list%; ((i)) && break; done
 echo %parameter%
 unset %word%
 unset -v %word%

@@ -72,9 +72,8 @@ set -- -v 'a[$(canary)]' 'x[`canary`]'
 """
 #: Texts in one run of a shell: enough that its start does not count, few enough to look for a hit again one by one.
 _BATCH: Final = 250
-#: A batch takes about a second; a text alone a few milliseconds.
-_BATCH_SECONDS: Final = 60
-_TEXT_SECONDS: Final = 10
+#: A text takes a few milliseconds. One that waits for ever is ended after so long, and the next ones go on.
+_STALL_SECONDS: Final = 5.0
 
 
 class Ground:
@@ -84,6 +83,7 @@ class Ground:
         self._directory = directory
         self._hit = directory / "hit"
         self._hits = directory / "hits"
+        self._begun = directory / "begun"
         self._work = directory / "work"
         self._bin = directory / "bin"
         self._bin.mkdir()
@@ -96,24 +96,34 @@ class Ground:
             if found := shutil.which(name):
                 (self._bin / name).symlink_to(found)
 
-    def run(self, texts: Sequence[str], shell: str, seconds: float = _BATCH_SECONDS) -> list[int]:
-        """The numbers of the texts that executed the canary; after a time-out, -1 as well."""
+    def run(self, texts: Sequence[str], shell: str) -> list[int]:
+        """The numbers of the texts that executed the canary."""
+        hits: list[int] = []
+        begin = 0
+        while begin < len(texts):
+            reached = self._run_from(begin, texts, shell)
+            hits += map(int, self._hits.read_text().split())
+            if self._hit.exists():
+                hits.append(reached)
+            begin = reached + 1
+        return hits
+
+    def hits(self, texts: Sequence[str], shell: str) -> list[str]:
+        """Texts that execute the canary. Each of a batch with a hit runs alone: the canary may run late."""
+        return [text for text in texts if self.run([text], shell)] if self.run(texts, shell) else []
+
+    def _run_from(self, begin: int, texts: Sequence[str], shell: str) -> int:
+        """Run texts from this one on; the number of the last one that was begun."""
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir()
         # Names of files that a glob gives to what evaluates names.
         for name in ("a[$(canary)]", "-v", "canary"):
             (self._work / name).write_text("")
         self._hits.write_text("")
-        with contextlib.suppress(FileNotFoundError):
-            self._hit.unlink()
-        hit, hits = shlex.quote(str(self._hit)), shlex.quote(str(self._hits))
-        lines = [_STATE]
-        for number, text in enumerate(texts):
-            lines.append(f"T={shlex.quote(text)}")
-            lines.append(f'( ulimit -t 2 -f 100; eval "$T" ) <{shlex.quote(str(self._input))} >/dev/null 2>&1')
-            lines.append(f"[ -e {hit} ] && {{ echo {number} >>{hits}; command -p rm -f {hit}; }}")
+        self._hit.unlink(missing_ok=True)
+        self._begun.write_text(f"{begin}\n")
         script = self._directory / "script"
-        script.write_text("\n".join(lines) + "\nwait\n" + f"[ -e {hit} ] && echo {len(texts) - 1} >>{hits}\n")
+        script.write_text(self._script(begin, texts))
         program = shutil.which(shell)
         if program is None:
             raise SystemExit(f"no {shell} to compare with")
@@ -126,21 +136,29 @@ class Ground:
             env={"PATH": str(self._bin), "HOME": str(self._work)},
             start_new_session=True,
         ) as process:
-            late = []
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                late = [-1]
-            # What a text left in the background.
+            begun = -1
+            while process.poll() is None and begun != (begun := self._begun.stat().st_size):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STALL_SECONDS)
+            ended = process.poll() is not None
+            # What a text left in the background, and one that does not end.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        return [*map(int, self._hits.read_text().split()), *late]
+        return len(texts) - 1 if ended else int(self._begun.read_text().split()[-1])
 
-    def hits(self, texts: Sequence[str], shell: str) -> list[str]:
-        """Texts that execute the canary; each of a suspicious batch is run alone."""
-        if not self.run(texts, shell):
-            return []
-        return [text for text in texts if 0 in self.run([text], shell, _TEXT_SECONDS)]
+    def _script(self, begin: int, texts: Sequence[str]) -> str:
+        hit, hits, begun, given = (
+            shlex.quote(str(path)) for path in (self._hit, self._hits, self._begun, self._input)
+        )
+        lines = [_STATE]
+        for number, text in enumerate(texts[begin:], begin):
+            lines += [
+                f"echo {number} >>{begun}",
+                f"T={shlex.quote(text)}",
+                f'( ulimit -t 1; ulimit -f 100; eval "$T" ) <{given} >/dev/null 2>&1',
+                f"[ -e {hit} ] && {{ echo {number} >>{hits}; command -p rm -f {hit}; }}",
+            ]
+        return "\n".join([*lines, "wait", f"[ -e {hit} ] && echo {len(texts) - 1} >>{hits}", ""])
 
 
 def main() -> int:

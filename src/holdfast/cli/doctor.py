@@ -261,6 +261,7 @@ ENFORCED: Final = {
     "cgroup.pids": ("cgroup.pids", "the number of processes of a whole tree limited"),
     "cgroup.cpu": ("cgroup.cpu", "the processor time of a whole tree limited"),
     "egress": ("egress proxy", "a list of hosts that may be reached"),
+    "noexec": ("noexec mounts", "a list of programs that may be executed"),
 }
 TOOLS: Final = (
     ("bash", "--version", "shells whose state persists"),

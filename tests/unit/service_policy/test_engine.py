@@ -165,6 +165,29 @@ def test_a_request_that_makes_no_sense_is_invalid(
     assert caught.value.reason == reason
 
 
+def test_rules_that_deny_by_default_amount_to_a_list_of_programs(rules: Rules) -> None:
+    strict = resolve(rules, "bob", PolicyRequest(profile="strict"), operator=True).programs
+    assert strict is not None
+    assert strict[:4] == ("git", "ls", "/srv/tools/*", "pip")
+    # What needs no rule because it only runs others; not what is all programs in one.
+    assert {"bash", "env", "timeout", "xargs"} <= set(strict)
+    assert not {"sudo", "busybox", "find", "rm"} & set(strict)
+    # Where something may be asked about, or no program is named, there is no list.
+    for section in (
+        "default = 'allow'",
+        "default = 'ask'",
+        "default = 'deny'\nunknown = 'ask'",
+        "default = 'deny'\nrules = [{ verdict = 'allow', pattern = 'x' }]",
+        "default = 'deny'\nrules = [{ verdict = 'ask', program = '*' }]",
+    ):
+        loaded = load_rules(f"[profiles.default.commands]\n{section}\n", "r")
+        assert resolve(loaded, "bob", PolicyRequest()).programs is None
+    denied = load_rules(
+        "[profiles.default.commands]\ndefault = 'deny'\nrules = [{ verdict = 'deny', pattern = 'x' }]", "r"
+    )
+    assert resolve(denied, "bob", PolicyRequest()).programs is not None
+
+
 def test_an_operator_may_use_any_profile(rules: Rules) -> None:
     assert resolve(rules, "bob", PolicyRequest(profile="strict"), operator=True).profile == "strict"
 

@@ -17,7 +17,15 @@ from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, Permiss
 from holdfast.model import Confinement
 from holdfast.runtime.confine import bubblewrap, landlock
 from holdfast.runtime.confine.applying import PROXY_PORT
-from holdfast.runtime.confine.paths import SYSTEM, Visible, is_beneath, visible_paths
+from holdfast.runtime.confine.paths import (
+    PROGRAM_DIRECTORIES,
+    SYSTEM,
+    Visible,
+    is_beneath,
+    library_directories,
+    program_files,
+    visible_paths,
+)
 from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
 
 #: Where bwrap is looked for: not in the PATH of the one to be confined.
@@ -27,6 +35,10 @@ _ENV: Final = "/usr/bin/env"
 _OF_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP)
 #: The first descriptor by which bwrap is given what was named; the launcher has a handful below it.
 _FIRST_OPENED: Final = 64
+#: Directories of which one is covered by the jail's scratch directories, for the jail alone.
+_COVERED: Final = ("/mnt", "/media", "/boot", "/srv", "/home", "/var/spool", "/var/cache")
+#: Of the machine's own directories, those in which no program and no library lies.
+_WITHOUT_PROGRAMS: Final = ("/etc", "/opt")
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
@@ -94,7 +106,12 @@ def compose(
         "ignored": (),
         "named": [],
         "opened": [],
+        "no_execution": None,
     }
+    if confinement.no_execution and confinement.mode != "bubblewrap":
+        raise InvalidParams("confinement: `noExecution` needs the mode `bubblewrap`")
+    if confinement.programs is not None and confinement.mode == "none":
+        raise InvalidParams("confinement: `programs` need a mode")
     variables = dict(environment)
     if confinement.mode == "none":
         # Without one of its own, the filter alone would have to keep it from the network.
@@ -104,13 +121,21 @@ def compose(
     program = os.path.realpath(os.path.join(cwd, path))
     if not visible.shows(program):
         raise CommandNotFound(f"{argv[0]}: {program} is not among what the confinement lets be read")
+    programs = None
+    if confinement.programs is not None:
+        programs = program_files(confinement.programs, {os.path.join(cwd, path), _ENV, "/bin/bash"})
     orders["named"] = sorted({os.path.normpath(each) for each in (*confinement.writable, *confinement.readable)})
     if confinement.mode == "landlock":
-        orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes)
+        executable = None
+        if programs is not None:
+            given = [path for path in (*visible.writable, *visible.readable) if path not in SYSTEM]
+            own_places = [path for path in (*given, *_WITHOUT_PROGRAMS) if confinement.executes_in(path)]
+            executable = [*programs.values(), *library_directories(), *own_places]
+        orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes, executable=executable)
         if orders["filter"] is None and confinement.network == "none":
             raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")
         return Composed(path, list(argv), variables, cwd, orders)
-    found = _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, orders)
+    found = _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, orders, programs)
     return _deaf_to_keys(found) if tty and _env_resets_signals() else found
 
 
@@ -123,6 +148,7 @@ def _in_jail(
     cwd: str,
     as_root: bool,
     orders: dict[str, Any],
+    programs: Mapping[str, str] | None,
 ) -> Composed:
     bwrap = find_bwrap()
     if bwrap is None:
@@ -133,6 +159,7 @@ def _in_jail(
     if binds_descriptors(bwrap):
         opened = {each: _FIRST_OPENED + index for index, each in enumerate(orders["named"])}
         orders["opened"] = list(opened.items())
+    scratch = _without_execution(confinement, visible, environment, orders) if confinement.no_execution else {}
     words = bubblewrap.options(
         confinement,
         visible,
@@ -140,9 +167,13 @@ def _in_jail(
         cwd=cwd,
         as_root=as_root,
         own_network=bool(orders["network"]),
-        directories=frozenset(path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN) if os.path.isdir(path)),
+        directories=frozenset(
+            path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN, *PROGRAM_DIRECTORIES) if os.path.isdir(path)
+        ),
         proc=[path for path in (*bubblewrap.PROC_READ_ONLY, *bubblewrap.PROC_HIDDEN) if os.path.exists(path)],
         opened=opened,
+        programs=programs,
+        scratch=scratch,
     )
     orders["options"] = b"".join(os.fsencode(word) + b"\0" for word in words)
     command = [path, *argv[1:]]
@@ -150,6 +181,35 @@ def _in_jail(
         # This bwrap executes a program by no other name than its own.
         command = ["/bin/bash", "-c", 'exec -a "$0" "$@"', argv[0], *command]
     return Composed(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
+
+
+def _without_execution(
+    confinement: Confinement, visible: Visible, environment: Mapping[str, str], orders: dict[str, Any]
+) -> dict[str, str]:
+    """Order mounts from which nothing can be executed; the scratch directories among them, by their paths in the
+    jail. bwrap cannot make such mounts, and keeps the flags of those that it finds."""
+    given = (*visible.readable, *visible.writable)
+    covered = next(
+        (each for each in _COVERED if os.path.isdir(each) and not any(_overlap(each, path) for path in given)), None
+    )
+    if covered is None:
+        raise PermissionRefused(f"confinement: `noExecution` needs one of {', '.join(_COVERED)} to be free")
+    paths = [path for path in given if path not in SYSTEM or path in _WITHOUT_PROGRAMS]
+    size = f"size={confinement.scratch_bytes}"
+    made = {"/tmp": "mode=1777", "/dev/shm": "mode=1777"}
+    if (home := bubblewrap.scratch_home(visible, environment)) is not None:
+        made[home] = "mode=0700"
+    scratch = {path: f"{covered}/{number}" for number, path in enumerate(made)}
+    orders["no_execution"] = {
+        "paths": [os.fsencode(path) for path in paths if not confinement.executes_in(path)],
+        "covered": os.fsencode(covered),
+        "scratch": [(os.fsencode(scratch[path]), f"{size},{mode}".encode()) for path, mode in made.items()],
+    }
+    return {path: place for path, place in scratch.items() if path not in given}
+
+
+def _overlap(one: str, other: str) -> bool:
+    return is_beneath(one, other) or is_beneath(other, one)
 
 
 def _deaf_to_keys(composed: Composed) -> Composed:

@@ -1,7 +1,7 @@
 """What this machine can enforce, each thing found by trying it. Starts short-lived programs and makes a cgroup.
 
 The words are those of `environment/info`: `bubblewrap`, `landlock:N`, `seccomp`, `network`, `cgroup.memory`,
-`cgroup.pids`, `cgroup.cpu`, `egress`.
+`cgroup.pids`, `cgroup.cpu`, `egress`, `noexec`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def offers() -> tuple[Offer, ...]:
             for name in CONTROLLERS
         ),
         Offer("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
+        Offer("noexec", str(tried["noexec"])),
     )
 
 
@@ -62,7 +63,7 @@ def _try() -> dict[str, object]:
     # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
     if not done.stdout:
         why = _last_line(done)
-        return {"landlock": why, "seccomp": why, "network": why}
+        return {"landlock": why, "seccomp": why, "network": why, "noexec": why}
     found: dict[str, object] = json.loads(done.stdout)
     return found
 

@@ -40,6 +40,12 @@ _DIALECTS: Final[dict[str, tuple[bool, ...]]] = {
     "dash": (True,),
     "ash": (True,),
 }
+#: Programs that need no rule, since they only run others. `busybox` is all programs in one.
+NEEDED_BY_OTHERS: Final = tuple(
+    name
+    for name in (*_DIALECTS, *(name for name, wrapper in WRAPPERS.items() if wrapper.transparent))
+    if name not in ("busybox", "toybox", "builtin", "command", "exec")
+)
 _OTHER_SHELLS: Final = frozenset(["zsh", "fish", "csh", "tcsh", "xonsh", "nu", "pwsh", "elvish", "yash", "ksh93"])
 #: Variables that change which programs a name means, run something themselves, or name a program that others run.
 _STEERING: Final = re.compile(

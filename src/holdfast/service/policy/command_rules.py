@@ -13,13 +13,29 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.service.policy.command_line import Command
-from holdfast.service.policy.profiles import CommandRule
+from holdfast.service.policy.profiles import CommandRule, Profile
+from holdfast.service.policy.runners import may_run_others
 
 #: Where a program of a name is what everybody means by it. A file of that name elsewhere may be anybody's.
 SYSTEM_DIRECTORIES: Final = frozenset(
     ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"]
 )
 _Match = bool | None  # None: it might
+
+
+def warnings(profile: Profile) -> list[str]:
+    """Rules of a profile that allow more than they seem to, each with its place."""
+    found = []
+    for index, rule in enumerate(profile.commands.rules):
+        programs = [name for name in rule.program if may_run_others(posixpath.basename(name))]
+        # With arguments or a pattern, somebody has thought about what the program may do.
+        if rule.verdict == "allow" and programs and not rule.arguments and not rule.pattern:
+            key = f"commands.rules.{index}"
+            found.append(
+                f"{profile.place(key)}: profiles.{profile.name}.{key}: {', '.join(programs)} can run any program; "
+                f"rules for other programs do not hold for what it runs"
+            )
+    return found
 
 
 def match_rule(rules: Sequence[CommandRule], command: Command, cwd: str) -> int | None:

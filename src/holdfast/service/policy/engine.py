@@ -15,7 +15,7 @@ from typing import Final, cast, get_args
 
 from holdfast.service.api import ControlType, PolicyRequest
 from holdfast.service.model import Guard, Network, Policy, Resources, Struct
-from holdfast.service.policy.command_line import CommandLine, read_command_line, steers
+from holdfast.service.policy.command_line import NEEDED_BY_OTHERS, CommandLine, read_command_line, steers
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
 from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
@@ -89,6 +89,7 @@ def resolve(
         sandbox_mode=profile.sandbox.mode,
         network=_network(profile, request.network),
         allowed_hosts=profile.network.hosts,
+        programs=_programs(profile),
         resources=_resources(profile, request.resources),
         require=_required(profile, request.require),
         owner_approves=profile.approvals.owner,
@@ -146,6 +147,17 @@ def _resources(profile: Profile, asked: Resources) -> Resources:
             raise _denied(profile, f"resources.{name}", f"{value:,} is more than the {limit:,} that are allowed")
         made[name] = limit if value is None else value
     return Resources(**made)  # type: ignore[arg-type]
+
+
+def _programs(profile: Profile) -> tuple[str, ...] | None:
+    """The list of programs that the rules amount to; None if something else may be allowed, or asked about."""
+    if profile.commands.default != "deny" or profile.unknown_verdict != "deny":
+        return None
+    rules = [rule for rule in profile.commands.rules if rule.verdict != "deny"]
+    named = [program for rule in rules for program in rule.program]
+    if "*" in named or not all(rule.program for rule in rules):
+        return None
+    return tuple(dict.fromkeys([*named, *NEEDED_BY_OTHERS]))
 
 
 def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
