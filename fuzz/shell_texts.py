@@ -255,6 +255,8 @@ let -- %word% %word%
 test %words%
 [ %word% %comparison% %word% ]
 [ %unary% %word% ]
+[ %digit% %comparison% %word% %text% ]
+[ %unary% %word% %comparison% "$%evil%" %text% ]
 [ %word% %comparison% %word% %comparison% %word% %comparison% %word% ]
 for ((%sum%;%sum%;%sum%)); do %list%; break; done
 for ((%sum%;;%sum%)); do %list%; break; done
@@ -392,7 +394,9 @@ class TextMaker:
         self._ends |= {"command": ":", "list": ":", "compound": ":", "function": ":"}
 
     def text(self) -> str:
-        lines = [self._made("list", 0) for _ in range(self._random.choice((1, 1, 1, 2, 3)))]
+        # What evaluates, alone: a short text is allowed more often than a long one.
+        begin = self._random.choice(("list", "list", "evaluating", "assignment"))
+        lines = [self._made(begin, 0) for _ in range(self._random.choice((1, 1, 1, 2, 3)))]
         made = "\n".join(lines)
         if self._random.random() < 0.1:
             for _ in range(self._random.randint(1, 2)):

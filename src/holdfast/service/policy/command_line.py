@@ -84,11 +84,12 @@ _ATTRIBUTES: Final = {
     "r": "makes later assignments fail",
 }
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-#: Operators of `test` with a word on each side, and before a word. Not `-v`: it evaluates an index.
+#: Operators of `test` with a word on each side, and before a word. Not `-v`, which evaluates an index, and not `-a`
+#: and `-o`, after which another operator may come.
 _TWO_SIDED: Final = frozenset(
     ["=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef"]
 )
-_ONE_SIDED: Final = frozenset(f"-{letter}" for letter in "abcdefghknoprstuwxzGLNORS")
+_ONE_SIDED: Final = frozenset(f"-{letter}" for letter in "bcdefghknprstuwxzGLNORS")
 #: Names that a function may not take, since the reader relies on what they do.
 _BUILTINS: Final = frozenset(
     [
