@@ -28,7 +28,7 @@ def warnings(profile: Profile) -> list[str]:
     found = []
     for index, rule in enumerate(profile.commands.rules):
         programs = [name for name in rule.program if may_run_others(posixpath.basename(name))]
-        # With arguments or a pattern, somebody has thought about what the program may do.
+        # With arguments or a pattern, the rule limits what the program may do.
         if rule.verdict == "allow" and programs and not rule.arguments and not rule.pattern:
             key = f"commands.rules.{index}"
             found.append(

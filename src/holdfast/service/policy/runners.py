@@ -34,7 +34,7 @@ _OPTIONS: Final[dict[str, re.Pattern[str]]] = {
     )
     for name in names.split()
 }
-#: Programs that run others without a word that says so: languages, builders, editors, and those with hooks.
+#: Programs that run others without an option for it: languages, builders, editors, and those with hooks.
 _WITHOUT_OPTION: Final = frozenset(
     [
         *("awk", "gawk", "mawk", "nawk", "sed", "perl", "python", "python3", "ruby", "node", "php", "lua", "tclsh"),
