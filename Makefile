@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
+# How many command texts `make fuzz` gives to the rules and, if allowed, to real shells; about a quarter of an hour.
+FUZZ_TEXTS ?= 200000
 SOAK_SECONDS ?= 1800
 
 help: ## list the targets
@@ -106,8 +108,9 @@ faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, th
 soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)
 
-fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZZ_SECONDS for each)
+fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZZ_SECONDS for each); FUZZ_TEXTS command texts to real shells
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m fuzz.shells --texts $(FUZZ_TEXTS)
 
 peers: $(VENV)/installed-bench ## compare the live shell with others from PyPI
 	$(BIN)/python -m bench.shells

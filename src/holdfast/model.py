@@ -5,6 +5,7 @@ The same Structs go over the wire: camelCase there, bytes as base64 in JSON and 
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 
 import msgspec
@@ -118,6 +119,19 @@ class Confinement(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     cpu_cores: float | None = None
     #: False: no Unix socket can be made, except for pairs. A path that may be read is a path to connect to.
     unix_sockets: bool = True
+    #: Programs of the machine that can be executed: names, or paths, with `*` and `?`; None is all of them.
+    programs: tuple[str, ...] | None = None
+    #: With `bubblewrap`, and by root: nothing can be executed that lies in a directory in which the machine's own
+    #: programs do not, unless a path among `programs` leads there.
+    no_execution: bool = False
+
+    def executes_in(self, directory: str) -> bool:
+        """Whether a path among `programs` may lead into this directory."""
+        for pattern in self.programs or ():
+            fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+            if "/" in pattern and (f"{directory}/".startswith(fixed) or fixed.startswith(f"{directory}/")):
+                return True
+        return False
 
     @property
     def limits_tree(self) -> bool:

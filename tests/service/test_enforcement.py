@@ -117,6 +117,27 @@ def test_an_allow_list_needs_a_proxy_and_a_network_of_its_own() -> None:
     assert "network" in narrower.unenforced
 
 
+def test_a_list_of_programs_is_enforced_where_nothing_else_can_be_executed() -> None:
+    policy = changed(programs=("git", "ls"))
+    with_noexec = plan(policy, (*EVERYTHING, "noexec"))
+    assert with_noexec.confinement is not None
+    assert (with_noexec.confinement.programs, with_noexec.confinement.no_execution) == (("git", "ls"), True)
+    assert "programs" in with_noexec.enforced
+    # Landlock, and a jail without such mounts, leave the loader: the list is applied, and not called enforced.
+    for offered in (EVERYTHING, (*CONTAINER, "noexec")):
+        found = plan(policy, offered)
+        assert found.confinement is not None
+        assert (found.confinement.programs, found.confinement.no_execution) == (("git", "ls"), False)
+        assert "programs" in found.unenforced
+    # A rule that leads into a directory that can be written leaves whatever is put there.
+    assert "programs" in plan(changed(programs=("/work/*",)), (*EVERYTHING, "noexec")).unenforced
+    with pytest.raises(Denied, match="noexec"):
+        plan(changed(programs=("git",), require=("programs",)), EVERYTHING)
+    with pytest.raises(Denied, match="deny by default"):
+        plan(changed(require=("programs",)), (*EVERYTHING, "noexec"))
+    assert plan(policy, ("process",)).confinement is None
+
+
 def test_a_policy_that_asks_for_nothing() -> None:
     free = Policy("free", idle_timeout=60, max_lifetime=600, idle_grace=5)
     found = plan(free, EVERYTHING)

@@ -268,11 +268,17 @@ def test_check_rules_tells_what_is_in_them_or_what_is_wrong(place: Place) -> Non
         file.write(RULES.format(default="allow"))
     good = place.verb("service", "check-rules", rules, "--json")
     assert (good.returncode, "default" in json.loads(good.stdout)["profiles"]) == (0, True)
+    assert json.loads(good.stdout)["warnings"] == []
+    with open(rules, "a") as file:
+        file.write('[profiles.p]\n[[profiles.p.commands.rules]]\nverdict = "allow"\nprogram = ["ls", "git"]\n')
+    warned = place.verb("service", "check-rules", rules)
+    assert warned.returncode == 0
+    assert f"{rules}:5: profiles.p.commands.rules.0: git can run any program" in warned.stderr
     with open(rules, "a") as file:
         file.write("colour = 1\n")
     bad = place.verb("service", "check-rules", rules)
     assert bad.returncode == 1
-    assert f"{rules}:4" in bad.stderr
+    assert f"{rules}:8" in bad.stderr
     assert place.verb("service", "check-rules", "/nowhere").returncode == 1
 
 

@@ -262,6 +262,7 @@ ENFORCED: Final = {
     "cgroup.cpu": ("cgroup.cpu", "the processor time of a whole tree limited"),
     "egress": ("egress proxy", "a list of hosts that may be reached"),
     "users": ("other users", "programs run as other users, each agent of a session service as its own"),
+    "noexec": ("noexec mounts", "a list of programs that may be executed"),
 }
 TOOLS: Final = (
     ("bash", "--version", "shells whose state persists"),

@@ -218,6 +218,8 @@ def check_rules(
         print(json.dumps(shown))
     else:
         print(f"{file}: {len(shown['profiles'])} profiles, {len(shown['agents'])} agents")
+        for warning in shown["warnings"]:
+            complain(f"warning: {warning}")
     return 0
 
 

@@ -37,6 +37,9 @@ def main() -> None:
 
             if confined["network"]:
                 applying.leave_network(confined["proxy"])
+            if confined["no_execution"] is not None:
+                uid, gid, _ = orders["account"] or (os.geteuid(), os.getegid(), None)
+                applying.forbid_execution(**confined["no_execution"], owner=(uid, gid))
         stage = "limits"
         if orders["rlimits"] or orders["nice"] is not None:
             import resource

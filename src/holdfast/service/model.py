@@ -40,6 +40,7 @@ Guard = Literal[
     "output",
     "wall_clock",
     "file_size",
+    "programs",
 ]
 
 OVER: Final[tuple[State, ...]] = ("CLOSED", "ERROR")
@@ -98,6 +99,8 @@ class Policy(Struct, frozen=True):
     network: Network = "host"
     #: `HOST`, `*.DOMAIN`, `HOST:PORT`, with `network = "allow-list"`.
     allowed_hosts: tuple[str, ...] = ()
+    #: Programs that can be executed, names or paths with `*` and `?`; None where the rules name no list.
+    programs: tuple[str, ...] | None = None
     resources: Resources = Resources()
     #: What must be enforced by the operating system.
     require: tuple[Guard, ...] = ()

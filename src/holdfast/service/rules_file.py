@@ -9,6 +9,7 @@ import os
 from typing import Any, Final
 
 from holdfast.service.places import default_store_path
+from holdfast.service.policy.command_rules import warnings
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Invalid
@@ -58,4 +59,5 @@ def shown_rules(rules: Rules) -> dict[str, Any]:
         },
         "agents": {name: agent.profile for name, agent in rules.agents.items()},
         "workspaces": rules.workspaces,
+        "warnings": [warning for profile in rules.profiles.values() for warning in warnings(profile)],
     }

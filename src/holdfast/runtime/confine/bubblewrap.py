@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from holdfast.model import Confinement
-from holdfast.runtime.confine.paths import Visible, is_beneath
+from holdfast.runtime.confine.paths import PROGRAM_DIRECTORIES, Visible, is_beneath
 
 HOSTNAME: Final = "holdfast"
 #: A directory that hides another holds nothing but the ways to what was given below it.
@@ -42,18 +42,28 @@ def options(
     opened: Mapping[str, int],
     changes_user: bool = False,
     written: Mapping[str, int] | None = None,
+    programs: Mapping[str, str] | None = None,
+    scratch: Mapping[str, str] | None = None,
 ) -> list[str]:
     """`own_network`: it is already in one. `directories` are those of the hidden paths that are no files, `proc`
     those of `PROC_READ_ONLY` and `PROC_HIDDEN` that are there, `opened` are paths that bwrap is given by a
     descriptor. `changes_user`: the first program in the jail gives root up; `written` are files of the jail alone,
-    with the descriptor of their content."""
-    mounts = _mounts(confinement, visible, environment, directories, opened, "1777" if changes_user else "0700")
+    with the descriptor of their content. `programs` are all that the directories of programs hold, `scratch` are
+    directories that were made for the jail, by the paths that they have in it."""
+    mounts = _mounts(confinement, visible, environment, directories, opened, home_mode(changes_user))
+    for path, made in (scratch or {}).items():
+        mounts[path] = ["--bind", made, path]
     for path, number in (written or {}).items():
         mounts[path] = ["--perms", "0644", "--ro-bind-data", str(number), path]
     if changes_user:
         # bwrap makes the directories above a private one private as well, for root.
         for path in {above for each in mounts for above in _above(each)} - mounts.keys():
             mounts[path] = ["--perms", "0755", "--dir", path]
+    empty = []
+    if programs is not None:
+        empty = [path for path in PROGRAM_DIRECTORIES if visible.shows(path) and path in directories]
+        mounts |= {path: ["--perms", "0755", "--size", str(_MASK_BYTES), "--tmpfs", path] for path in empty}
+        mounts |= {path: ["--ro-bind", real, path] for path, real in programs.items() if visible.shows(path)}
     mounts |= {path: ["--ro-bind", path, path] for path in PROC_READ_ONLY if path in proc}
     mounts |= {path: _mask(path, directories) for path in PROC_HIDDEN if path in proc}
     words = [
@@ -71,7 +81,7 @@ def options(
     for path in sorted(mounts):
         words += mounts[path]
     masks = [path for path in sorted(mounts) if "0111" in mounts[path]]
-    for path in (*reversed(masks), *(path for path in ("/dev", "/") if path not in visible.writable)):
+    for path in (*reversed(masks), *empty, *(path for path in ("/dev", "/") if path not in visible.writable)):
         words += ["--remount-ro", path]
     words += ["--chdir", cwd, "--clearenv"]
     for name, value in environment.items():
@@ -96,8 +106,8 @@ def _mounts(
     }
     if not visible.shows("/var"):
         mounts["/var/tmp"] = ["--symlink", "../tmp", "/var/tmp"]
-    home = os.path.normpath(environment.get("HOME", "/"))
-    if home != "/" and os.path.isabs(home) and not visible.shows(home) and not is_beneath(home, "/tmp"):
+    home = scratch_home(visible, environment)
+    if home is not None:
         mounts[home] = ["--perms", home_mode, "--size", scratch, "--tmpfs", home]
     for path in visible.hidden:
         if path in mounts:
@@ -114,6 +124,18 @@ def _above(path: str) -> list[str]:
     """The directories between the root and a path."""
     names = path.strip("/").split("/")[:-1]
     return ["/" + "/".join(names[: index + 1]) for index in range(len(names))]
+
+
+def home_mode(changes_user: bool) -> str:
+    """Root makes the home directory; another user that the jail changes to must be able to write there."""
+    return "1777" if changes_user else "0700"
+
+
+def scratch_home(visible: Visible, environment: Mapping[str, str]) -> str | None:
+    """The home directory, if the jail is to have an empty one."""
+    home = os.path.normpath(environment.get("HOME", "/"))
+    given = home == "/" or not os.path.isabs(home) or visible.shows(home) or is_beneath(home, "/tmp")
+    return None if given else home
 
 
 def _bind(option: str, path: str, opened: Mapping[str, int]) -> list[str]:

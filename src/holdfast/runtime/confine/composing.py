@@ -18,7 +18,15 @@ from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, Permiss
 from holdfast.model import Confinement
 from holdfast.runtime.confine import bubblewrap, landlock
 from holdfast.runtime.confine.applying import PROXY_PORT
-from holdfast.runtime.confine.paths import SYSTEM, Visible, is_beneath, visible_paths
+from holdfast.runtime.confine.paths import (
+    PROGRAM_DIRECTORIES,
+    SYSTEM,
+    Visible,
+    is_beneath,
+    library_directories,
+    program_files,
+    visible_paths,
+)
 from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
 from holdfast.runtime.environment import Account
 
@@ -35,6 +43,10 @@ _READ_BY_LIBC: Final = (
     *("GCONV_PATH", "GETCONF_DIR", "GLIBC_*", "HOSTALIASES", "LANG", "LANGUAGE", "LC_*", "LD_*", "LOCALDOMAIN"),
     *("LOCPATH", "MALLOC_*", "MUSL_*", "NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TZDIR"),
 )
+#: Directories of which one is covered by the jail's scratch directories, for the jail alone.
+_COVERED: Final = ("/mnt", "/media", "/boot", "/srv", "/home", "/var/spool", "/var/cache")
+#: Of the machine's own directories, those in which no program and no library lies.
+_WITHOUT_PROGRAMS: Final = ("/etc", "/opt")
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
@@ -105,7 +117,12 @@ def compose(
         "named": [],
         "opened": [],
         "written": [],
+        "no_execution": None,
     }
+    if confinement.no_execution and confinement.mode != "bubblewrap":
+        raise InvalidParams("confinement: `noExecution` needs the mode `bubblewrap`")
+    if confinement.programs is not None and confinement.mode == "none":
+        raise InvalidParams("confinement: `programs` need a mode")
     variables = dict(environment)
     if confinement.mode == "none":
         # Without one of its own, the filter alone would have to keep it from the network.
@@ -115,15 +132,26 @@ def compose(
     program = os.path.realpath(os.path.join(cwd, path))
     if not visible.shows(program):
         raise CommandNotFound(f"{argv[0]}: {program} is not among what the confinement lets be read")
+    other = account if as_root and account is not None and account.uid != 0 else None
+    programs = None
+    if confinement.programs is not None:
+        always = {os.path.join(cwd, path), _ENV, "/bin/bash"} | ({_setpriv()} if other is not None else set())
+        programs = program_files(confinement.programs, always)
     orders["named"] = sorted({os.path.normpath(each) for each in (*confinement.writable, *confinement.readable)})
     if confinement.mode == "landlock":
-        orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes)
+        executable = None
+        if programs is not None:
+            given = [path for path in (*visible.writable, *visible.readable) if path not in SYSTEM]
+            own_places = [path for path in (*given, *_WITHOUT_PROGRAMS) if confinement.executes_in(path)]
+            executable = [*programs.values(), *library_directories(), *own_places]
+        orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes, executable=executable)
         if orders["filter"] is None and confinement.network == "none":
             raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")
         return Composed(path, list(argv), variables, cwd, orders)
-    other = account if as_root and account is not None and account.uid != 0 else None
     later = {} if other is None else {name: variables.pop(name) for name in list(variables) if _libc_reads(name)}
-    found = _in_jail(confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, other, orders)
+    found = _in_jail(
+        confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, other, orders, programs
+    )
     if tty and _env_resets_signals():
         found = _deaf_to_keys(found)
     return found if other is None else _as_other_user(found, other, later)
@@ -139,6 +167,7 @@ def _in_jail(
     as_root: bool,
     other: Account | None,
     orders: dict[str, Any],
+    programs: Mapping[str, str] | None,
 ) -> Composed:
     bwrap = find_bwrap()
     if bwrap is None:
@@ -152,6 +181,10 @@ def _in_jail(
     users = {} if other is None or other.listed else _user_database(other.within(confinement), visible)
     numbers = range(_FIRST_OPENED + len(opened), _FIRST_OPENED + len(opened) + len(users))
     orders["written"] = list(zip(users.values(), numbers, strict=True))
+    scratch = {}
+    if confinement.no_execution:
+        home_mode = bubblewrap.home_mode(other is not None)
+        scratch = _without_execution(confinement, visible, environment, orders, home_mode)
     words = bubblewrap.options(
         confinement,
         visible,
@@ -159,11 +192,15 @@ def _in_jail(
         cwd=cwd,
         as_root=as_root,
         own_network=bool(orders["network"]),
-        directories=frozenset(path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN) if os.path.isdir(path)),
+        directories=frozenset(
+            path for path in (*visible.hidden, *bubblewrap.PROC_HIDDEN, *PROGRAM_DIRECTORIES) if os.path.isdir(path)
+        ),
         proc=[path for path in (*bubblewrap.PROC_READ_ONLY, *bubblewrap.PROC_HIDDEN) if os.path.exists(path)],
         opened=opened,
         changes_user=other is not None,
         written=dict(zip(users, numbers, strict=True)),
+        programs=programs,
+        scratch=scratch,
     )
     orders["options"] = b"".join(os.fsencode(word) + b"\0" for word in words)
     command = [path, *argv[1:]]
@@ -179,12 +216,9 @@ def _as_other_user(composed: Composed, other: Account, later: Mapping[str, str])
     A user namespace would do without root, but shows every file of the machine's users as nobody's, and some
     machines refuse one to users other than root.
     """
-    setpriv = shutil.which("setpriv", path=_PROGRAM_PATH)
-    if setpriv is None or not _changes_users(setpriv):
-        raise PermissionRefused("confinement: as another user it needs setpriv of util-linux, which is not here")
     groups = sorted({*other.groups} - {other.gid})
     drop = [
-        *(setpriv, f"--reuid={other.uid}", f"--regid={other.gid}"),
+        *(_setpriv(), f"--reuid={other.uid}", f"--regid={other.gid}"),
         f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups",
         *("--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"),
     ]
@@ -192,6 +226,13 @@ def _as_other_user(composed: Composed, other: Account, later: Mapping[str, str])
     if later:
         command = _through_env([f"{name}={value}" for name, value in later.items()], command)
     return composed._replace(orders={**composed.orders, "command": [*drop, *command]})
+
+
+def _setpriv() -> str:
+    found = shutil.which("setpriv", path=_PROGRAM_PATH)
+    if found is None or not _changes_users(found):
+        raise PermissionRefused("confinement: as another user it needs setpriv of util-linux, which is not here")
+    return found
 
 
 def _libc_reads(name: str) -> bool:
@@ -222,6 +263,39 @@ def _through_env(words: Sequence[str], command: Sequence[str]) -> list[str]:
     """`env` takes a program whose name holds a `=` for one more variable; a shell in between does not."""
     named = ["/bin/sh", "-c", 'exec "$@"', "sh", *command] if "=" in command[0] else command
     return [_ENV, *words, *named]
+
+
+def _without_execution(
+    confinement: Confinement,
+    visible: Visible,
+    environment: Mapping[str, str],
+    orders: dict[str, Any],
+    home_mode: str,
+) -> dict[str, str]:
+    """Order mounts from which nothing can be executed; the scratch directories among them, by their paths in the
+    jail. bwrap cannot make such mounts, and keeps the flags of those that it finds."""
+    given = (*visible.readable, *visible.writable)
+    covered = next(
+        (each for each in _COVERED if os.path.isdir(each) and not any(_overlap(each, path) for path in given)), None
+    )
+    if covered is None:
+        raise PermissionRefused(f"confinement: `noExecution` needs one of {', '.join(_COVERED)} to be free")
+    paths = [path for path in given if path not in SYSTEM or path in _WITHOUT_PROGRAMS]
+    size = f"size={confinement.scratch_bytes}"
+    made = {"/tmp": "mode=1777", "/dev/shm": "mode=1777"}
+    if (home := bubblewrap.scratch_home(visible, environment)) is not None:
+        made[home] = f"mode={home_mode}"
+    scratch = {path: f"{covered}/{number}" for number, path in enumerate(made)}
+    orders["no_execution"] = {
+        "paths": [os.fsencode(path) for path in paths if not confinement.executes_in(path)],
+        "covered": os.fsencode(covered),
+        "scratch": [(os.fsencode(scratch[path]), f"{size},{mode}".encode()) for path, mode in made.items()],
+    }
+    return {path: place for path, place in scratch.items() if path not in given}
+
+
+def _overlap(one: str, other: str) -> bool:
+    return is_beneath(one, other) or is_beneath(other, one)
 
 
 def _deaf_to_keys(composed: Composed) -> Composed:

@@ -34,8 +34,10 @@ MACHINE_FILES: Final = (
 )
 
 
-def rules(visible: Visible, *, hide_processes: bool) -> list[tuple[str, str]]:
-    """Pairs of a path and letters."""
+def rules(
+    visible: Visible, *, hide_processes: bool, executable: Iterable[str] | None = None
+) -> list[tuple[str, str]]:
+    """Pairs of a path and letters. With `executable`, only what lies there can be executed."""
     found = [(path, "rw") for path in DEVICES]
     found += [(path, "r") for path in (MACHINE_FILES if hide_processes else ("/proc",))]
     for path in visible.readable:
@@ -44,7 +46,11 @@ def rules(visible: Visible, *, hide_processes: bool) -> list[tuple[str, str]]:
         if (kept := _first_beneath(path, visible.hidden)) is not None:
             raise InvalidParams(f"confinement: Landlock cannot give {path} and hide {kept}, which lies in it")
         found.append((path, WRITE))
-    return [*found, *((path, WRITE_EXISTING) for path in visible.pipes)]
+    found += ((path, WRITE_EXISTING) for path in visible.pipes)
+    if executable is None:
+        return found
+    # The kernel executes the loader of a program in its stead: both need the right.
+    return [(path, letters.replace("x", "")) for path, letters in found] + [(path, "x") for path in executable]
 
 
 def _readable(path: str, hidden: Iterable[str]) -> list[tuple[str, str]]:

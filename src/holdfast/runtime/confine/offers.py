@@ -1,7 +1,7 @@
 """What this machine can enforce, each thing found by trying it. Starts short-lived programs and makes a cgroup.
 
 The words are those of `environment/info`: `bubblewrap`, `landlock:N`, `seccomp`, `network`, `cgroup.memory`,
-`cgroup.pids`, `cgroup.cpu`, `egress`, `users`.
+`cgroup.pids`, `cgroup.cpu`, `egress`, `users`, `noexec`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def offers() -> tuple[Offer, ...]:
         Offer("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
         # In each mode that can be had.
         Offer("users", str(tried["users"]) or ("" if jail else _try_jail(_OTHER_USER))),
+        Offer("noexec", str(tried["noexec"])),
     )
 
 
@@ -66,7 +67,7 @@ def _try() -> dict[str, object]:
     # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
     if not done.stdout:
         why = _last_line(done)
-        return {"landlock": why, "seccomp": why, "network": why, "users": why}
+        return {"landlock": why, "seccomp": why, "network": why, "users": why, "noexec": why}
     found: dict[str, object] = json.loads(done.stdout)
     return found
 

@@ -5,6 +5,7 @@ Looks at the file system and changes nothing. Errors name the path.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -26,6 +27,14 @@ DANGEROUS: Final = (
     "/run/user",
     "/var/run/docker.sock",
 )
+#: Where a machine has its programs. What lies beside them, in /usr/lib, is libraries and helpers of programs.
+PROGRAM_DIRECTORIES: Final = (
+    *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/usr/games"),
+    "/usr/local/games",
+)
+_LIBRARIES: Final = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec")
+#: Each is a mount of its own, and the kernel's table of mounts has a bound for all jails.
+_MOST_PROGRAMS: Final = 500
 _ETC_DEPTH: Final = 3
 #: In the directory of a live shell, that of the named pipes by which it talks to the server.
 PIPES: Final = "pipes"
@@ -70,6 +79,30 @@ def visible_paths(confinement: Confinement, own: Collection[str]) -> Visible:
     shells = (path for path in readable if any(is_beneath(path, each) for each in own))
     pipes = [f"{path}/{PIPES}" for path in shells if os.path.isdir(f"{path}/{PIPES}")]
     return Visible(tuple(sorted(readable)), tuple(sorted(writable)), tuple(sorted(needed)), tuple(sorted(pipes)))
+
+
+def program_files(patterns: Collection[str], always: Collection[str]) -> dict[str, str]:
+    """The programs of the machine that these names and paths lead to, each with the file that it is; and those in
+    `always`, by their paths."""
+    found = {path: os.path.realpath(path) for path in always if os.path.exists(path)}
+    named = {pattern for pattern in patterns if not set("*?[") & set(pattern)}
+    wild = [pattern for pattern in patterns if pattern not in named]
+    for directory in PROGRAM_DIRECTORIES:
+        for entry in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
+            path = os.path.join(directory, entry)
+            if {entry, path} & named or any(
+                fnmatch.fnmatchcase(path if "/" in each else entry, each) for each in wild
+            ):
+                found[path] = os.path.realpath(path)
+    found = {path: real for path, real in found.items() if os.path.isfile(real)}
+    if len(found) > _MOST_PROGRAMS:
+        raise InvalidParams(f"confinement: `programs` are {len(found):,}, more than {_MOST_PROGRAMS}")
+    return found
+
+
+def library_directories() -> list[str]:
+    """Where the loader of programs, and helpers that programs run, lie."""
+    return [path for path in _LIBRARIES if os.path.isdir(path)]
 
 
 def is_beneath(path: str, directory: str) -> bool:

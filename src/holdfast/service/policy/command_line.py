@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.service.model import Struct
+from holdfast.service.policy.runners import is_loader, runs_by_option
+from holdfast.service.policy.shell_arithmetic import is_number, read_sum
 from holdfast.service.policy.shell_grammar import Grammar
 from holdfast.service.policy.shell_redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
-from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word, runs_as_index
-from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, WRAPPERS, NotKnown, split
+from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word
+from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, SHELL_WITHOUT_COMMAND, WRAPPERS, NotKnown, split
 
 #: A longer text is unknown as a whole. Four times what Linux takes as one argument would only cost time.
 MAX_TEXT: Final = 128 * 1024
@@ -38,21 +40,87 @@ _DIALECTS: Final[dict[str, tuple[bool, ...]]] = {
     "dash": (True,),
     "ash": (True,),
 }
-_OTHER_SHELLS: Final = frozenset(["zsh", "fish", "csh", "tcsh", "xonsh", "nu", "pwsh", "elvish", "yash", "ksh93"])
-#: Variables that change which programs a name means, or run something by themselves.
-_STEERING: Final = re.compile(
-    r"(PATH|LD_\w+|BASH_ENV|ENV|IFS|SHELLOPTS|BASHOPTS|PROMPT_COMMAND|PS[0-4]|BASH_FUNC_.*|BASH_ALIASES|BASH_CMDS"
-    r"|BASH_LOADABLES_PATH|INPUTRC|histchars)"
+#: Programs that need no rule, since they only run others. `busybox` is all programs in one.
+NEEDED_BY_OTHERS: Final = tuple(
+    name
+    for name in (*_DIALECTS, *(name for name, wrapper in WRAPPERS.items() if wrapper.transparent))
+    if name not in ("busybox", "toybox", "builtin", "command", "exec")
 )
-#: Builtins that evaluate the names that they are given, with the index in them; `set` makes `$1` of its words.
-_EVALUATING: Final = frozenset(["test", "[", "wait", "set"])
+_OTHER_SHELLS: Final = frozenset(["zsh", "fish", "csh", "tcsh", "xonsh", "nu", "pwsh", "elvish", "yash", "ksh93"])
+#: Variables that change which programs a name means, run something themselves, or name a program that others run.
+_STEERING: Final = re.compile(
+    r"(PATH|LD_\w+|ENV|IFS|HOME|SHELL|SHELLOPTS|PROMPT_COMMAND|PS[0-4]|BASH\w*|BASH_FUNC_.*|INPUTRC|histchars"
+    r"|MAIL|MAILPATH|HIST\w+|FUNCNEST|CDPATH|GLOBIGNORE|EXECIGNORE|FCEDIT|POSIXLY_CORRECT|TEXTDOMAIN\w*"
+    r"|COMP\w+|READLINE_\w+|DIRSTACK|FUNCNAME|GROUPS|PIPESTATUS|UID|EUID|PPID|XDG_CONFIG_\w+|ZDOTDIR"
+    r"|GIT_(?!(?:AUTHOR|COMMITTER)_)\w+|\w*PAGER|\w*EDITOR|VISUAL|BROWSER|LESS\w*|MANOPT|EXINIT|VIMINIT"
+    r"|\w+_ASKPASS|RSYNC_RSH|CVS_RSH|TAR_OPTIONS|PYTHON\w+|PERL\w+|RUBY\w+|NODE_\w+|JAVA_\w+|_JAVA_OPTIONS"
+    r"|MAKEFLAGS|MAKEFILES|GCONV_PATH|LOCPATH|NLSPATH|GLIBC_TUNABLES|RIPGREP_CONFIG_PATH|FZF_\w+)"
+)
+#: Variables of bash whose new value is evaluated: only a number is harmless.
+_COUNTING: Final = frozenset(
+    ["RANDOM", "SRANDOM", "SECONDS", "LINENO", "OPTIND", "OPTERR", "TMOUT", "EPOCHSECONDS"]
+)
+#: Variables that the shell sets by itself, so that they need not hold what the text gave them.
+_SET_BY_SHELL: Final = _COUNTING | {
+    "_",
+    "REPLY",
+    "OPTARG",
+    "PWD",
+    "OLDPWD",
+    "MAPFILE",
+    "COPROC",
+    "COLUMNS",
+    "LINES",
+}
 #: Builtins whose words are names of variables.
 _ASSIGNING: Final = frozenset(
-    ["export", "declare", "typeset", "local", "readonly", "read", "mapfile", "readarray", "unset", "getopts", "let"]
+    ["export", "declare", "typeset", "local", "readonly", "read", "mapfile", "readarray", "unset", "getopts"]
 )
+_DECLARING: Final = frozenset(["export", "declare", "typeset", "local", "readonly"])
+#: Attributes with which a later assignment is evaluated, goes elsewhere, or fails.
+_ATTRIBUTES: Final = {
+    "i": "evaluates later values",
+    "n": "gives a variable another name",
+    "r": "makes later assignments fail",
+}
+_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+#: Operators of `test` with a word on each side, and before a word. Not `-v`, which evaluates an index, and not `-a`
+#: and `-o`, after which another operator may come.
+_TWO_SIDED: Final = frozenset(
+    ["=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef"]
+)
+_ONE_SIDED: Final = frozenset(f"-{letter}" for letter in "bcdefghknprstuwxzGLNORS")
+#: Names that a function may not take, since the reader relies on what they do.
+_BUILTINS: Final = frozenset(
+    [
+        *(
+            ":",
+            ".",
+            "[",
+            "alias",
+            "bg",
+            "bind",
+            "break",
+            "builtin",
+            "caller",
+            "cd",
+            "command",
+            "compgen",
+            "complete",
+        ),
+        *("compopt", "continue", "declare", "dirs", "disown", "echo", "enable", "eval", "exec", "exit", "export"),
+        *("false", "fc", "fg", "getopts", "hash", "help", "history", "jobs", "kill", "let", "local", "logout"),
+        *("mapfile", "popd", "printf", "pushd", "pwd", "read", "readarray", "readonly", "return", "set", "shift"),
+        *("shopt", "source", "suspend", "test", "times", "trap", "true", "type", "typeset", "ulimit", "umask"),
+        *("unalias", "unset", "wait", "env", "sudo", "xargs", "find", "git"),
+    ]
+)
+#: Parts of a path that leads to what the shell reads anyway, and not to a file.
+_STREAMS: Final = frozenset(["dev", "proc", "fd", "stdin"])
+_MOVING: Final = frozenset(["cd", "chdir", "pushd", "popd", "chroot"])
 _SHELL_LONG_FLAGS: Final = ("login", "noediting", "noprofile", "norc", "posix", "restricted", "verbose")
 #: Options with which a builtin changes what runs, or runs something itself.
-_RUNNING_OPTIONS: Final = {"hash": "p", "enable": "f", "jobs": "x", "mapfile": "C", "readarray": "C"}
+_RUNNING_OPTIONS: Final = {"hash": "p", "jobs": "x", "mapfile": "C", "readarray": "C"}
 _FIND_COMMANDS: Final = ("-exec", "-execdir", "-ok", "-okdir")
 
 
@@ -93,6 +161,8 @@ class CommandLine(Struct, frozen=True):
     background: tuple[str, ...] = ()
     #: Letters of the text before the line that is not complete.
     taken: int = 0
+    #: Something in it changes the working directory.
+    moves: bool = False
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -107,11 +177,20 @@ def read_command_line(text: str, *, shell: str = "bash", interactive: bool = Fal
         return CommandLine(unknown=(f"the language of {name} is not known",))
     if len(text) > MAX_TEXT:
         return CommandLine(unknown=(f"it is longer than {MAX_TEXT:,} letters",))
-    reading = _Reading()
+    line, texts = _read(text, name, interactive, frozenset())
+    if texts:
+        # Which variables are given a text anywhere is known only now.
+        line, _ = _read(text, name, interactive, texts)
+    return line
+
+
+def _read(text: str, shell: str, interactive: bool, texts: frozenset[str]) -> tuple[CommandLine, frozenset[str]]:
+    """What is in a text, and the variables that are used as numbers and are given texts beside `texts`."""
+    reading = _Reading(texts)
     if control := re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text):
         reading.unknown(f"it holds the control character {control[0]!r}")
     incomplete, taken = "", len(text)
-    for posix in _DIALECTS[name]:
+    for posix in _DIALECTS[shell]:
         grammar = reading.grammar(text, posix=posix, history=interactive, depth=0, via=())
         try:
             grammar.read()
@@ -119,18 +198,25 @@ def read_command_line(text: str, *, shell: str = "bash", interactive: bool = Fal
             incomplete = str(error)
             taken = min(taken, grammar.taken)
     commands = tuple(dict.fromkeys(reading.commands))
-    return CommandLine(commands, tuple(reading.reasons), incomplete, tuple(reading.backgrounds), taken)
+    reasons, backgrounds = tuple(reading.reasons), tuple(reading.backgrounds)
+    line = CommandLine(commands, reasons, incomplete, backgrounds, taken, reading.moves)
+    return line, frozenset(reading.texts & reading.numbers) - texts
 
 
 class _Reading:
     """What is found while one text is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: frozenset[str]) -> None:
         self.commands: list[Command] = []
+        #: Variables that are known to be given a text, that were found to be, and that were taken for numbers.
+        self.known_texts = texts
+        self.texts: set[str] = set()
+        self.numbers: set[str] = set()
+        self.moves = False
         # Ordered sets: two dialects find most things twice.
         self.reasons: dict[str, None] = {}
         self.backgrounds: dict[str, None] = {}
-        self._scripts: set[tuple[str, bool]] = set()
+        self._scripts: set[tuple[str, bool, frozenset[str] | None]] = set()
 
     def unknown(self, reason: str) -> None:
         if len(self.reasons) < _MAX_REASONS:
@@ -139,15 +225,26 @@ class _Reading:
     def grammar(self, text: str, *, posix: bool, history: bool, depth: int, via: tuple[str, ...]) -> Grammar:
         return Grammar(text, _Look(self, posix, via), posix=posix, history=history, depth=depth)
 
-    def script(self, text: str, depth: int, *, posix: bool, via: tuple[str, ...]) -> None:
-        if (text, posix) in self._scripts:
+    def script(
+        self,
+        text: str,
+        depth: int,
+        *,
+        posix: bool,
+        via: tuple[str, ...],
+        local_names: frozenset[str] | None = None,
+    ) -> None:
+        """`local_names`: of the function that runs it in its own shell."""
+        if (text, posix, local_names) in self._scripts:
             return
-        self._scripts.add((text, posix))
+        self._scripts.add((text, posix, local_names))
         if depth >= MAX_DEPTH or len(self._scripts) > MAX_COMMANDS:
             self.unknown("scripts within scripts, too many of them")
             return
         try:
-            self.grammar(text, posix=posix, history=False, depth=depth, via=via).read()
+            grammar = self.grammar(text, posix=posix, history=False, depth=depth, via=via)
+            grammar.local_names = None if local_names is None else set(local_names)
+            grammar.read()
         except Incomplete as error:
             self.unknown(f"a script within it is not complete: {error}")
 
@@ -160,6 +257,7 @@ class _Look:
         self._posix = posix
         self._via = via
         self._depth = 0
+        self._command = SimpleCommand(())
         self._special: dict[str, Callable[[tuple[Word, ...], tuple[Redirection, ...], tuple[str, ...]], None]] = {
             "eval": self._eval,
             "trap": self._trap,
@@ -167,10 +265,13 @@ class _Look:
             "alias": self._alias,
             ".": self._source,
             "source": self._source,
+            "let": self._let,
+            "wait": self._wait,
         }
 
     def simple(self, command: SimpleCommand, depth: int) -> None:
         self._depth = depth
+        self._command = command
         self._assigned(command.assignments)
         if command.words:
             self._run(command.words, command.redirections, self._via)
@@ -184,20 +285,31 @@ class _Look:
     def script(self, text: str, depth: int) -> None:
         self._reading.script(text, depth, posix=self._posix, via=self._via)
 
-    def variable(self, name: str) -> None:
-        if steers(name):
+    def variable(self, name: str, *, number: bool) -> None:
+        if steers(name) or (name in _COUNTING and not number):
             self.unknown(f"it sets {name}, which decides what runs")
+        if not number:
+            self._reading.texts.add(name)
+
+    def holds_numbers(self, name: str) -> bool:
+        self._reading.numbers.add(name)
+        return name not in self._reading.known_texts and name not in _SET_BY_SHELL and not steers(name)
+
+    def function(self, name: Word) -> None:
+        if not name.known or name.text in _BUILTINS or name.text in WRAPPERS or name.text in _DIALECTS:
+            self.unknown(f"a function changes what `{name.text[:80]}` is")
 
     def _assigned(self, assignments: Iterable[Assignment]) -> None:
         for each in assignments:
-            self.variable(each.name)
-            self._stored(each.value)
+            self.variable(each.name, number=each.number)
+            if not self._command.words:
+                self._own(each.name, number=each.number)
 
-    def _stored(self, value: Word) -> None:
-        """Arithmetic runs what stands in a variable, if it looks like an index: `x='a[$(...)]'; ((x))`."""
-        literal = value.quoted and value.known and ("$(" in value.text or "`" in value.text)
-        if literal or runs_as_index(value):
-            self.unknown("a variable is given a text that holds a command")
+    def _own(self, name: str, *, number: bool) -> None:
+        """As `WordReader.assign`."""
+        local_names = self._command.local_names
+        if not number and not self._posix and local_names is not None and name not in local_names:
+            self.unknown(f"a function gives {name}, which is not its own, a text")
 
     def _run(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         first = words[0]
@@ -210,6 +322,7 @@ class _Look:
         name = posixpath.basename(first.text)
         if name in BACKGROUND:
             self.background(name)
+        self._reading.moves = self._reading.moves or name in _MOVING
         place = len(self._reading.commands)
         self._reading.commands.append(Command(first.text, words[1:], via))
         transparent = False
@@ -226,14 +339,18 @@ class _Look:
         """Those that it runs; whether it adds nothing of its own."""
         if (running := _RUNNING_OPTIONS.get(name)) is not None:
             self._option(name, running, words)
-        if name in _EVALUATING and any(runs_as_index(word) for word in words):
-            raise NotKnown(f"`{name}` runs a command that stands in an index")
-        if name in _ASSIGNING or (name == "printf" and len(words) > 1 and words[1].text.startswith("-v")):
-            self._assigning(name, words)
+        if (how := runs_by_option(name, words)) is not None:
+            raise NotKnown(f"`{name}`: {how}")
+        if name in _ASSIGNING:
+            self._assigning(name, words, via)
+        elif name == "printf":
+            self._printf(words)
+        elif name in ("test", "["):
+            self._test(words[1:])
         elif name in ("set", "shopt"):
-            options = itertools.takewhile(lambda word: word.text not in ("-", "--"), words)
-            if any(not word.known or word.text in ("emacs", "vi") for word in options):
-                raise NotKnown(f"`{name}` may change what keys do")
+            self._set(name, words)
+        elif is_loader(name):
+            raise NotKnown(f"`{name}` runs the program that it is given")
         elif name in _OTHER_SHELLS:
             raise NotKnown(f"the language of {name} is not known")
         elif name in _DIALECTS:
@@ -258,15 +375,15 @@ class _Look:
         wrapper = WRAPPERS[name]
         if name == "env" and any(re.match(r"-\w*S|--split", word.text) for word in words[1:]):
             raise NotKnown("`env -S` makes words by rules of its own")
-        if name == "flock" and any(word.text in ("-c", "--command") for word in words):
+        if name in ("flock", "sg") and any(word.text in ("-c", "--command") for word in words):
             at = next(index for index, word in enumerate(words) if word.text in ("-c", "--command"))
             self._script(words[at + 1 : at + 2], via, _DIALECTS["sh"])
             return True
         taken = split(words, wrapper)
         rest = taken.rest
         for word in taken.assigned:
-            self.variable(word.text.partition("=")[0])
-            self._stored(word)
+            self.variable(word.text.partition("=")[0], number=False)
+        self._reading.moves = self._reading.moves or bool({"C", "D", "chdir"} & taken.values.keys())
         if name == "command" and taken.given & {"v", "V"}:
             return False
         if name in ("sudo", "doas") and taken.given & {"b", "background"}:
@@ -274,7 +391,13 @@ class _Look:
         if not rest:
             if taken.given & {"i", "s", "login", "shell"} and name in ("sudo", "doas"):
                 raise NotKnown(f"`{name}` starts a shell")
+            if name in SHELL_WITHOUT_COMMAND:
+                raise NotKnown(f"`{name}` without a command starts a shell")
+            if name == "exec" and any(_replaces_input(each) for each in redirections):
+                raise NotKnown("`exec` gives the shell another input, which it may read commands from")
             return name == "time"
+        if name == "sg":
+            raise NotKnown("`sg` starts a shell")
         if name == "xargs":
             replaced = taken.values.get("I", Word("")).text
             rest = (*(_filled_in(word, replaced) for word in rest), LATER)
@@ -313,6 +436,7 @@ class _Look:
             self._script(words[at : at + 1], via, _DIALECTS[name])
             return True
         if at < len(words) and not stdin:
+            self._script_file(words[at], redirections)
             return False
         self._shell_input(name, redirections, via)
         return True
@@ -323,49 +447,139 @@ class _Look:
             raise NotKnown(f"`{name}` reads commands from its input")
         self._script(tuple(texts), via, _DIALECTS[name])
 
-    def _script(self, words: tuple[Word, ...], via: tuple[str, ...], dialects: tuple[bool, ...]) -> None:
+    def _script_file(self, word: Word, redirections: tuple[Redirection, ...]) -> None:
+        if not word.known or _STREAMS & set(word.text.split("/")) or any("<" in each.op for each in redirections):
+            raise NotKnown(f"`{word.text[:80]}` is read as commands")
+
+    def _script(
+        self,
+        words: tuple[Word, ...],
+        via: tuple[str, ...],
+        dialects: tuple[bool, ...],
+        local_names: frozenset[str] | None = None,
+    ) -> None:
         for word in words[:1]:
             # Of a script that is not all known, what is known still counts: `sh -c "rm $x"` runs rm.
             text = word.text if word.known else word.text.removeprefix('"').removesuffix('"')
             for posix in dialects:
-                self._reading.script(text, self._depth + SCRIPT_LEVELS, posix=posix, via=via)
+                depth = self._depth + SCRIPT_LEVELS
+                self._reading.script(text, depth, posix=posix, via=via, local_names=local_names)
             if not word.exact:
                 raise NotKnown(f"the script `{word.text[:80]}` of `{via[-1]}` is known only when it runs")
 
-    def _joined(self, words: tuple[Word, ...], via: tuple[str, ...], dialects: tuple[bool, ...]) -> None:
+    def _joined(
+        self,
+        words: tuple[Word, ...],
+        via: tuple[str, ...],
+        dialects: tuple[bool, ...],
+        local_names: frozenset[str] | None = None,
+    ) -> None:
         if any(not word.exact for word in words):
             raise NotKnown(f"what `{via[-1]}` runs is known only when it runs")
-        self._script((Word(" ".join(word.text for word in words)),), via, dialects)
+        self._script((Word(" ".join(word.text for word in words)),), via, dialects, local_names)
 
     def _eval(self, words: tuple[Word, ...], _: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         begin = 2 if len(words) > 1 and words[1].text == "--" else 1
-        self._joined(words[begin:], via, (self._posix,))
+        self._joined(words[begin:], via, (self._posix,), self._command.local_names)
 
     def _trap(self, words: tuple[Word, ...], _: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         rest = words[2:] if len(words) > 1 and words[1].text == "--" else words[1:]
+        if any(not word.known for word in rest[1:]):
+            raise NotKnown("which signals `trap` is for is known only when it runs")
         if len(rest) > 1 and rest[0].text != "-":
             self._script(rest, via, (self._posix,))
+            if rest[0].text and any(word.text not in ("EXIT", "0") for word in rest[1:]):
+                raise NotKnown("`trap` runs commands between those of later lines")
 
-    def _source(self, words: tuple[Word, ...], _: tuple[Redirection, ...], __: tuple[str, ...]) -> None:
+    def _source(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], _: tuple[str, ...]) -> None:
+        for word in words[2:3] if len(words) > 1 and words[1].text == "--" else words[1:2]:
+            self._script_file(word, redirections)
+
+    def _let(self, words: tuple[Word, ...], _: tuple[Redirection, ...], __: tuple[str, ...]) -> None:
+        for word in words[1:]:
+            found = read_sum(word.text, self._command.numbers)
+            for name in found.assigned:
+                self.variable(name, number=True)
+            if not word.known or not found.harmless:
+                raise NotKnown("`let` evaluates the text of variables")
+
+    def _wait(self, words: tuple[Word, ...], _: tuple[Redirection, ...], __: tuple[str, ...]) -> None:
+        for word in words[1:]:
+            if not self._is_number(word) and not (word.known and re.fullmatch(r"-[fn]+|--|%.*", word.text)):
+                raise NotKnown("`wait -p` sets a variable, and evaluates its index")
+
+    def _is_number(self, word: Word) -> bool:
+        if word.known:
+            return is_number(word.text)
+        expanded = re.fullmatch(r'"?\$(?:([!?$#])|\{?([A-Za-z_]\w*)\}?)"?', word.text, re.ASCII)
+        return expanded is not None and (expanded[1] is not None or expanded[2] in self._command.numbers)
+
+    def _set(self, name: str, words: tuple[Word, ...]) -> None:
+        options = tuple(itertools.takewhile(lambda word: word.text not in ("-", "--"), words[1:]))
+        for word in options:
+            if not word.known or word.text in ("emacs", "vi"):
+                raise NotKnown(f"`{name}` may change what keys do")
+            letters = word.text[1:] if name == "set" and word.text[:1] in ("-", "+") else ""
+            if {"k", "H"} & set(letters) or word.text in ("keyword", "posix", "histexpand", "history"):
+                raise NotKnown(f"`{name} {word.text}` changes how later lines are read")
+            if name == "set" and word.text[:1] not in ("-", "+") and not _NAME.fullmatch(word.text):
+                return  # from here on they are the new `$1`
+
+    def _test(self, words: tuple[Word, ...]) -> None:
+        """`test -v` evaluates an index, so a word that might be `-v`, or follow it, must surely be an operand."""
+        if self._posix or (len(words) == 1 and not words[0].splits):
+            return
+        for index, word in enumerate(words):
+            before = words[index - 1].text if index and words[index - 1].known else ""
+            after = words[index + 1].text if index + 1 < len(words) and words[index + 1].known else ""
+            if before == "-v" and not (word.known and _NAME.fullmatch(word.text)):
+                raise NotKnown("`test -v` evaluates the index of the name that it is given")
+            operand = before in _ONE_SIDED or before in _TWO_SIDED or after in _TWO_SIDED
+            operand = operand or (len(words) == 2 and after == "]")
+            if not word.known and not self._is_number(word) and (word.splits or not operand):
+                raise NotKnown(f"`{word.text[:80]}` may be `-v`, which evaluates an index")
+
+    def _printf(self, words: tuple[Word, ...]) -> None:
+        """`printf -v` puts a text into a variable that is none of this text, and evaluates the variable's index."""
         for word in words[1:2]:
-            if not word.known or word.text.startswith(("/dev/", "/proc/")):
-                raise NotKnown(f"`{word.text[:80]}` is read as commands")
+            may_be_option = re.match(r'"?\\?[$`*?\[{<>~-]', word.text) if not word.known else word.text[:2] == "-v"
+            if may_be_option:
+                raise NotKnown("`printf -v` sets a variable")
 
     def _alias(self, words: tuple[Word, ...], _: tuple[Redirection, ...], __: tuple[str, ...]) -> None:
         if any("=" in word.text or not word.known for word in words[1:]):
             raise NotKnown("`alias` changes what later commands are")
 
-    def _assigning(self, name: str, words: tuple[Word, ...]) -> None:
+    def _assigning(self, name: str, words: tuple[Word, ...], via: tuple[str, ...]) -> None:
+        # Only where the parser sees the builtin's name is `a=$x` one word, and only in bash.
+        splits = self._posix or words[0].quoted or len(via) > 1
+        if name in ("read", "mapfile", "readarray", "getopts"):
+            for implied in ("REPLY", "MAPFILE", "OPTARG", "OPTIND"):
+                self._reading.texts.add(implied)
+        arrays = False
         for word in words[1:]:
-            if not word.known and not re.match(r"[A-Za-z_]\w*=", word.text):
+            if not word.known and (not re.match(r"[A-Za-z_]\w*=", word.text) or (splits and word.splits)):
                 raise NotKnown(f"`{words[0].text}` may set a variable that decides what runs")
-            named = re.split(r"\+?=|\[", word.text)[0]
-            if named.startswith("-") and "n" in named and name in ("declare", "typeset", "local"):
-                raise NotKnown(f"`{name} -n` gives a variable another name")
-            # The value of an option may follow its letter at once: `printf -vPATH`, `read -ra PATH`.
+            named, value = re.split(r"\+?=|\Z", word.text, maxsplit=1)[:2]
+            if named.startswith(("-", "+")) and name in _DECLARING:
+                arrays = arrays or bool({"a", "A"} & set(named))
+                for letter, what in _ATTRIBUTES.items():
+                    if letter in named and not (letter == "n" and name == "export"):
+                        raise NotKnown(f"`{name} -{letter}` {what}")
+                continue
+            if name == "readonly":
+                raise NotKnown(f"`readonly` {_ATTRIBUTES['r']}")
+            # `declare -a x='(...)'` reads the text as a list of values.
+            if name in _DECLARING and (value.startswith("(") or (arrays and value and not word.known)):
+                raise NotKnown(f"`{name}` reads `{value[:80]}` as a list of values")
+            if re.match(r"-?\w+\[", named):
+                raise NotKnown(f"`{name}` evaluates the index of `{named[:80]}`")
+            # The value of an option may follow its letter at once: `read -aPATH`.
+            number = word.known and is_number(value)
             for begin in range(len(named) if named.startswith("-") else 1):
-                self.variable(named[begin:])
-            self._stored(word)
+                self.variable(named[begin:], number=number)
+            if name not in ("declare", "typeset", "local") or any("g" in each.text for each in words[1:]):
+                self._own(named, number=number)
 
     def _find(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         at, strays = 1, False
@@ -376,11 +590,16 @@ class _Look:
                 continue
             end = next((i for i in range(at + 1, len(words)) if words[i].text in (";", "+")), len(words))
             inner = tuple(_filled_in(word, "{}") for word in words[at + 1 : end])
+            self._reading.moves = self._reading.moves or words[at].text in ("-execdir", "-okdir")
             if inner:
                 self._run(inner, redirections, via)
             at = end + 1
         if strays or any(word.splits for word in words[1:]):
             raise NotKnown("`find` may be given a command that is known only when it runs")
+
+
+def _replaces_input(redirection: Redirection) -> bool:
+    return redirection.target == "0" or ("<" in redirection.op and not redirection.target)
 
 
 def _filled_in(word: Word, mark: str) -> Word:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.service.policy.command_line import Command
-from holdfast.service.policy.profiles import CommandRule
+from holdfast.service.policy.profiles import CommandRule, Profile
+from holdfast.service.policy.runners import may_run_others
 
 #: Where a program of a name is what everybody means by it. A file of that name elsewhere may be anybody's.
 SYSTEM_DIRECTORIES: Final = frozenset(
@@ -22,12 +23,27 @@ SYSTEM_DIRECTORIES: Final = frozenset(
 _Match = bool | None  # None: it might
 
 
+def warnings(profile: Profile) -> list[str]:
+    """Rules of a profile that allow more than they seem to, each with its place."""
+    found = []
+    for index, rule in enumerate(profile.commands.rules):
+        programs = [name for name in rule.program if may_run_others(posixpath.basename(name))]
+        # With arguments or a pattern, the rule limits what the program may do.
+        if rule.verdict == "allow" and programs and not rule.arguments and not rule.pattern:
+            key = f"commands.rules.{index}"
+            found.append(
+                f"{profile.place(key)}: profiles.{profile.name}.{key}: {', '.join(programs)} can run any program; "
+                f"rules for other programs do not hold for what it runs"
+            )
+    return found
+
+
 def match_rule(rules: Sequence[CommandRule], command: Command, cwd: str) -> int | None:
     """The index of the first rule that matches."""
     for index, rule in enumerate(rules):
         matched = _all(
             _program(rule, command, cwd),
-            _arguments(rule.arguments, command),
+            _arguments(rule, command),
             _pattern(rule.pattern, command),
         )
         if matched or (matched is None and rule.verdict != "allow"):
@@ -64,8 +80,19 @@ def _one_program(pattern: str, allows: bool, command: Command, cwd: str) -> _Mat
     return fnmatch.fnmatchcase(posixpath.normpath(posixpath.join(cwd or "/", typed)), pattern)
 
 
-def _arguments(wanted: tuple[str, ...], command: Command) -> _Match:
-    for index, text in enumerate(wanted):
+def _arguments(rule: CommandRule, command: Command) -> _Match:
+    first = _arguments_at(0, rule.arguments, command)
+    if first is not False or rule.verdict == "allow" or not rule.arguments:
+        return first
+    # `git -C . push`, `git --no-pager push`: which options take the next word is the program's own matter.
+    if not command.arguments[:1] or not command.arguments[0].text.startswith("-"):
+        return False
+    later = range(1, len(command.arguments))
+    return None if any(_arguments_at(at, rule.arguments, command) is not False for at in later) else False
+
+
+def _arguments_at(begin: int, wanted: tuple[str, ...], command: Command) -> _Match:
+    for index, text in enumerate(wanted, begin):
         if index >= len(command.arguments):
             return False
         word = command.arguments[index]

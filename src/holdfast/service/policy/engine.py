@@ -16,7 +16,7 @@ from typing import Final, cast, get_args
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import ControlType, PolicyRequest
 from holdfast.service.model import Guard, Network, Policy, Resources, Struct
-from holdfast.service.policy.command_line import CommandLine, read_command_line, steers
+from holdfast.service.policy.command_line import NEEDED_BY_OTHERS, CommandLine, read_command_line, steers
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
 from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
@@ -91,6 +91,7 @@ def resolve(
         user=profile.sandbox.user,
         network=_network(profile, request.network),
         allowed_hosts=profile.network.hosts,
+        programs=_programs(profile),
         resources=_resources(profile, request.resources),
         require=_required(profile, request.require),
         owner_approves=profile.approvals.owner,
@@ -149,6 +150,17 @@ def _resources(profile: Profile, asked: Resources) -> Resources:
             raise _denied(profile, f"resources.{name}", f"{value:,} is more than the {limit:,} that are allowed")
         made[name] = limit if value is None else value
     return Resources(**made)  # type: ignore[arg-type]
+
+
+def _programs(profile: Profile) -> tuple[str, ...] | None:
+    """The list of programs that the rules amount to; None if something else may be allowed, or asked about."""
+    if profile.commands.default != "deny" or profile.unknown_verdict != "deny":
+        return None
+    rules = [rule for rule in profile.commands.rules if rule.verdict != "deny"]
+    named = [program for rule in rules for program in rule.program]
+    if "*" in named or not all(rule.program for rule in rules):
+        return None
+    return tuple(dict.fromkeys([*named, *NEEDED_BY_OTHERS]))
 
 
 def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
@@ -230,8 +242,7 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
         return Decision("deny", f"{name} is set by the rules", *_rule(profile, "environment.set"))
     if name in section.allow:
         return None
-    if profile.guarded and (steers(name) or name == "HOME"):
-        # HOME: there are the files that a shell runs before anybody types.
+    if profile.guarded and steers(name):
         reason = f"the variable {name} decides what runs, and the rules say what may"
         return Decision("deny", reason, *_rule(profile, "environment.allow"))
     # Names are usually in capitals, secrets in small letters are as secret.
@@ -288,6 +299,8 @@ def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
     )
     if not profile.guarded:
         return decided
+    # After a `cd` of the line, `./tool` is another file than it was.
+    cwd = "" if line.moves else cwd
     for command in line.commands:
         index = match_rule(profile.commands.rules, command, cwd)
         if index is not None:

@@ -6,9 +6,12 @@ early is `Incomplete`. What a command does with its words is the business of `co
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from holdfast.service.policy.shell_arithmetic import is_number
 from holdfast.service.policy.shell_redirections import (
     Assignment,
     Findings,
@@ -31,6 +34,14 @@ _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?\+?=")
 _NAMED_COPROC: Final = re.compile(
     r"[A-Za-z_][A-Za-z0-9_]*[ \t]+(?=\(|(?:if|while|until|for|select|case|\{|\[\[)[ \t\n])"
 )
+_ASSIGNED_INDEX: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\[")
+_ELEMENT: Final = re.compile(r"\[([^\]]*)\]\+?=")
+_RANGE: Final = re.compile(r"\{-?[0-9]+\.\.-?[0-9]+(?:\.\.-?[0-9]+)?\}")
+#: Operators of `[[` that evaluate what stands before and after them.
+_COMPARISONS: Final = frozenset(["-eq", "-ne", "-lt", "-le", "-gt", "-ge"])
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Builtins that make variables of a function's own.
+_DECLARING: Final = ("local", "declare", "typeset")
 _PARENTHESES: Final = re.compile(r"\([ \t]*\)")
 _TIME: Final = re.compile(r"time[ \t]+(-p(?=[ \t])|(?=-))?")
 _IN: Final = re.compile(r"in(?=[ \t\n;]|\Z)")
@@ -62,6 +73,7 @@ class Grammar(RedirectionReader):
                 self.unknown(str(error))
                 self._flush()
                 self.depth, self._around, self._announced = depth, 0, []
+                self.numbers, self.local_names = set(), None
                 line_end = self.text.find("\n", self.at)
                 if line_end < 0:
                     return
@@ -74,11 +86,24 @@ class Grammar(RedirectionReader):
         self.deeper()
         announced, around = self._announced, self._around
         self._announced, self._around = [], around + len(announced)
-        self._list((closer,))
+        with self._scope():
+            self._list((closer,))
         self.depth -= 1
         if self._announced:
             raise Unreadable("a here-document that does not end before its `)`")
         self._announced, self._around = announced, around
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[None]:
+        """Commands that may not be run at all, or not to their end, or in a process of their own: afterwards only
+        those variables hold numbers, and are local, that did before."""
+        numbers, local_names = set(self.numbers), self.local_names
+        self.local_names = None if local_names is None else set(local_names)
+        yield
+        self.numbers, self.local_names = numbers, local_names
+
+    def _hold(self, names: Iterable[str]) -> None:
+        self.numbers.update(filter(self.holds_numbers, names))
 
     # --- lists -----------------------------------------------------------------------------------------------
 
@@ -87,16 +112,22 @@ class Grammar(RedirectionReader):
         while True:
             self._blanks(lines=True)
             if _END in stops:
-                self.taken = self.text.rfind("\n", 0, self.at) + 1
+                taken = self.text.rfind("\n", 0, self.at) + 1
+                if taken != self.taken:
+                    # An error or a ^C ends the line before, and not this one: what that line set may not be set.
+                    self.numbers = set()
+                self.taken = taken
             if not self.peek():
                 if _END in stops:
                     return _END
                 raise Incomplete(f"{' or '.join(stops)} is missing")
             if stop := self._stop(stops):
                 return stop
+            numbers = set(self.numbers)
             self._and_or()
             self._blanks()
             if self.peek() == "&" and self.peek(2) != "&&":
+                self.numbers = numbers
                 self._findings.background("&")
                 self.at += 1
             elif self.peek() == ";" and self.peek(2) not in (";;", ";&"):
@@ -134,7 +165,8 @@ class Grammar(RedirectionReader):
                 return
             self.at += 2
             self._continue()
-            self._pipeline()
+            with self._scope():
+                self._pipeline()
 
     def _continue(self) -> None:
         """A command must follow, on the same line or a later one."""
@@ -156,28 +188,37 @@ class Grammar(RedirectionReader):
             self._blanks()
             if self.peek() in ("", "\n", ";", "&", "|", ")"):
                 return
+        before = set(self.numbers)
+        self._command()
         while True:
-            self._command()
             self._blanks()
             if self.peek() != "|" or self.peek(2) == "||":
                 return
             self.at += 2 if self.peek(2) == "|&" and not self.posix else 1
             self._continue()
+            # Each part of a pipe has variables of its own.
+            self.numbers = set(before)
+            with self._scope():
+                self._command()
 
     # --- commands --------------------------------------------------------------------------------------------
 
     def _command(self) -> None:
         self.deeper()
         if self.peek() == "(":
-            if self.posix or self.peek(2) != "((" or not self.arithmetic():
+            if not self.posix and self.peek(2) == "((" and self.arithmetic():
+                self._hold(self.held)
+            else:
                 self.at += 1
-                self._list((")",))
+                with self._scope():
+                    self._list((")",))
             self._redirections()
         elif (word := self._reserved()) in _CLOSERS:
             raise Unreadable(f"`{word}` is not expected here")
         elif word in _COMPOUND:
             self.at += len(word)
-            self._compound(word)
+            with self._scope():
+                self._compound(word)
             if word not in ("function", "coproc"):
                 self._redirections()
         else:
@@ -189,44 +230,53 @@ class Grammar(RedirectionReader):
             self._list(("}",))
         elif word == "if":
             self._list(("then",))
-            while (stop := self._list(("elif", "else", "fi"))) != "fi":
-                self._list(("then" if stop == "elif" else "fi",))
+            while (stop := self._branch(("elif", "else", "fi"))) != "fi":
+                self._branch(("then" if stop == "elif" else "fi",))
                 if stop == "else":
                     break
         elif word in ("while", "until"):
             self._list(("do",))
             self._list(("done",))
         elif word in ("for", "select"):
-            self._for()
+            self._for(word)
         elif word == "case":
             self._case()
         elif word == "[[":
             self._test()
         elif word == "function":
             self._blanks()
-            self.word()
+            name = self.word()
             self._blanks()
             if match := _PARENTHESES.match(self.text, self.at):
                 self.at = match.end()
-            self._function_body()
+            self._function_body(name)
         else:
             self._coproc()
 
-    def _for(self) -> None:
+    def _branch(self, stops: tuple[str, ...]) -> str:
+        with self._scope():
+            return self._list(stops)
+
+    def _for(self, word: str) -> None:
         self._blanks()
         if self.peek(2) == "((":
             self.at += 2
-            while self.peek(2) != "))":
-                if not self.peek():
-                    raise Incomplete("a for (( has no end")
-                self._expansion()
+            self.sum(self.reduced_until((";", "))")))
+            self._hold(self.held)
+            while self.peek() == ";":
+                self.at += 1
+                self.sum(self.reduced_until((";", "))")))
             self.at += 2
         else:
-            self._findings.variable(self.word().text)
+            name = self.word().text
             self._blanks(lines=True)
+            number = False
             if _IN.match(self.text, self.at):
                 self.at += 2
-                self._words()
+                number = self._words() and word == "for"
+            self.assign(name, number=number)
+            if number:
+                self._hold([name])
         self._blanks()
         if self.peek() == ";":
             self.at += 1
@@ -238,15 +288,16 @@ class Grammar(RedirectionReader):
             raise Unreadable("a loop without `do`")
         self._list(("done" if stop == "do" else "}",))
 
-    def _words(self) -> None:
+    def _words(self) -> bool:
+        """The words of a loop; whether all are numbers."""
+        numbers = True
         while True:
             self._blanks()
-            if not self.peek() or self.peek() in META:
-                if self.peek(2) in ("<(", ">(") and not self.posix:
-                    self.word()
-                    continue
-                return
-            self.check_index(self.word())
+            inner = self.peek(2) in ("<(", ">(") and not self.posix
+            if not inner and (not self.peek() or self.peek() in META):
+                return numbers
+            self.word()
+            numbers = numbers and (is_number(self.reduced) or _RANGE.fullmatch(self.mask) is not None)
 
     def _case(self) -> None:
         self._blanks()
@@ -275,10 +326,11 @@ class Grammar(RedirectionReader):
                 self.at += 1
                 if self.text[self.at - 1] == ")":
                     break
-            if self._list((";;", "esac")) == "esac":
+            if self._branch((";;", "esac")) == "esac":
                 return
 
     def _test(self) -> None:
+        before, operator = "", ""
         while True:
             self._blanks(lines=True)
             char = self.peek()
@@ -286,23 +338,42 @@ class Grammar(RedirectionReader):
                 raise Incomplete("]] is missing")
             if char in "()<>&|" and self.peek(2) not in ("<(", ">("):
                 self.at += 1
-            elif char in META:
+                before = operator = ""
+                continue
+            if char in META:
                 raise Unreadable("`[[` that cannot be read")
-            elif self.check_index(self.word()) == Word("]]"):
+            word = self.word()
+            if operator in _COMPARISONS:
+                self.sum(self.reduced)
+            elif operator == "-v" and not (word.known and _IDENTIFIER.fullmatch(word.text)):
+                self.unknown("`[[ -v` evaluates the index of the name that it is given")
+            if word == Word("]]"):
                 return
+            operator = word.text if word.known else ""
+            if operator in _COMPARISONS:
+                self.sum(before)
+            before = self.reduced
 
-    def _function_body(self) -> None:
+    def _function_body(self, name: Word) -> None:
+        self._findings.function(name)
         self._continue()
+        # It is run later, when no variable need hold what it holds now.
+        numbers, local_names = self.numbers, self.local_names
+        self.numbers, self.local_names = set(), set()
         # dash takes any command for a body, so we do.
         self._command()
         self._redirections()
+        self.numbers, self.local_names = numbers, local_names
 
     def _coproc(self) -> None:
         self._findings.background("coproc")
         self._blanks()
         named = _NAMED_COPROC.match(self.text, self.at)
+        name = "COPROC"
         if named and self._reserved() == "":
+            name = named[0].split()[0]
             self.at = named.end()
+        self.assign(name)
         self._command()
         self._redirections()
 
@@ -318,17 +389,39 @@ class Grammar(RedirectionReader):
                 return
         except Unreadable:
             if words:
-                self._findings.simple(
-                    SimpleCommand((*words, LATER), tuple(assignments), tuple(redirections)), self.depth
-                )
+                self._findings.simple(self._made([*words, LATER], assignments, redirections), self.depth)
             raise
         if not words and not assignments and not redirections:
             raise Unreadable(f"a command is missing before {self.peek()!r}")
-        command = SimpleCommand(tuple(words), tuple(assignments), tuple(redirections))
+        command = self._made(words, assignments, redirections)
+        self._declared(words)
+        if not words:
+            self._hold(each.name for each in assignments if each.number)
         if documents:
             self._waiting.append((command, documents))
         else:
             self._findings.simple(command, self.depth)
+
+    def _made(
+        self, words: list[Word], assignments: list[Assignment], redirections: list[Redirection]
+    ) -> SimpleCommand:
+        local_names = None if self.local_names is None else frozenset(self.local_names)
+        return SimpleCommand(
+            tuple(words), tuple(assignments), tuple(redirections), frozenset(self.numbers), local_names
+        )
+
+    def _declared(self, words: list[Word]) -> None:
+        """Variables that a function makes its own, and `local i=0`."""
+        if self.local_names is None or not words or words[0] not in map(Word, _DECLARING):
+            return
+        options = [word.text for word in words if word.text.startswith(("-", "+"))]
+        if any("g" in option for option in options):
+            return
+        for word in words[1:]:
+            name, equals, value = word.text.partition("=")
+            self.local_names.add(name)
+            if equals and word.known and is_number(value) and not options:
+                self._hold([name])
 
     def _parts(
         self,
@@ -349,20 +442,35 @@ class Grammar(RedirectionReader):
             if not char or (char in META and not (self.peek(2) in ("<(", ">(") and not self.posix)):
                 return False
             word = self.word()
+            if self.mask.startswith("{") and self.mask.endswith("}") and self.peek() in ("<", ">"):
+                self.unknown(f"`{word.text[:80]}` before a redirection evaluates an index")
             if words:
                 words.append(word)
             elif match := _ASSIGNMENT.match(self.mask):
-                value = self._array() if match.end() == len(self.mask) and self.peek() == "(" else word
-                assignments.append(Assignment(match[1], value))
+                assignments.append(self._assignment(match, word))
+            elif _ASSIGNED_INDEX.match(self.mask):
+                self.unknown("an index that cannot be read")
+                words.append(word)
             elif word.plain and word.text in self._words_of_ours - {"time"}:
                 raise Unreadable(f"`{word.text}` is not expected here")
             else:
                 words.append(word)
 
-    def _array(self) -> Word:
+    def _assignment(self, match: re.Match[str], word: Word) -> Assignment:
+        head = match[0].rstrip("+=")
+        if head != match[1]:
+            self.sum(self.reduced[len(match[1]) + 1 : len(head) - 1])
+        if match.end() == len(self.mask) and self.peek() == "(":
+            self._array()
+            number = False
+        else:
+            plain = head == match[1] and not match[0].endswith("+=")
+            number = plain and is_number(self.reduced[match.end() :])
+        return Assignment(match[1], word, number)
+
+    def _array(self) -> None:
         if self.posix:
             raise Unreadable("`(` is not expected here")
-        begin = self.at
         self.at += 1
         while True:
             self._blanks(lines=True)
@@ -370,10 +478,14 @@ class Grammar(RedirectionReader):
                 raise Incomplete("a list of values has no end")
             if self.peek() == ")":
                 self.at += 1
-                return Word(self.text[begin : self.at], known=False)
+                return
             if self.peek() in META and self.peek(2) not in ("<(", ">("):
                 raise Unreadable(f"{self.peek()!r} is not expected in a list of values")
-            self.check_index(self.word())
+            self.word()
+            if element := _ELEMENT.match(self.mask):
+                self.sum(self.reduced[1 : element.end(1)])
+            elif self.mask.startswith("["):
+                self.unknown("an index that cannot be read")
 
     def _function(self, name: Word) -> None:
         match = _PARENTHESES.match(self.text, self.at)
@@ -382,4 +494,4 @@ class Grammar(RedirectionReader):
                 raise Incomplete(") is missing")
             raise Unreadable("`(` is not expected here")
         self.at = match.end()
-        self._function_body()
+        self._function_body(name)

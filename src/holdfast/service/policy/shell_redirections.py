@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final, Protocol
 
+import msgspec
+
 from holdfast.service.model import Struct
 from holdfast.service.policy.shell_words import META, Incomplete, Unreadable, Word, WordReader
 
@@ -20,10 +22,11 @@ _REDIRECTION: Final = re.compile(
 
 
 class Redirection(Struct, frozen=True):
-    """`OP WORD`."""
+    """`TARGET OP WORD`; the target is a descriptor's number, `{NAME}`, or empty."""
 
     op: str
     word: Word
+    target: str = ""
 
 
 class Assignment(Struct, frozen=True):
@@ -31,6 +34,8 @@ class Assignment(Struct, frozen=True):
 
     name: str
     value: Word
+    #: The value is a number, whatever the variables hold.
+    number: bool = False
 
 
 class SimpleCommand(Struct, frozen=True):
@@ -39,6 +44,9 @@ class SimpleCommand(Struct, frozen=True):
     words: tuple[Word, ...]
     assignments: tuple[Assignment, ...] = ()
     redirections: tuple[Redirection, ...] = ()
+    #: Where it stands: variables that hold numbers, and within a function those of its own.
+    numbers: frozenset[str] = frozenset()
+    local_names: frozenset[str] | None = None
 
 
 class HereDocument:
@@ -62,7 +70,11 @@ class Findings(Protocol):
 
     def background(self, what: str) -> None: ...
 
-    def variable(self, name: str) -> None: ...
+    def variable(self, name: str, *, number: bool) -> None: ...
+
+    def holds_numbers(self, name: str) -> bool: ...
+
+    def function(self, name: Word) -> None: ...
 
     def script(self, text: str, depth: int) -> None: ...
 
@@ -85,8 +97,11 @@ class RedirectionReader(WordReader):
     def unknown(self, reason: str) -> None:
         self._findings.unknown(reason)
 
-    def variable(self, name: str) -> None:
-        self._findings.variable(name)
+    def variable(self, name: str, *, number: bool) -> None:
+        self._findings.variable(name, number=number)
+
+    def holds_numbers(self, name: str) -> bool:
+        return self._findings.holds_numbers(name)
 
     def _blanks(self, *, lines: bool = False) -> None:
         """Over blanks and comments, and with `lines` over the ends of lines."""
@@ -118,9 +133,10 @@ class RedirectionReader(WordReader):
         """With the texts of its here-documents as what it reads."""
         texts = {id(each.redirection): Word(each.text, known=each.known) for each in documents}
         redirections = tuple(
-            Redirection("<<", texts[id(each)]) if id(each) in texts else each for each in command.redirections
+            Redirection("<<", texts[id(each)], each.target) if id(each) in texts else each
+            for each in command.redirections
         )
-        self._findings.simple(SimpleCommand(command.words, command.assignments, redirections), self.depth)
+        self._findings.simple(msgspec.structs.replace(command, redirections=redirections), self.depth)
 
     def _flush(self) -> None:
         """Commands whose here-documents did not come: without these."""
@@ -145,10 +161,13 @@ class RedirectionReader(WordReader):
         if op in "<>" and self.text.startswith("(", match.end()) and not match["target"] and not self.posix:
             return False
         self.at = match.end()
+        target = match["target"] or ""
+        if target.startswith("{"):
+            self.assign(target[1:-1])
         self._blanks()
         if op in ("<<", "<<-"):
             document = self._announcement(strip=op == "<<-")
-            document.redirection = Redirection("<<", Word(document.delimiter, known=False))
+            document.redirection = Redirection("<<", Word(document.delimiter, known=False), target)
             found.append(document.redirection)
             documents.append(document)
             self._announced.append(document)
@@ -157,7 +176,7 @@ class RedirectionReader(WordReader):
         word = self.word()
         if self.at == begin:
             raise (Unreadable if self.peek() else Incomplete)(f"{op} without what it leads to")
-        found.append(Redirection(op, self.check_index(word) if op == "<<<" else word))
+        found.append(Redirection(op, word, target))
         return True
 
     def _announcement(self, *, strip: bool) -> HereDocument:

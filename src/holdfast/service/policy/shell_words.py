@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 from holdfast.service.model import Struct
+from holdfast.service.policy.shell_arithmetic import NUMBER, TEXT, read_sum
 
 #: What ends a word that is not quoted.
 META: Final = " \t\n;&|()<>"
@@ -17,8 +18,9 @@ META: Final = " \t\n;&|()<>"
 #: which has 1,000.
 MAX_DEPTH: Final = 60
 
+#: `\\x{...}` and `\\c...` differ between versions of bash, so they are none of these.
 _ANSI: Final = re.compile(
-    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))", re.S
+    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|(.))", re.S
 )
 _ANSI_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.S)
 _ANSI_LETTERS: Final = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
@@ -27,9 +29,13 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
 _PLAIN_QUOTED: Final = re.compile(r'[^"\\$`!]+')
 _PLAIN_TEXT: Final = re.compile(r"[^\\$`]+")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
-_ASSIGNING_EXPANSION: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?:?=")
-#: A quoted `$` or backtick in a word that is as it was typed.
-_QUOTED_EXPANSION: Final = re.compile(r"\\[$`]|'[^']*[$`]|\$'")
+#: The inside of `${...}`: `#` or `!`, the parameter, its index, and the operator with what follows.
+_PARAMETER: Final = re.compile(r"([#!]?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([^\[\]]*)\])?(.*)", re.S | re.ASCII)
+#: Parameters whose value is a number, or empty.
+_NUMBERS: Final = frozenset("#?$!")
+_DEFAULTS: Final = (":-", ":=", ":?", ":+", "-", "=", "?", "+")
+#: Operators that only change text: `@P` is not among them, it expands the text as a prompt.
+_TRANSFORMATIONS: Final = frozenset(["@Q", "@E", "@A", "@K", "@a", "@k", "@U", "@u", "@L"])
 
 
 class Unreadable(Exception):
@@ -62,14 +68,6 @@ class Word(Struct, frozen=True):
         return self.known and not self.quoted
 
 
-def runs_as_index(word: Word) -> bool:
-    """Whether arithmetic that reads this text runs a command in it: what stands in an index is expanded once more,
-    and arithmetic is in `[[`, `test -v`, `${x:...}` and every index."""
-    if word.known:
-        return "[" in word.text and ("$(" in word.text or "`" in word.text)
-    return "[" in word.text and _QUOTED_EXPANSION.search(word.text) is not None
-
-
 #: What stands for words that are known later: what `xargs` reads, what `find` finds, what is not typed yet.
 LATER: Final = Word("...", known=False, splits=True)
 
@@ -87,6 +85,16 @@ class WordReader:
         self.depth = depth
         #: The last word with quoted letters as NUL: says what of it has a meaning for the shell.
         self.mask = ""
+        #: The last word, or the last part of one, with each expansion as `NUMBER` or `TEXT`. Aligned with `mask`.
+        self.reduced = ""
+        #: Variables that hold numbers here: every way to this place gave them one.
+        self.numbers: set[str] = set()
+        #: Within a function, the variables of its own; None outside of one.
+        self.local_names: set[str] | None = None
+        #: Variables that hold numbers if the last expression was evaluated.
+        self.held: tuple[str, ...] = ()
+        #: Whether the last quoted part may become several words: `"$@"`.
+        self._many = False
         #: Where `((` turned out to begin no arithmetic; else each would be tried again within each.
         self._no_arithmetic: set[int] = set()
 
@@ -104,9 +112,16 @@ class WordReader:
         """Something runs that nobody can know from the text."""
         raise NotImplementedError
 
-    def variable(self, name: str) -> None:
-        """This one is set."""
+    def variable(self, name: str, *, number: bool) -> None:
+        """This one is set, to a number or to any text."""
         raise NotImplementedError
+
+    def assign(self, name: str, *, number: bool = False) -> None:
+        """Report a variable that is set here."""
+        self.variable(name, number=number)
+        if not number and not self.posix and self.local_names is not None and name not in self.local_names:
+            # Between `x=5` and `((x))` any command may be a function: none may put a text into `x`.
+            self.unknown(f"a function gives {name}, which is not its own, a text")
 
     # --- words -----------------------------------------------------------------------------------------------
 
@@ -117,11 +132,8 @@ class WordReader:
         text, begin, end = self.text, self.at, len(self.text)
         out: list[str] = []
         mask: list[str] = []
+        reduced: list[str] = []
         known, quoted, splits = True, False, False
-
-        def literal(piece: str) -> None:
-            out.append(piece)
-            mask.append("\0" * len(piece))
 
         while self.at < end:
             char = text[self.at]
@@ -135,6 +147,7 @@ class WordReader:
                 piece, quoted = self._single_quoted(), True
             elif char == '"':
                 piece, quoted = self._double_quoted(), True
+                splits = splits or self._many
             elif char == "$":
                 quoted = quoted or text[self.at + 1 : self.at + 2] in ("'", '"')
                 splits = splits or text[self.at + 1 : self.at + 2] not in ("'", '"')
@@ -145,7 +158,7 @@ class WordReader:
             elif char in "<>" and not self.posix and text.startswith("(", self.at + 1):
                 self.at += 2
                 self.commands_until(")")
-                piece = None
+                piece, self.reduced = None, TEXT
             elif char in META:
                 break
             else:
@@ -154,14 +167,19 @@ class WordReader:
                 letters = run[0] if run else char
                 out.append(letters)
                 mask.append(letters)
+                reduced.append(letters)
                 self.at += len(letters)
                 continue
             if piece is None:
                 known = False
                 mask.append("\0")
+                reduced.append(self.reduced)
             else:
-                literal(piece)
+                out.append(piece)
+                mask.append("\0" * len(piece))
+                reduced.append(piece)
         self.mask = "".join(mask)
+        self.reduced = "".join(reduced)
         if self._expands(self.mask):
             known = False
             splits = True
@@ -200,7 +218,8 @@ class WordReader:
     def _double_quoted(self) -> str | None:
         self.at += 1
         out: list[str] = []
-        known = True
+        known, many = True, False
+        self._many = False
         while (char := self.peek()) != '"':
             if not char:
                 raise Incomplete('a " has no end')
@@ -211,11 +230,13 @@ class WordReader:
                     out.append(following if following and following in '$`"\\' else char + following)
             elif char == "$":
                 piece = self._dollar(within_quotes=True)
+                many = many or self._many
                 known = known and piece is not None
-                out.append(piece or "")
+                out.append(self.reduced if piece is None else piece)
             elif char == "`":
                 self._backticks(within_quotes=True)
                 known = False
+                out.append(TEXT)
             else:
                 self._history_mark(within_quotes=True)
                 run = _PLAIN_QUOTED.match(self.text, self.at)
@@ -223,7 +244,10 @@ class WordReader:
                 out.append(letters)
                 self.at += len(letters)
         self.at += 1
-        return "".join(out) if known else None
+        self._many = many
+        made = "".join(out)
+        self.reduced = NUMBER if made == NUMBER else TEXT
+        return made if known else None
 
     def _history_mark(self, *, within_quotes: bool = False) -> None:
         """`!x` at a prompt is an earlier command. `! x`, `!=`, `[!a]`, `${!x}` and `$!` are not."""
@@ -251,20 +275,26 @@ class WordReader:
 
     def _dollar_here(self, within_quotes: bool) -> str | None:
         self.at += 1
+        self._many = False
         while self.text.startswith("\\\n", self.at):
             self.at += 2
         char = self.peek()
         if char == "(":
-            if not (self.peek(2) == "((" and self.arithmetic()):
-                self.at += 1
-                self.commands_until(")")
+            if self.peek(2) == "((" and self.arithmetic():
+                self.reduced = NUMBER
+                return None
+            self.at += 1
+            self.commands_until(")")
+            self.reduced, self._many = TEXT, False
             return None
         if char == "{":
-            self._braced(within_quotes)
+            self.reduced, self._many = self._braced(within_quotes)
             return None
         if char == "[" and not self.posix:
             self.at += 1
-            self._expansions_until("]")
+            self.sum(self.reduced_until(("]",)))
+            self.at += 1
+            self.reduced = NUMBER
             return None
         if char == "'" and not within_quotes and not self.posix:
             return self._ansi_quoted()
@@ -273,69 +303,113 @@ class WordReader:
         name = _NAME.match(self.text, self.at)
         if name:
             self.at = name.end()
+            self.reduced = NUMBER if name[0] in _NUMBERS or name[0] in self.numbers else TEXT
+            self._many = name[0] == "@"
             return None
         return "$"
 
-    def _ansi_quoted(self) -> str:
+    def _ansi_quoted(self) -> str | None:
         match = _ANSI_QUOTED.match(self.text, self.at)
         if match is None:
             raise Incomplete("a $' has no end")
         self.at = match.end()
-        return _ANSI.sub(_ansi_character, match[1])
+        self.reduced = TEXT
+        made = _ANSI.sub(_ansi_character, match[1])
+        return None if TEXT in made else made
 
-    def _braced(self, within_quotes: bool) -> None:
-        begin = self.at
+    def _braced(self, within_quotes: bool) -> tuple[str, bool]:
+        """What the expansion yields, `NUMBER` or `TEXT`, and whether it may be several words in quotes."""
         self.at += 1
         # `${ command; }` and `${| command; }` run it in the shell itself.
         if self.peek() in (" ", "\t", "\n", "|"):
             self.at += self.peek() == "|"
             self.commands_until("}")
-            return
+            return TEXT, False
+        out: list[str] = []
         while (char := self.peek()) != "}":
             if not char:
                 raise Incomplete("a ${ has no end")
             if char == "'" and not within_quotes:
                 self._single_quoted()
+                out.append(TEXT)
             elif char == '"':
                 self._double_quoted()
+                out.append(self.reduced)
             else:
-                self._expansion(within_quotes)
-        raw = self.text[begin : self.at]
-        if raw.endswith("@P"):
-            self.unknown("`${...@P}` runs what stands in a variable")
-        if assigned := _ASSIGNING_EXPANSION.match(raw):
-            self.variable(assigned[1])
-        self.check_index(Word(raw, known=False))
+                out.append(self._expansion(within_quotes))
         self.at += 1
+        inside = "".join(out)
+        return self._parameter(inside), "@" in inside
 
-    def _expansion(self, within_quotes: bool = True) -> None:
-        """One letter, or the expansion that begins here."""
+    def _parameter(self, inside: str) -> str:
+        if inside in _NUMBERS:
+            return NUMBER
+        match = _PARAMETER.fullmatch(inside)
+        if match is None:
+            self.unknown("`${...}` that cannot be read")
+            return TEXT
+        mark, name, index, rest = match.groups()
+        if index is not None and index not in ("@", "*"):
+            self.sum(index)
+        if mark == "!" and not ((index in ("@", "*") and not rest) or (index is None and rest in ("@", "*"))):
+            self.unknown(f"`${{!{name}}}` reads what stands in a variable as a name, and runs what is in its index")
+        elif rest.startswith(_DEFAULTS):
+            if rest.removeprefix(":").startswith("="):
+                self.assign(name)
+        elif rest.startswith(":"):
+            self.sum(rest[1:])
+        elif rest.startswith("@") and rest not in _TRANSFORMATIONS and not mark:
+            self.unknown("`${...@P}` runs what stands in a variable")
+        elif rest and rest[0] not in "#%/^,~@" and not mark:
+            self.unknown("`${...}` that cannot be read")
+        if mark == "#" and not rest:
+            return NUMBER
+        return NUMBER if name in self.numbers and not mark and index is None and not rest else TEXT
+
+    def _expansion(self, within_quotes: bool = True) -> str:
+        """One letter, or the expansion that begins here; as `reduced`."""
         char = self.peek()
         if char == "\\":
+            continued = self.peek(2) == "\\\n"
             self.at += 2
-        elif char == "$":
-            self._dollar(within_quotes=within_quotes)
-        elif char == "`":
+            return "" if continued else TEXT
+        if char == "$":
+            piece = self._dollar(within_quotes=within_quotes)
+            return self.reduced if piece is None else piece
+        if char == "`":
             self._backticks(within_quotes=within_quotes)
-        elif not self.posix and not within_quotes and self.peek(2) in ("<(", ">("):
+            return TEXT
+        if not self.posix and not within_quotes and self.peek(2) in ("<(", ">("):
             self.at += 2
             self.commands_until(")")
-        else:
-            if char:
-                self._history_mark(within_quotes=within_quotes)
-            self.at += 1
-
-    def check_index(self, word: Word) -> Word:
-        if runs_as_index(word):
-            self.unknown(f"`{word.text[:80]}` holds a command that arithmetic would run")
-        return word
-
-    def _expansions_until(self, closer: str) -> None:
-        while (char := self.peek()) != closer:
-            if not char:
-                raise Incomplete(f"the {closer} is missing")
-            self._expansion()
+            return TEXT
+        if char:
+            self._history_mark(within_quotes=within_quotes)
         self.at += 1
+        return char
+
+    def sum(self, reduced: str) -> None:
+        """An expression that may be evaluated here. `held` are the variables that hold numbers if it is."""
+        found = read_sum(reduced, self.numbers)
+        for name in found.assigned:
+            self.assign(name, number=True)
+        # dash takes nothing but numbers from variables.
+        if not found.harmless and not self.posix:
+            self.unknown(f"arithmetic evaluates the text of variables: `{_shown(reduced)}`")
+        self.held = found.numbers
+
+    def holds_numbers(self, name: str) -> bool:
+        """Whether all that sets this variable gives it a number."""
+        raise NotImplementedError
+
+    def reduced_until(self, closers: tuple[str, ...]) -> str:
+        """An expression up to one of these, which is not taken."""
+        out: list[str] = []
+        while not self.text.startswith(closers, self.at):
+            if not self.peek():
+                raise Incomplete(f"the {closers[0]} is missing")
+            out.append(self._expansion())
+        return "".join(out)
 
     def here_text(self) -> bool:
         """All of the text as a here-document reads it; whether it has no expansion."""
@@ -353,17 +427,19 @@ class WordReader:
             return False
         self.at += 2
         opened = 0
+        out: list[str] = []
         while char := self.peek():
             if char == ")" and opened == 0:
                 if self.peek(2) == "))":
                     self.at += 2
+                    self.sum("".join(out))
                     return True
                 break
             if char in ";'\"\\":
                 # A shell tells the two apart by rules of its own, and may run what we took for a sum.
                 raise Unreadable("`((` with quotes or `;` inside")
             opened += (char == "(") - (char == ")")
-            self._expansion()
+            out.append(self._expansion())
         if not self.peek():
             raise Incomplete("a (( has no end")
         self._no_arithmetic.add(begin)
@@ -386,15 +462,19 @@ class WordReader:
                 self.at += 1
         self.at += 1
         self.script("".join(inner))
+        self.reduced, self._many = TEXT, False
+
+
+def _shown(reduced: str) -> str:
+    return reduced.replace(NUMBER, "$").replace(TEXT, "$...")[:80]
 
 
 def _ansi_character(match: re.Match[str]) -> str:
-    octal, hex_byte, short, long, control, letter = match.groups()
-    if octal:
-        return chr(int(octal, 8) & 0xFF)
-    if digits := hex_byte or short or long:
-        value = int(digits, 16)
-        return chr(value) if value < 0x110000 else "\0"
-    if control:
-        return chr(ord(control) & 0x1F)
+    """The letter, or `TEXT` where that depends on the version of bash or on the locale."""
+    octal, hex_byte, short, long, letter = match.groups()
+    if octal or hex_byte or short or long:
+        value = int(octal, 8) & 0xFF if octal else int(hex_byte or short or long, 16)
+        return chr(value) if value < 0x7F and chr(value) not in (NUMBER, TEXT) else TEXT
+    if letter in "xuUc":
+        return TEXT
     return _ANSI_LETTERS.get(letter, letter if letter in "\\'\"?" else "\\" + letter)

@@ -6,6 +6,7 @@ value or the command decides what runs.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Final
 
@@ -46,6 +47,7 @@ class Split(Struct, frozen=True):
     rest: tuple[Word, ...]
 
 
+_SETARCH: Final = Wrapper("RFILSTXZ3Bv")
 _SUDO: Final = Wrapper(
     "ABbEeHikKlnNPSsvV",
     "CDghpRrTtUu",
@@ -74,12 +76,16 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
     "time": Wrapper("apqv", "fo", ("append", "portability", "quiet", "verbose"), ("format", "output")),
     "stdbuf": Wrapper("", "ioe", (), ("input", "output", "error")),
     "setsid": Wrapper("cfw", "", ("ctty", "fork", "wait"), ()),
-    "setarch": Wrapper("RFILSTXZ3Bv", "", (), (), operands=1),
+    **dict.fromkeys(("setarch", "linux32", "linux64", "x86_64", "i386", "i486", "i586", "i686"), _SETARCH),
+    "choom": Wrapper("", "np", (), ("adjust", "pid")),
+    "eatmydata": Wrapper(),
+    "gosu": Wrapper(operands=1),
+    "su-exec": Wrapper(operands=1),
+    "sg": Wrapper(operands=1),
     "prlimit": Wrapper("", "cdefilmnqrstuvxy", (), ()),
     "unbuffer": Wrapper("p"),
     "fakeroot": Wrapper("u", "lsi", ("unknown-is-real",), ("lib", "faked", "save", "load")),
     "catchsegv": Wrapper(),
-    "linux64": Wrapper("R"),
     "builtin": Wrapper(),
     "command": Wrapper("pvV"),
     "exec": Wrapper("cl", "a"),
@@ -142,11 +148,44 @@ OPAQUE: Final[dict[str, str]] = {
     "runuser": "it is another user's shell",
     "script": "it has a shell of its own",
     "expect": "it types into other programs",
+    "enable": "it loads builtins",
+    "compopt": "it runs what it is given",
+    "newgrp": "it starts a shell",
+    "login": "it starts a shell",
+    **dict.fromkeys(
+        (
+            *(
+                "bwrap",
+                "capsh",
+                "chpst",
+                "cpulimit",
+                "dbus-launch",
+                "dtach",
+                "dumb-init",
+                "entr",
+                "faketime",
+                "firejail",
+            ),
+            *("gdb", "hyperfine", "ncat", "nsjail", "numactl", "perf", "proot", "proxychains", "proxychains4"),
+            *("rlwrap", "run-parts", "runcon", "setuidgid", "socat", "softlimit", "ssh-agent", "systemd-inhibit"),
+            *("tini", "torsocks", "tsocks", "valgrind", "xterm", "pexec"),
+        ),
+        "it runs the program that it is given",
+    ),
     "fc": "it runs earlier commands",
     "bind": "it changes what keys do",
     "stty": "it changes what keys do",
     "complete": "it runs what it is given",
     "compgen": "it runs what it is given",
+}
+#: Wrappers that start a shell if they are given no command.
+SHELL_WITHOUT_COMMAND: Final = frozenset([name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]) | {
+    "chroot",
+    "unshare",
+    "fakeroot",
+    "sg",
+    "gosu",
+    "su-exec",
 }
 #: What runs on while the prompt is back, or after the session.
 BACKGROUND: Final = frozenset(
@@ -159,12 +198,14 @@ BACKGROUND: Final = frozenset(
 
 def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
     """Options, assignments and operands off; what is left is the command."""
-    name = words[0].text
+    name = posixpath.basename(words[0].text)
     given: set[str] = set()
     values: dict[str, Word] = {}
     assigned: list[Word] = []
     operands = wrapper.operands
     at, options = 1, True
+    if name == "setarch" and len(words) > 1 and words[1].known and not words[1].text.startswith("-"):
+        at = 2  # the architecture comes before the options, or not at all
     while at < len(words):
         word = words[at]
         if wrapper.assigns and _ASSIGNED.match(word.text) and not word.splits:

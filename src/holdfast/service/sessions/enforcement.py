@@ -27,6 +27,7 @@ _NEEDS: Final[dict[Guard, str]] = {
     "output": "what no operating system has: only the monitor watches it",
     "wall_clock": "",
     "file_size": "",
+    "programs": "bubblewrap and mounts without execution (noexec, as root), and rules that deny by default",
 }
 #: By its name, or by its number where the user database has no name for it.
 _ROOT: Final = ("root", "0")
@@ -97,6 +98,8 @@ def plan(
         total_memory_bytes=policy.resources.memory_bytes if "cgroup.memory" in offered else None,
         total_processes=policy.resources.processes if "cgroup.pids" in offered else None,
         cpu_cores=policy.resources.cpu_cores if "cgroup.cpu" in offered else None,
+        programs=policy.programs if mode != "none" else None,
+        no_execution=policy.programs is not None and mode == "bubblewrap" and "noexec" in offered,
     )
     works = {guard: _works(guard, policy, offered, confinement) for guard in wanted}
     enforced = tuple(guard for guard, does in works.items() if does)
@@ -160,6 +163,7 @@ def _wanted(policy: Policy) -> tuple[Guard, ...]:
         "cpu": resources.cpu_cores is not None or resources.cpu_seconds is not None,
         "output": resources.output_bytes is not None,
         "file_size": resources.file_size_bytes is not None,
+        "programs": policy.programs is not None,
         # The service ends the session then, with all that runs in it.
         "wall_clock": True,
     }
@@ -191,6 +195,9 @@ def _works(guard: Guard, policy: Policy, offered: _Offers, confinement: Confinem
             return limited and (resources.cpu_cores is None or confinement.cpu_cores is not None)
         case "file_size":
             return resources.file_size_bytes is not None
+        case "programs":
+            # Landlock leaves the loader, which runs any file that can be read; so does a place that can be written.
+            return confinement.no_execution and not any(map(confinement.executes_in, confinement.writable))
         case "wall_clock":
             return True
         case "output":
