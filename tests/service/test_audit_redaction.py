@@ -99,6 +99,24 @@ def test_parts_that_a_shell_joins_are_one_secret(value: str) -> None:
     assert Redactor()(f"tool --token {value} x") == "tool --token [redacted] x"
 
 
+@pytest.mark.parametrize("command", ["curl -u a:hunter1 -u b:hunter2 h", "mysql -phunter1 -phunter2 db"])
+def test_every_password_of_a_command_is_hidden(command: str) -> None:
+    """The program takes the last one."""
+    assert Redactor()(command).count("[redacted]") == 2
+    assert "hunter" not in Redactor()(command)
+
+
+def test_a_pattern_that_finds_what_is_put_in_makes_no_text_longer_and_longer() -> None:
+    assert Redactor(["e"])("see") == "s[redacted][redacted]"
+
+
+def test_a_password_that_is_missing_hides_no_command_below_it() -> None:
+    """The name of the program was taken for the password, and its own password stayed."""
+    assert "hunter2" not in Redactor()("sshpass -p\ncurl -u me:hunter2 h")
+    assert "hunter2" not in Redactor()("tool --token\nmysql -phunter2 db")
+    assert "hunter2" not in Redactor()("Authorization:\nPASSWORD='a'hunter2")
+
+
 def test_patterns_of_one_s_own() -> None:
     redact = Redactor([r"geheim-\d+", r"pin (?P<secret>\d{4})"])
     assert redact("geheim-12 and pin 1234") == f"{REDACTED} and pin {REDACTED}"

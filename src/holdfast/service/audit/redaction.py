@@ -16,6 +16,8 @@ from holdfast.secret_names import SIGNS, looks_secret
 from holdfast.service.problems import Invalid
 
 REDACTED: Final = "[redacted]"
+#: Passwords of one command that are found; a command has one, and a second by mistake or to hide it.
+_MOST_PASSES: Final = 16
 
 #: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query; a shell joins parts
 #: that touch (`"a"b'c'`) to one. Not an expansion: `$X` tells nothing.
@@ -25,6 +27,13 @@ _VALUE: Final = r"(?P<secret>(?!\$)(?:\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\
 #: look for those is a hundredth of the work. What is replaced is the group `secret`, or all of it; where there is a
 #: group `name`, only if that looks like the name of a secret.
 PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
+    # First those that go by a program's name, which a value that is missing before it would take in.
+    (("mysql", "mariadb"), r"\b(?:mysql|mariadb)[^\n|;&]{0,512}?\s-p(?!\[redacted\])(?P<secret>\S{1,256})"),
+    (
+        ("curl",),
+        r"\bcurl\s[^\n|;&]{0,400}?(?<=\s)(?:-u|--user)[ =]{0,2}[\"']?[^\s:\"']{0,256}:"
+        r"(?!\[redacted\])(?P<secret>[^\s\"']{1,256})",
+    ),
     # Keys in PEM, also those of which the end is missing.
     (
         ("private key-----",),
@@ -47,24 +56,19 @@ PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     ),
     # JSON web tokens.
     (("eyj",), r"\beyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{8,1024}"),
-    # Headers.
+    # Headers. What they say stands on their own line; the next one is another's.
     (
         ("authorization",),
-        r"(?i)authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?"
-        r"(?:(?:bearer|basic|token|digest)\s{1,4})?(?P<secret>[^\s\"']{4,4096})",
+        r"(?i)authorization[\"']?[^\S\n]{0,4}[:=][^\S\n]{0,4}[\"']?"
+        r"(?:(?:bearer|basic|token|digest)[^\S\n]{1,4})?(?P<secret>[^\s\"']{4,4096})",
     ),
-    (("bearer",), r"(?i)\bbearer\s{1,4}(?P<secret>[A-Za-z0-9._~+/=-]{8,4096})"),
-    (("cookie:",), r"(?i)cookie:\s{0,4}(?P<secret>[^\n\"']{4,4096})"),
+    (("bearer",), r"(?i)\bbearer[^\S\n]{1,4}(?P<secret>[A-Za-z0-9._~+/=-]{8,4096})"),
+    (("cookie:",), r"(?i)cookie:[^\S\n]{0,4}(?P<secret>[^\n\"']{4,4096})"),
     # The password in a URL.
     (("://",), r"://[^\s/:@\"']{0,256}:(?P<secret>[^\s/@\"']{1,1024})@"),
     # Options of commands: by their name, and the short ones of programs that take a password so.
     (SIGNS, rf"(?<!\S)--?(?P<name>[A-Za-z][A-Za-z0-9_-]{{1,60}})(?:=|\s{{1,4}}){_VALUE}"),
-    (("mysql", "mariadb"), r"\b(?:mysql|mariadb)[^\n|;&]{0,512}?\s-p(?P<secret>\S{1,256})"),
     (("sshpass",), r"\bsshpass\s{1,4}-p\s{0,4}(?P<secret>\S{1,256})"),
-    (
-        ("curl",),
-        r"\bcurl\s[^\n|;&]{0,400}?(?<=\s)(?:-u|--user)[ =]{0,2}[\"']?[^\s:\"']{0,256}:(?P<secret>[^\s\"']{1,256})",
-    ),
     # `NAME=value`, `name: value`, `"name": "value"`, where the name says what the value is.
     (SIGNS, rf"(?<![\w.-])(?P<name>[\w.-]++)[\"']?\s{{0,4}}[=:](?!=)\s{{0,4}}{_VALUE}"),
 )
@@ -75,10 +79,11 @@ class Redactor:
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         """`patterns` are regular expressions of one's own; a group `secret` in one is what alone is replaced."""
-        self._patterns = [(signs, re.compile(pattern)) for signs, pattern in PATTERNS]
+        self._patterns = [(signs, re.compile(pattern), _MOST_PASSES) for signs, pattern in PATTERNS]
         for pattern in patterns:
             try:
-                self._patterns.append((("",), re.compile(pattern)))
+                # Once: a pattern that finds a part of `REDACTED` would make the text longer each time.
+                self._patterns.append((("",), re.compile(pattern), 1))
             except re.error as error:
                 raise Invalid(
                     f"redact: {pattern!r} is no regular expression: {error}", reason="REDACT_PATTERN"
@@ -86,9 +91,9 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         lowered = text.lower()
-        for signs, pattern in self._patterns:
+        for signs, pattern, passes in self._patterns:
             if any(sign in lowered for sign in signs):
-                text = _by_name(pattern, text) if "name" in pattern.groupindex else pattern.sub(_hidden, text)
+                text = _by_name(pattern, text) if "name" in pattern.groupindex else _without(pattern, text, passes)
         return text
 
     def body(self, value: Any) -> Any:
@@ -120,6 +125,16 @@ def _by_name(pattern: re.Pattern[str], text: str) -> str:
         else:
             searched = match.end("name")
     return "".join([*pieces, text[at:]])
+
+
+def _without(pattern: re.Pattern[str], text: str, passes: int) -> str:
+    """Apply one pattern until it changes nothing: a program takes the last of several passwords, and a match that
+    begins at the program's name ends at the first."""
+    for _ in range(passes):
+        before, text = text, pattern.sub(_hidden, text)
+        if text == before:
+            break
+    return text
 
 
 def _hidden(match: re.Match[str]) -> str:
