@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -103,7 +104,9 @@ async def running_service(
     """
     store = store or f"sqlite:///{place.directory}/service.db"
     inherited = {name: value for name, value in server_environment().items() if not name.startswith("HOLDFAST_")}
-    inherited["HOME"] = inherited["XDG_STATE_HOME"] = place.directory
+    inherited["HOME"] = place.directory
+    # Of its own: the workspaces of an agent belong to the uid that one database has for it.
+    inherited["XDG_STATE_HOME"] = f"{place.directory}/state-{secrets.token_hex(4)}"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "holdfast", "service", "--json"),
         *("--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0"),

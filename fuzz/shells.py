@@ -9,9 +9,9 @@ runs in a subshell of a real bash or dash: a canary that was executed is a hit. 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
+import select
 import shlex
 import shutil
 import signal
@@ -25,6 +25,7 @@ from typing import Final
 from fuzz.shell_texts import TextMaker
 from holdfast.service.policy.engine import decide_command
 from holdfast.service.policy.profiles import CommandRule, Commands, Profile
+from holdfast.signalling import signal_child_group
 
 ALLOWED: Final = (
     *(
@@ -136,14 +137,13 @@ class Ground:
             env={"PATH": str(self._bin), "HOME": str(self._work)},
             start_new_session=True,
         ) as process:
-            begun = -1
-            while process.poll() is None and begun != (begun := self._begun.stat().st_size):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_STALL_SECONDS)
-            ended = process.poll() is not None
-            # What a text left in the background, and one that does not end.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            begun, ended = -1, False
+            with open(os.pidfd_open(process.pid), "rb") as exit_of_shell:
+                while not ended and begun != (begun := self._begun.stat().st_size):
+                    ended = bool(select.select([exit_of_shell], [], [], _STALL_SECONDS)[0])
+            # What a text left in the background, and one that does not end. The shell is reaped later, so that its
+            # group is still its own.
+            signal_child_group(process.pid, signal.SIGKILL)
         return len(texts) - 1 if ended else int(self._begun.read_text().split()[-1])
 
     def _script(self, begin: int, texts: Sequence[str]) -> str:

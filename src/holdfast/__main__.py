@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 
 from holdfast import own_python
-from holdfast.cli import QUICK_VERBS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,12 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from holdfast.cli import egress as egress_verb
 
         return egress_verb.main(argv[1:])
-    if verb in QUICK_VERBS:
-        from holdfast.cli import quick
-
-        code = quick.main(verb, argv[1:])
-        if code is not None:
-            return code
     return _for_people(verb, argv[1:])
 
 
@@ -70,7 +63,7 @@ def _open_standard_descriptors() -> None:
 
 def _for_people(verb: str, rest: list[str]) -> int:
     from holdfast import __version__
-    from holdfast.cli import VERBS
+    from holdfast.cli import QUICK_VERBS, VERBS
 
     if verb in ("-V", "--version"):
         sys.stdout.write(f"holdfast {__version__}\n")
@@ -85,6 +78,9 @@ def _for_people(verb: str, rest: list[str]) -> int:
         hint = f"; did you mean `holdfast {near[0]}`?" if near else ""
         sys.stderr.write(f"holdfast: no verb {verb!r}{hint}; `holdfast --help` lists them\n")
         return 2
+    code = _quick(verb, rest) if verb in QUICK_VERBS else None
+    if code is not None:
+        return code
     try:
         from holdfast.cli.typed_verb import run
     except ModuleNotFoundError as error:
@@ -95,6 +91,14 @@ def _for_people(verb: str, rest: list[str]) -> int:
         sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
         return 2
     return run(verb, rest)
+
+
+def _quick(verb: str, rest: list[str]) -> int | None:
+    try:
+        from holdfast.cli.quick import main
+    except ModuleNotFoundError:
+        return None  # it is not put into sandboxes
+    return main(verb, rest)
 
 
 def _help(verbs: dict[str, str]) -> str:

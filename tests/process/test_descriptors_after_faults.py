@@ -66,7 +66,8 @@ class Both:
         """The keeper has the pipes of a closed shell's programs until the shell is forgotten."""
         await settles("the server", self._server.pid, self._before)
         await kill()  # the keeper reads what it was sent before the server's end
-        pipes = {f"{self._spool}/sN/{letter}N (deleted)": programs for letter in "oe"}
+        pipes = {f"{self._spool}/sN/pipes/{letter}N (deleted)": programs for letter in "oe"}
+        pipes[f"{self._spool}/sN/pipes/saved (deleted)"] = min(programs, 1)
         await settles("the keeper", self._server.process.pid, self._keeper_before + Counter(pipes))
 
 

@@ -120,6 +120,7 @@ def test_what_is_packed_is_the_in_sandbox_part() -> None:
     # What a program inside needs in order to call the host.
     assert {name.removeprefix("holdfast.client.") for name in ours if name.startswith("holdfast.client.")} == {
         "backoff",
+        "clean_up",
         "connection",
         "event_loops",
         "service_call",

@@ -20,6 +20,7 @@ from service.running_service import API, PATIENCE_SECONDS, Place, RunningService
 RULES = """
 [profiles.default.sandbox]
 mode = "none"
+user = "server"
 [profiles.default.commands]
 rules = [{ verdict = "ask", program = "touch" }]
 """

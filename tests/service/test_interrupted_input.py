@@ -177,13 +177,13 @@ async def test_an_interrupt_and_a_line_in_one_input_are_refused(manager: Session
     await attempt.finish()
 
 
-async def test_input_for_a_shell_builtin_that_survives_an_interrupt_waits_for_the_prompt(
+async def test_input_for_a_program_that_survives_an_interrupt_and_reads_nothing_is_refused(
     manager: SessionManager, tmp_path: Path
 ) -> None:
     attempt = Attempt(manager, tmp_path / "file")
     await attempt.open()
-    await attempt.type("trap : INT; read -r x; read -r x; echo EN''D\n")
-    await attempt.reads_input()
+    await attempt.type("env --ignore-signal=INT sh -c 'echo RUN''NING; sleep 1000'\n")
+    await read_until(manager, attempt.session_id, lambda printed, _: b"RUNNING" in printed)
     await attempt.type("", "SIGINT")
     with pytest.raises(NotNow, match="no prompt since the interrupt"):
         await attempt.type(f"touch {attempt.file}\n")

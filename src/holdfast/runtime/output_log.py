@@ -39,7 +39,7 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 #: What a command needs to be run at all: its files, and a first page of each stream. On a spool without that much,
 #: output would wait for room that may never come.
-COMMAND_BYTES: Final = 64 * 1024
+COMMAND_BYTES: Final = 16 * 1024
 COMMAND_FILES: Final = 8
 
 

@@ -25,7 +25,7 @@ from holdfast.sandboxes import elf
 #: Where our search for imports begins: the command, which imports its verbs, and what is run by path.
 _ROOTS: Final = ("holdfast.__main__", "holdfast.runtime.keeper", "holdfast.runtime.launcher")
 #: Where it ends: the verbs that people type, which are not for sandboxes.
-_FOR_PEOPLE: Final = "holdfast.cli.typed_verb"
+_FOR_PEOPLE: Final = ("holdfast.cli.typed_verb", "holdfast.cli.quick")
 #: Loaded by name or late, by the library itself. The codecs are what a stream or a socket asks for.
 _MORE_MODULES: Final = (
     "asyncio.unix_events",
@@ -198,7 +198,7 @@ def loaded_modules() -> dict[str, str]:
 def _search() -> Iterator[tuple[str, str, list[str]]]:
     """Each module of our in-sandbox part with its file, and what it imports of others that are allowed there."""
     pending = [*_ROOTS]
-    seen = {_FOR_PEOPLE}
+    seen = {*_FOR_PEOPLE}
     while pending:
         name = pending.pop()
         if name in seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,15 @@ def test_the_page_has_no_key_that_is_not_there() -> None:
 
 
 def test_the_default_workspaces_are_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ROWS["workspaces"][0] == "`holdfast/workspaces` in `$XDG_STATE_HOME`, else in `~/.local/state`"
+    assert ROWS["workspaces"][0] == (
+        "`holdfast/workspaces` in `$XDG_STATE_HOME`, else in `~/.local/state`; "
+        "for root, if neither exists, `/var/lib/holdfast/workspaces`"
+    )
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert read_rules("").workspaces == "/state/holdfast/workspaces"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/anna")
-    assert read_rules("").workspaces == "/home/anna/.local/state/holdfast/workspaces"
+    places = {1000: "/home/anna/.local/state/holdfast/workspaces", 0: "/var/lib/holdfast/workspaces"}
+    for uid, expected in places.items():
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        assert read_rules("").workspaces == expected
