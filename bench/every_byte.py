@@ -19,10 +19,10 @@ from typing import Final
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.model import OutputChunk, OutputGap
 from holdfast.sandboxes.command import CommandSandbox
 from holdfast.testing.engines import Missing, busybox_root, docker_engine
 from holdfast.testing.servers import running_server
+from holdfast.types import OutputChunk, OutputGap
 
 IMAGE: Final = "hf-every-byte"
 MEGABYTE: Final = 1_000_000

@@ -22,10 +22,10 @@ from bench.measure import Row, Scale, Target, compare, figures, interleave, inte
 from bench.servers import BLOCK, BenchmarkError, size_of
 from bench.starts import run_exec
 from holdfast.client.sandbox import Sandbox
-from holdfast.model import OutputChunk
-from holdfast.sandboxes.bundle import bundle
+from holdfast.sandboxes.install.bundle import bundle
 from holdfast.testing.engines import ContainerEngine, Missing, busybox_root, docker_engine
 from holdfast.testing.servers import running_server
+from holdfast.types import OutputChunk
 
 IMAGE: Final = "hf-bench"
 #: Calls of the fast way in a turn with one of the slow way, so that neither takes all the time.

@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from bench.servers import BenchmarkError
-from holdfast.service import agents
+from holdfast.service.access import agents
 from holdfast.service.store import Store
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.session.v1.session_pb2_grpc import SessionServiceStub

@@ -35,10 +35,10 @@ from bench.measure import (
     one,
 )
 from bench.servers import BenchmarkError, memory_bytes
-from holdfast.client.screen import Emulator, Screen, emulator
-from holdfast.model import OutputChunk
+from holdfast.client.screen.screen import Emulator, Screen, emulator
 from holdfast.testing.servers import RunningServer, running_server
 from holdfast.testing.signalling import send_signal
+from holdfast.types import OutputChunk
 
 if TYPE_CHECKING:
     from holdfast.client.sandbox import Sandbox

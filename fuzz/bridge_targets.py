@@ -17,7 +17,7 @@ from holdfast.bridge.dialects.fields import checked_body
 from holdfast.bridge.normal import ModelReply
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
 from holdfast.errors import InvalidParams
-from holdfast.model_proxy_http import HttpConnection, Shared
+from holdfast.proxies.model.http_connection import HttpConnection, Shared
 from holdfast.wire.http_messages import HttpRequest
 
 PATHS: Final = (

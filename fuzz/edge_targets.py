@@ -20,27 +20,27 @@ import h11
 import msgspec
 
 from fuzz.target import Target, cut_at, places_of, target
-from holdfast.client.local_tree import check_name, stays_inside
-from holdfast.client.screen_pyte import PyteEmulator
-from holdfast.egress import MAX_HEAD_BYTES, Refused, wanted
-from holdfast.egress_rules import DEFAULT_PORTS, Pattern, Rules, normal, parse_pattern
+from holdfast.client.files.local_tree import check_name, stays_inside
+from holdfast.client.screen.pyte import PyteEmulator
 from holdfast.errors import FileError, Forbidden, HoldfastError, InvalidParams
-from holdfast.runtime.shell_dialect import is_whole, parse_answer
+from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, Refused, wanted
+from holdfast.proxies.egress.rules import DEFAULT_PORTS, Pattern, Rules, normal, parse_pattern
+from holdfast.runtime.shell.dialect import is_whole, parse_answer
 from holdfast.sandboxes.addresses import SCHEMES, place_at
 from holdfast.sandboxes.kubernetes import read_status
 from holdfast.server.sandbox_policy import read_policy
-from holdfast.service.access import Access, hash_token
-from holdfast.service.admission import Admission
+from holdfast.service.access.admission import Admission
+from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.tokens import Access, hash_token
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import SystemClock
-from holdfast.service.connect_application import connect_application
-from holdfast.service.handler import Handler, methods
-from holdfast.service.http_front import HttpSettings, _Guard, no_such_method
-from holdfast.service.model import Role
+from holdfast.service.fronts.connect import connect_application
+from holdfast.service.fronts.handler import Handler, methods
+from holdfast.service.fronts.http import HttpSettings, _Guard, no_such_method
+from holdfast.service.fronts.web_guard import rebindable
+from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken, NotFound
-from holdfast.service.rates import Rates, RateSettings
-from holdfast.service.tokens import Position, read_token, write_token
-from holdfast.service.web_guard import rebindable
+from holdfast.service.types import Role
 from holdfast.sizes import parse_size
 from holdfast.wire.codec import Codec
 from holdfast.wire.messages import Empty, Encoding

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from fuzz.shell_texts import TextMaker
+from holdfast.launch.pidfd_signals import signal_child_group
 from holdfast.service.policy.engine import decide_command
 from holdfast.service.policy.profiles import CommandRule, Commands, Profile
-from holdfast.signalling import signal_child_group
 
 ALLOWED: Final = (
     *(

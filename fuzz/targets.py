@@ -16,24 +16,24 @@ import msgspec
 
 from fuzz import bridge_targets, edge_targets, redaction_targets
 from fuzz.target import Target, cut_at, places_of, target
-from holdfast.client.asciicast import CastEvent, read_cast, resize_event, write_cast
+from holdfast.client.screen.asciicast import CastEvent, read_cast, resize_event, write_cast
 from holdfast.config import parse_settings
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, SandboxError
-from holdfast.model import CommandSpec, EnvPolicy, ProcessSpec, ShellSpec, TerminalSize, TerminalSpec
-from holdfast.runtime import records as r, shell_records as s
-from holdfast.runtime.awaiting import fd_set_members, polled_for_input
-from holdfast.runtime.environment import apply_policy
-from holdfast.runtime.journal import Journal
-from holdfast.runtime.keeper import read_packet
-from holdfast.runtime.keys import encode_keys, key_names
-from holdfast.runtime.marks import MARK_BYTES, Mark, MarkFilter
-from holdfast.runtime.memory import Memory
-from holdfast.runtime.process_table import mark_in_environment, mark_in_limits, stat_fields
+from holdfast.runtime.durability import records as r, shell_records as s
+from holdfast.runtime.durability.keeper import read_packet
+from holdfast.runtime.durability.replay import Memory
+from holdfast.runtime.output.journal import Journal
+from holdfast.runtime.process.environment import apply_policy
+from holdfast.runtime.terminal.input_wait import fd_set_members, polled_for_input
+from holdfast.runtime.terminal.keys import encode_keys, key_names
+from holdfast.runtime.terminal.mark_filter import MARK_BYTES, Mark, MarkFilter
+from holdfast.runtime.tree.process_table import mark_in_environment, mark_in_limits, stat_fields
 from holdfast.service.policy.command_line import read_command_line
 from holdfast.service.policy.engine import decide_command
 from holdfast.service.policy.profiles import CommandRule, Commands, Profile
 from holdfast.service.policy.rules import RulesInvalid, load_rules
 from holdfast.service.policy.typed_lines import LineBuffer, decide_input
+from holdfast.types import CommandSpec, EnvPolicy, ProcessSpec, ShellSpec, TerminalSize, TerminalSpec
 from holdfast.wire.codec import Codec
 from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
 from holdfast.wire.messages import Empty, Encoding, ReadParams, WriteParams

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
         StderrChunk as StderrChunk,
         StdoutChunk as StdoutChunk,
     )
+    from holdfast.client.files.trees import Skipped as Skipped, Transferred as Transferred
     from holdfast.client.process import Process as Process
     from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
-    from holdfast.client.screen import Screen as Screen
+    from holdfast.client.screen.screen import Screen as Screen
     from holdfast.client.shell import CommandResult as CommandResult, Shell as Shell
     from holdfast.client.terminal import (
         Terminal as Terminal,
         TerminalMatch as TerminalMatch,
         TerminalResult as TerminalResult,
     )
-    from holdfast.client.trees import Skipped as Skipped, Transferred as Transferred
     from holdfast.client.unified_exec import (
         ExecCommandBegin as ExecCommandBegin,
         ExecCommandEnd as ExecCommandEnd,
@@ -53,7 +53,10 @@ if TYPE_CHECKING:
         TimeoutError as TimeoutError,
         TransportError as TransportError,
     )
-    from holdfast.model import (
+    from holdfast.sandboxes.command import CommandSandbox as CommandSandbox
+    from holdfast.service.shim.bash_executor import BashExecutor as BashExecutor
+    from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult
+    from holdfast.types import (
         Closed as Closed,
         CommandEnded as CommandEnded,
         Confinement as Confinement,
@@ -74,9 +77,6 @@ if TYPE_CHECKING:
         TerminalSize as TerminalSize,
         TerminalStatus as TerminalStatus,
     )
-    from holdfast.sandboxes.command import CommandSandbox as CommandSandbox
-    from holdfast.service.bash_executor import BashExecutor as BashExecutor
-    from holdfast.service.one_shot import ExecutionResult as ExecutionResult
 
 _HOMES = {
     "holdfast.client.exec_remote": (
@@ -91,10 +91,10 @@ _HOMES = {
     "holdfast.client.collect": ("Collected", "OutputMatch"),
     "holdfast.client.process": ("Process",),
     "holdfast.client.sandbox": ("Sandbox", "connect"),
-    "holdfast.client.screen": ("Screen",),
+    "holdfast.client.screen.screen": ("Screen",),
     "holdfast.client.shell": ("CommandResult", "Shell"),
     "holdfast.client.terminal": ("Terminal", "TerminalMatch", "TerminalResult"),
-    "holdfast.client.trees": ("Skipped", "Transferred"),
+    "holdfast.client.files.trees": ("Skipped", "Transferred"),
     "holdfast.client.unified_exec": (
         "ExecCommandBegin",
         "ExecCommandEnd",
@@ -115,7 +115,7 @@ _HOMES = {
         "TimeoutError",
         "TransportError",
     ),
-    "holdfast.model": (
+    "holdfast.types": (
         "Closed",
         "CommandEnded",
         "Confinement",
@@ -137,8 +137,8 @@ _HOMES = {
         "TerminalStatus",
     ),
     "holdfast.sandboxes.command": ("CommandSandbox",),
-    "holdfast.service.bash_executor": ("BashExecutor",),
-    "holdfast.service.one_shot": ("ExecutionResult",),
+    "holdfast.service.shim.bash_executor": ("BashExecutor",),
+    "holdfast.service.shim.one_shot": ("ExecutionResult",),
 }
 _SUBMODULES = ("bridge", "sandboxes", "sync", "testing")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,14 +1,14 @@
 """The `holdfast` command: finds the verb and loads its module alone.
 
 `exec`, `connect`, `serve`, `call`, `model_proxy` and `egress` run inside sandboxes and start with the standard
-library. `run`, `ps`, `logs`, `wait` and `kill` try `cli.quick` first; typer and rich are loaded only for the rest.
+library. `run`, `ps`, `logs`, `wait` and `kill` try `quick` first; typer and rich are loaded only for the rest.
 """
 
 from __future__ import annotations
 
 import sys
 
-from holdfast import own_python
+from holdfast.launch import self_exec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,30 +20,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _open_standard_descriptors()
-    own_python.restore_environment()
+    self_exec.restore_environment()
     verb = argv[0] if argv else ""
     if verb == "exec":
-        from holdfast.cli import exec as exec_verb
+        from holdfast.cli.verbs.server import exec as exec_verb
 
         return exec_verb.main(argv[1:])
     if verb == "connect":
-        from holdfast.cli import connect as connect_verb
+        from holdfast.cli.verbs.server import connect as connect_verb
 
         return connect_verb.main(argv[1:])
     if verb == "serve":
-        from holdfast.cli import serve as serve_verb
+        from holdfast.cli.verbs.server import serve as serve_verb
 
         return serve_verb.main(argv[1:])
     if verb == "call":
-        from holdfast.cli import call as call_verb
+        from holdfast.cli.verbs.inside import call as call_verb
 
         return call_verb.main(argv[1:])
     if verb == "model_proxy":
-        from holdfast.cli import model_proxy as model_proxy_verb
+        from holdfast.cli.verbs.inside import model_proxy as model_proxy_verb
 
         return model_proxy_verb.main(argv[1:])
     if verb == "egress":
-        from holdfast.cli import egress as egress_verb
+        from holdfast.cli.verbs.inside import egress as egress_verb
 
         return egress_verb.main(argv[1:])
     return _for_people(verb, argv[1:])
@@ -82,10 +82,10 @@ def _for_people(verb: str, rest: list[str]) -> int:
     if code is not None:
         return code
     try:
-        from holdfast.cli.typed_verb import run
+        from holdfast.cli.support.typed_verb import run
     except ModuleNotFoundError as error:
         if verb in ("status", "stop"):
-            from holdfast.cli import bare
+            from holdfast.cli.verbs.server import bare
 
             return bare.main(verb, rest)
         sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
@@ -95,14 +95,14 @@ def _for_people(verb: str, rest: list[str]) -> int:
 
 def _quick(verb: str, rest: list[str]) -> int | None:
     try:
-        from holdfast.cli.quick import main
+        from holdfast.cli.verbs.process.quick import main
     except ModuleNotFoundError:
         return None  # it is not put into sandboxes
     return main(verb, rest)
 
 
-def _help(verbs: dict[str, str]) -> str:
-    lines = [f"  {name:<11} {line}\n" for name, line in verbs.items()]
+def _help(verbs: dict[str, tuple[str, str]]) -> str:
+    lines = [f"  {name:<11} {line}\n" for name, (_, line) in verbs.items()]
     return (
         "usage: holdfast VERB [ARGUMENTS]\n\n"
         "Commands for sandboxes, and none of them is ever lost.\n\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from holdfast.model import (
+from holdfast.types import (
     DIRECTORY_PAGE,
     FILE_PIECE_BYTES,
     TERMINAL_OUTPUT_BYTES,

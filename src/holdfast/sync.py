@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 import msgspec
 
-from holdfast.client import exec_remote, process, sandbox, service, shell, terminal, unified_exec
+from holdfast.client import exec_remote, host_service, process, sandbox, shell, terminal, unified_exec
 from holdfast.client.collect import StreamTails
 from holdfast.client.defaults import StrPath
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InternalError, InvalidParams, InvalidRequest
-from holdfast.model import (
+from holdfast.types import (
     CommandEnded,
     OutputChunk,
     OutputGap,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from holdfast.bridge.normal import Delta, ModelReply, ModelRequest
     from holdfast.bridge.record import CallRecord
     from holdfast.bridge.upstream import Upstream
-    from holdfast.sandboxes.place import Place
+    from holdfast.sandboxes.sandbox_kind import Place
 
     #: A model that blocks: it runs in a thread for each request, and so does the iterator that it may return.
     BlockingModelFunction = Callable[[ModelRequest], ModelReply | str | Iterable[Delta | str]]
@@ -472,8 +472,8 @@ class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_re
 BlockingHandler = Callable[[str, bytes], bytes | Iterable[bytes]]
 
 
-class HostService(_Facade[service.HostService]):
-    """`holdfast.client.service.HostService`, blocking."""
+class HostService(_Facade[host_service.HostService]):
+    """`holdfast.client.host_service.HostService`, blocking."""
 
     @property
     def name(self) -> str:
@@ -484,7 +484,7 @@ class HostService(_Facade[service.HostService]):
         """What programs inside must know in order to call it."""
         return self._inner.instance
 
-    wait = _Blocking(service.HostService.wait)
+    wait = _Blocking(host_service.HostService.wait)
 
 
 async def _read_in_threads(pieces: Iterable[T]) -> AsyncIterator[T]:
@@ -569,11 +569,11 @@ class Sandbox(_Facade[sandbox.Sandbox]):
         `handler` runs in a thread for each call. One that is called off is not interrupted: it goes on to its end.
         """
 
-        async def answer(method: str, body: bytes) -> service.Answer:
+        async def answer(method: str, body: bytes) -> host_service.Answer:
             answered = await asyncio.to_thread(handler, method, body)
             return answered if isinstance(answered, bytes) else _read_in_threads(answered)
 
-        async def begin() -> service.HostService:
+        async def begin() -> host_service.HostService:
             offered = self._inner.offer(name, answer)
             await offered.start()
             return offered

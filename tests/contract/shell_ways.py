@@ -10,8 +10,8 @@ from typing import Any, Final
 from contract.ways import open_box
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.shell import Shell
-from holdfast.model import CommandEvent, ShellStatus
 from holdfast.testing.servers import RunningServer
+from holdfast.types import CommandEvent, ShellStatus
 
 #: Settings that are small enough to be met by a test.
 SHELL_SETTINGS: Final[dict[str, Any]] = {

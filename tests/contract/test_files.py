@@ -29,8 +29,8 @@ from holdfast.errors import (
     PermissionRefused,
     UnknownUser,
 )
-from holdfast.model import FILE_PIECE_BYTES
 from holdfast.testing.servers import RunningServer
+from holdfast.types import FILE_PIECE_BYTES
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 MIB = 1024 * 1024

@@ -16,7 +16,7 @@ from contract.ways import Starter, fifo, printed
 from holdfast import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Sandbox, TerminalSize
 from holdfast.errors import TimeoutError, UnknownProcess
 from holdfast.exec_api import EventStream
-from holdfast.model import ProcessEvent
+from holdfast.types import ProcessEvent
 
 #: Blocks of an odd size, each with its number: a byte that is lost, doubled or moved changes the hash.
 BLOCK = 1_048_583

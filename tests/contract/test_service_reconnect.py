@@ -11,7 +11,7 @@ import holdfast
 from contract.cutting_proxy import cutting_unix
 from holdfast.client.connection import Connection
 from holdfast.client.dial import open_connection
-from holdfast.client.service_call import call_service
+from holdfast.client.host_call import call_service
 from holdfast.testing.servers import running_server
 
 

@@ -23,8 +23,8 @@ from holdfast.errors import (
     LimitReached,
     UnknownShell,
 )
-from holdfast.model import CommandEnded, CommandEvent, CommandSpec, OutputGap, ShellState
 from holdfast.testing.servers import RunningServer, is_alive, running_server
+from holdfast.types import CommandEnded, CommandEvent, CommandSpec, OutputGap, ShellState
 
 
 @pytest.fixture(scope="module")

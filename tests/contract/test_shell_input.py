@@ -13,9 +13,9 @@ from contract.shell_ways import SHELL_SETTINGS, Running, shell_box, until_queued
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import InvalidParams, StdinClosed
-from holdfast.model import CommandEnded
 from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.testing.servers import RunningServer, running_server
+from holdfast.types import CommandEnded
 from support.parts import require
 
 #: Echoes each line, with the shell's own variable in front, until the end of its input.

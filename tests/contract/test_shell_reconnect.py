@@ -23,9 +23,9 @@ from holdfast.client.connection import Connection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownShell
-from holdfast.model import CommandEnded
 from holdfast.testing.servers import Conversation, RunningServer, conversation, is_alive, running_server
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import CommandEnded
 from holdfast.wire.messages import Encoding
 
 MEGABYTE = 1_000_003

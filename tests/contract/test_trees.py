@@ -15,8 +15,8 @@ import pytest
 
 from holdfast import Sandbox
 from holdfast.errors import FileError, FileExists, FileNotFound, IsADirectory
-from holdfast.model import FILE_PIECE_BYTES, DirPage, FilePiece
 from holdfast.testing import FakeExec, FakeFiles
+from holdfast.types import FILE_PIECE_BYTES, DirPage, FilePiece
 
 
 @pytest.fixture(params=("inprocess", "unix"))

@@ -14,9 +14,9 @@ from holdfast.client.connection import Connection
 from holdfast.client.dial import dialer, open_connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownProcess
-from holdfast.model import StdinMode, Stream
 from holdfast.testing.servers import RunningServer, server_command, server_environment
 from holdfast.testing.signalling import send_signal
+from holdfast.types import StdinMode, Stream
 from holdfast.wire.messages import Encoding
 
 #: Where the server is, and what is spoken to it. JSON over stdio is spoken by hand: see `BY_HAND`.

@@ -20,8 +20,7 @@ import typer
 
 import holdfast.sync
 from holdfast.__main__ import main
-from holdfast.cli.shell import SUB_VERBS, row
-from holdfast.model import ShellStatus
+from holdfast.cli.verbs.terminal.shell import SUB_VERBS, row
 from holdfast.testing.servers import (
     MARK_VARIABLE,
     PATIENCE_SECONDS,
@@ -29,6 +28,7 @@ from holdfast.testing.servers import (
     running_server,
     server_environment,
 )
+from holdfast.types import ShellStatus
 from support.parts import needs
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"

@@ -21,9 +21,8 @@ from typing import Any
 import pytest
 
 import holdfast.sync
-from holdfast.client.asciicast import read_cast
-from holdfast.client.screen import Screen, emulator
-from holdfast.model import TerminalSize
+from holdfast.client.screen.asciicast import read_cast
+from holdfast.client.screen.screen import Screen, emulator
 from holdfast.testing.servers import (
     MARK_VARIABLE,
     PATIENCE_SECONDS,
@@ -31,6 +30,7 @@ from holdfast.testing.servers import (
     running_server,
     server_environment,
 )
+from holdfast.types import TerminalSize
 from support.parts import needs
 
 DETACH = b"\x1cd"

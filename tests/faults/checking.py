@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent
+from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent
 
 #: How much of the two sides of a difference is shown.
 _SHOWN_BYTES = 40

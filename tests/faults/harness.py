@@ -50,7 +50,7 @@ SETTINGS: Final[dict[str, tuple[object, ...]]] = {
 #: Of these, so many of ten rounds have a server that compacts its ledger again and again.
 COMPACTING_OF_TEN: Final = 5
 COMPACT_AT_ONCE: Final = """
-import holdfast.runtime.ledger as ledger
+import holdfast.runtime.durability.ledger as ledger
 ledger.COMPACT_BYTES = 10_000
 """
 

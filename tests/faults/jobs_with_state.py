@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 
 from holdfast.client.shell import Shell
-from holdfast.model import ExitStatus, TerminalSize
+from holdfast.types import ExitStatus, TerminalSize
 
 from .checking import Broken, Following, same
 from .jobs_on_pipes import write

@@ -15,8 +15,8 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, ResourceExhausted
-from holdfast.model import ExitStatus
-from holdfast.runtime.signals import signal_name
+from holdfast.runtime.process.signals import signal_name
+from holdfast.types import ExitStatus
 
 from .checking import Broken, Following
 

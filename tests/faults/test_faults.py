@@ -41,7 +41,7 @@ def test_a_difference_is_told_with_its_offset() -> None:
 
 
 def test_what_a_reader_is_told_twice_or_never_is_noticed() -> None:
-    from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap
+    from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap
 
     def told(*events: OutputChunk | OutputGap | Exited | Closed) -> Following:
         following = Following("job", {"stdout": b"abcdef"}, ExitStatus(3))

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import awaiting
-from holdfast.runtime.awaiting import InputState, input_state
-from holdfast.signalling import signal_group
+from holdfast.launch.pidfd_signals import signal_group
+from holdfast.runtime.terminal import input_wait
+from holdfast.runtime.terminal.input_wait import InputState, input_state
 from support.parts import require
 
 #: Between fork and exec nothing happens here that a thread of another test could have locked.
@@ -315,7 +315,7 @@ def test_a_reader_in_a_session_below_another_session(start: Start) -> None:
 
 
 def test_a_kernel_that_does_not_list_children(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    contents, exists = awaiting._contents, os.path.exists
+    contents, exists = input_wait._contents, os.path.exists
 
     def without_children(path: str, limit: int = 1024) -> bytes:
         if path.endswith("/children"):
@@ -324,7 +324,7 @@ def test_a_kernel_that_does_not_list_children(start: Start, monkeypatch: pytest.
 
     program = start_elsewhere(start, "setsid", "echo ready; cat; true")
     waiter = program.wait_awaiting().pid
-    monkeypatch.setattr(awaiting, "_contents", without_children)
+    monkeypatch.setattr(input_wait, "_contents", without_children)
     monkeypatch.setattr(os.path, "exists", lambda path: not path.endswith("/children") and exists(path))
     assert (program.state.awaiting, program.state.pid) == (True, waiter)
 
@@ -334,7 +334,7 @@ def test_a_reader_behind_a_job_in_the_background_is_not_in_front(start: Start) -
     program = start("bash", "-c", "set -m; { setsid -w sh -c 'echo $$; exec cat'; true; } & wait")
     program.wait_printed(b"\n")
     reader = int(program.printed)
-    program.eventually(lambda: awaiting.blocked_in_read(reader) == 0, "cat reads")
+    program.eventually(lambda: input_wait.blocked_in_read(reader) == 0, "cat reads")
     program.never_awaits()
 
 
@@ -569,8 +569,8 @@ def ask_as_a_stranger(master: int) -> InputState:
     with open(reader, "rb") as answers:
         answer = answers.read()
     os.waitpid(child, 0)
-    awaiting, pid, echo, canonical = ast.literal_eval(answer.decode())
-    return InputState(awaiting, pid, echo, canonical)
+    input_wait, pid, echo, canonical = ast.literal_eval(answer.decode())
+    return InputState(input_wait, pid, echo, canonical)
 
 
 #: As a program with another user's rights (sudo): no look into it without privileges.
@@ -624,16 +624,16 @@ def test_a_busy_program_into_which_we_may_not_look_does_not_wait(start: Start) -
 def test_an_unknown_machine_is_not_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     program = start("cat")
     program.wait_awaiting()
-    monkeypatch.setattr("holdfast.runtime.awaiting.CALLS", {})
+    monkeypatch.setattr("holdfast.runtime.terminal.input_wait.CALLS", {})
     assert program.state == InputState(None, program.process.pid, echo=True, canonical=True)
 
 
 def test_more_threads_than_we_look_at_are_not_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     program = start("sh", "-c", "cat; true")
     waiter = program.wait_awaiting().pid
-    monkeypatch.setattr("holdfast.runtime.awaiting._MOST_THREADS", 1)
+    monkeypatch.setattr("holdfast.runtime.terminal.input_wait._MOST_THREADS", 1)
     assert program.state == InputState(None, program.process.pid, echo=True, canonical=True)
-    monkeypatch.setattr("holdfast.runtime.awaiting._MOST_THREADS", 2)
+    monkeypatch.setattr("holdfast.runtime.terminal.input_wait._MOST_THREADS", 2)
     assert program.state.pid == waiter
 
 

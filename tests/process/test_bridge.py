@@ -35,10 +35,10 @@ from holdfast.bridge import (
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ProcessError
-from holdfast.model import EnvironmentInfo
 from holdfast.testing.fake_provider import FakeProvider, fake_provider
 from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
 from holdfast.testing.signalling import send_signal
+from holdfast.types import EnvironmentInfo
 
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from holdfast.__main__ import main
-from holdfast.cli import QUICK_VERBS, quick
+from holdfast.cli import QUICK_VERBS
+from holdfast.cli.verbs.process import quick
 from holdfast.testing.signalling import send_signal
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -101,7 +102,7 @@ def test_a_call_loads_nothing_that_is_slow(holdfast: Command, arguments: tuple[s
         # Fails if the process is there already, and is of no interest then.
         holdfast("run", "--detach", "--id", "fast", "--", "true")
     loaded = holdfast.modules(*arguments)
-    assert "holdfast.cli.quick" in loaded
+    assert "holdfast.cli.verbs.process.quick" in loaded
     assert loaded & TOO_SLOW == set()
 
 

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
-from holdfast.model import Confinement, ConfinementMode
 from holdfast.runtime.confine.composing import binds_descriptors, compose, find_bwrap
 from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.testing.servers import RunningServer, is_alive, running_server
 from holdfast.testing.signalling import send_signal
+from holdfast.types import Confinement, ConfinementMode
 
 #: Tells what these tests start from what another run of them on this machine does.
 RUN = os.getpid()
@@ -475,7 +475,7 @@ async def test_a_directory_that_becomes_a_link_while_its_jail_is_made(
         return composed
 
     given.mkdir()
-    monkeypatch.setattr("holdfast.runtime.starting.compose", compose_and_replace)
+    monkeypatch.setattr("holdfast.runtime.process.start.compose", compose_and_replace)
     confinement = replace(confinement, **{"writable": (), where: (str(given),)})
     async with holdfast.connect("inprocess") as box:
         with pytest.raises(PermissionRefused, match="link"):

@@ -18,10 +18,10 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
-from holdfast.egress import SOCKETS_BEFORE_SWEEP
-from holdfast.model import Confinement
+from holdfast.proxies.egress.proxy import SOCKETS_BEFORE_SWEEP
 from holdfast.runtime.confine.offers import offers
 from holdfast.testing.servers import RunningServer, running_server
+from holdfast.types import Confinement
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 PYTHON = "/usr/bin/python3"

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidParams
-from holdfast.model import Confinement, ConfinementMode
 from holdfast.runtime.confine.offers import offers
 from holdfast.testing.servers import RunningServer, running_server
+from holdfast.types import Confinement, ConfinementMode
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 MODES = [

@@ -20,11 +20,11 @@ import pytest
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import PermissionRefused
-from holdfast.model import Confinement
 from holdfast.runtime.confine import composing
 from holdfast.runtime.confine.offers import offers
 from holdfast.testing.servers import RunningServer, is_alive, running_server
 from holdfast.testing.signalling import send_signal
+from holdfast.types import Confinement
 from support.parts import needs
 
 #: Another one in each process that runs tests: what is left of it is counted.

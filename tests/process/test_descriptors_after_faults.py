@@ -25,10 +25,10 @@ from test_shell_recovery import go, nobody
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, UnknownShell
-from holdfast.model import Limits, TerminalSize
-from holdfast.runtime import ledger as ledgers, records as r
-from holdfast.runtime.ledger import Ledger, read_ledger
+from holdfast.runtime.durability import ledger as ledgers, records as r
+from holdfast.runtime.durability.ledger import Ledger, read_ledger
 from holdfast.testing.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
+from holdfast.types import Limits, TerminalSize
 
 #: Descriptors are closed a moment after the reply; nothing reports it.
 SETTLE_SECONDS = PATIENCE_SECONDS
@@ -107,7 +107,7 @@ async def test_a_shell_whose_start_outlives_its_server_has_one_descriptor_of_its
 async def test_a_shell_whose_restart_outlives_its_server_has_one_descriptor_of_its_program(tmp_path: Path) -> None:
     flag = tmp_path / "die"
     script = DIE_BEFORE.format(
-        module="holdfast.runtime.kept_shell", owner="ShellNotes", method="ready", flag=str(flag)
+        module="holdfast.runtime.durability.shell_log", owner="ShellNotes", method="ready", flag=str(flag)
     )
     async with customized(tmp_path, script) as (server, box, kill):
         before = await footing(server, kill)

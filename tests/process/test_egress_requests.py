@@ -6,8 +6,8 @@ import asyncio
 import socket
 from pathlib import Path
 
-from holdfast.egress import serving
-from holdfast.egress_rules import Rules
+from holdfast.proxies.egress.proxy import serving
+from holdfast.proxies.egress.rules import Rules
 
 
 async def test_a_request_with_two_lengths_has_one_behind_the_proxy(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
 from holdfast.exec_api import EventStream
-from holdfast.model import OutputChunk, OutputGap, Overflow
 from holdfast.testing.servers import (
     PATIENCE_SECONDS,
     RunningServer,
@@ -36,6 +35,7 @@ from holdfast.testing.servers import (
     server_environment,
 )
 from holdfast.testing.signalling import send_signal
+from holdfast.types import OutputChunk, OutputGap, Overflow
 from support.parts import require
 
 #: A process does not wait long for room that a test does not make, and for ever for a reader that can make it.

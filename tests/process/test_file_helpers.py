@@ -18,15 +18,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import own_python
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CwdNotFound, FileError, HelperFailed, ResourceExhausted
-from holdfast.runtime import file_work
-from holdfast.runtime.environment import resolve_user
-from holdfast.runtime.file_users import UserChild, UserChildren, _ChildClosed
-from holdfast.runtime.file_work import FileWork
-from holdfast.runtime.files import LocalFiles
-from holdfast.runtime.process_table import new_mark, read_mark
+from holdfast.launch import self_exec
+from holdfast.runtime.files import operations
+from holdfast.runtime.files.local_files import LocalFiles
+from holdfast.runtime.files.operations import FileWork
+from holdfast.runtime.files.users import UserChild, UserChildren, _ChildClosed
+from holdfast.runtime.process.environment import resolve_user
+from holdfast.runtime.tree.process_table import new_mark, read_mark
 from holdfast.testing.servers import server_environment
 from support.parts import needs
 
@@ -69,8 +69,8 @@ OPERATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 #: Performs `OPERATIONS` as the user and prints the result of each, or the error.
 PERFORM = """
 import json, sys
-from holdfast.runtime.environment import resolve_user
-from holdfast.runtime.file_users import UserChildren
+from holdfast.runtime.process.environment import resolve_user
+from holdfast.runtime.files.users import UserChildren
 from process.test_file_helpers import NOBODY, OPERATIONS
 
 children, results = UserChildren(8), {}
@@ -161,7 +161,7 @@ def test_the_user_need_not_be_able_to_read_python(closed_python: str, place: Pat
 
 def test_nothing_is_imported_late() -> None:
     """By the text: what an operation imports only in a rare case counts as well."""
-    tree = ast.parse(inspect.getsource(file_work))
+    tree = ast.parse(inspect.getsource(operations))
     inside = [
         (function.name, node.lineno)
         for function in ast.walk(tree)
@@ -176,7 +176,7 @@ def test_an_import_after_the_change_of_user_is_an_error() -> None:
     script = "import file_work, os.path; file_work.refuse_imports(); import stat; import json.decoder"
     done = subprocess.run(
         [sys.executable, "-S", "-c", script],
-        cwd=os.path.dirname(file_work.__file__),
+        cwd=os.path.dirname(operations.__file__),
         capture_output=True,
         text=True,
         timeout=60,
@@ -192,14 +192,14 @@ def test_the_helper_refuses_imports(
     children: UserChildren, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every machine, also where the user could read the library."""
-    source = Path(file_work.__file__).read_text()
+    source = Path(operations.__file__).read_text()
     late = source.replace(
         "    def do_stat(self, path: str, follow: bool) -> Info:\n",
         "    def do_stat(self, path: str, follow: bool) -> Info:\n        import json\n\n",
     )
     assert late != source
     (tmp_path / "late.py").write_text(late)
-    monkeypatch.setattr("holdfast.runtime.file_users._PROGRAM", str(tmp_path / "late.py"))
+    monkeypatch.setattr("holdfast.runtime.files.users._PROGRAM", str(tmp_path / "late.py"))
     with pytest.raises(HelperFailed, match="as 'nobody' failed: ImportError: module 'json' is imported after"):
         children.perform(resolve_user(NOBODY), "stat", {"path": str(place), "follow": True})
 
@@ -221,7 +221,7 @@ def test_the_helper_refuses_imports(
 async def test_a_helper_that_does_not_start_is_no_error_of_the_path(
     command: list[str], words: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_python, "command", lambda: command)
+    monkeypatch.setattr(self_exec, "command", lambda: command)
     files = LocalFiles(ExecServerConfig())
     try:
         for _ in range(2):

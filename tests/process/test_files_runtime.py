@@ -14,13 +14,13 @@ import pytest
 import holdfast
 from holdfast.config import ExecServerConfig
 from holdfast.errors import FileError, FileNotFound, InvalidParams, LimitReached, ResourceExhausted
-from holdfast.model import FILE_PIECE_BYTES
-from holdfast.runtime.environment import resolve_user
-from holdfast.runtime.file_users import MAX_CHILDREN, UserChildren
-from holdfast.runtime.file_work import FileWork
-from holdfast.runtime.files import LocalFiles
+from holdfast.runtime.files.local_files import LocalFiles
+from holdfast.runtime.files.operations import FileWork
+from holdfast.runtime.files.users import MAX_CHILDREN, UserChildren
+from holdfast.runtime.process.environment import resolve_user
 from holdfast.testing.servers import running_server
 from holdfast.testing.signalling import send_signal
+from holdfast.types import FILE_PIECE_BYTES
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
 

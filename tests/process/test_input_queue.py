@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.errors import StdinClosed
 from holdfast.exec_api import EventStream
-from holdfast.model import OutputChunk, ProcessSpec
-from holdfast.runtime.input_queue import REMEMBERED_WRITES, InputQueue
 from holdfast.runtime.local import LocalExec
+from holdfast.runtime.process.input import REMEMBERED_WRITES, InputQueue
+from holdfast.types import OutputChunk, ProcessSpec
 
 SAFETY_NET = 60
 

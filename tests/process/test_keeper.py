@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.runtime import keeper
-from holdfast.runtime.keeper_link import KeeperLink
+from holdfast.runtime.durability import keeper
+from holdfast.runtime.durability.keeper_link import KeeperLink
 from holdfast.testing.servers import (
     conversation,
     is_alive,
@@ -34,7 +34,7 @@ PLAY = """
 import os, resource, sys
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # as a server does
-from holdfast.runtime.keeper_link import KeeperLink
+from holdfast.runtime.durability.keeper_link import KeeperLink
 link = KeeperLink(int(sys.argv[sys.argv.index("--kept") + 1]))
 held = link.take()
 turn = link.restarts

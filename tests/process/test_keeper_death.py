@@ -17,10 +17,11 @@ from versions import Place, place
 
 import holdfast
 from holdfast.errors import StdinClosed
-from holdfast.model import Closed, Exited, TerminalSize
-from holdfast.runtime import cgroup, keeper
+from holdfast.runtime.durability import keeper
+from holdfast.runtime.tree import cgroup
 from holdfast.testing.servers import conversation, is_alive
 from holdfast.testing.signalling import send_signal
+from holdfast.types import Closed, Exited, TerminalSize
 
 #: Prints and goes on, with a child that got away from its session; neither prints again.
 QUIET = "echo printed; setsid sleep 1000 & exec sleep 1000"

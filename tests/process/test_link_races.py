@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.local_tree import LocalTree
+from holdfast.client.files.local_tree import LocalTree
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, NotADirectory
-from holdfast.model import FileAttributes
-from holdfast.runtime.file_work import open_in_place
-from holdfast.runtime.files import LocalFiles
+from holdfast.runtime.files.local_files import LocalFiles
+from holdfast.runtime.files.operations import open_in_place
+from holdfast.types import FileAttributes
 
 #: As the server's own user, and in the process of another, which only root can start.
 USERS = [

@@ -27,7 +27,10 @@ from holdfast.errors import (
     UnknownSignal,
 )
 from holdfast.exec_api import EventStream
-from holdfast.model import (
+from holdfast.runtime.local import LocalExec
+from holdfast.runtime.process.process import ManagedProcess
+from holdfast.runtime.tree.process_table import ProcessTable, read_mark
+from holdfast.types import (
     Closed,
     Exited,
     ExitStatus,
@@ -38,9 +41,6 @@ from holdfast.model import (
     ProcessSpec,
     TerminalSize,
 )
-from holdfast.runtime.local import LocalExec
-from holdfast.runtime.process import ManagedProcess
-from holdfast.runtime.process_table import ProcessTable, read_mark
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60

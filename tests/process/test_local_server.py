@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast import local_server
 from holdfast.errors import ConnectionLost, PermissionRefused
+from holdfast.launch import local_server
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 
 from holdfast.errors import InvalidParams
 from holdfast.exec_api import EventStream
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow, ProcessEvent, ProcessSpec
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.process import ManagedProcess
-from holdfast.runtime.reader import Reader
+from holdfast.runtime.output.reader import Reader
+from holdfast.runtime.process.process import ManagedProcess
 from holdfast.testing.signalling import send_signal
+from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow, ProcessEvent, ProcessSpec
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.errors import ResourceExhausted
-from holdfast.model import ExitStatus, OutputChunk, ProcessSpec
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
-from holdfast.runtime.process_tree import PidHandles
+from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
+from holdfast.runtime.tree.process_tree import PidHandles
+from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
@@ -306,7 +306,7 @@ def test_where_limits_cannot_mark_the_environment_does() -> None:
     out = run_python("""
         import asyncio, os, resource
         resource.setrlimit(resource.RLIMIT_RTTIME, (10**9, 10**9))
-        from holdfast.model import ProcessSpec
+        from holdfast.types import ProcessSpec
         from holdfast.runtime.local import LocalExec
 
         async def main():
@@ -332,9 +332,9 @@ def test_where_limits_cannot_mark_the_environment_does() -> None:
 def test_no_zombies_are_left_by_orphans_that_we_adopted() -> None:
     out = run_python("""
         import asyncio, os, signal
-        from holdfast.model import Limits, ProcessSpec
+        from holdfast.types import Limits, ProcessSpec
         from holdfast.runtime.local import LocalExec
-        from holdfast.runtime.process_table import ProcessTable
+        from holdfast.runtime.tree.process_table import ProcessTable
 
         def children():
             return [pid for pid in ProcessTable.read().children.get(os.getpid(), ())]
@@ -363,8 +363,8 @@ def test_the_reaper_of_orphans_leaves_a_start_alone_that_is_under_way() -> None:
     """Between the exec of a program and our look at it, it may have ended: its status is not for the reaper."""
     out = run_python("""
         import asyncio, os
-        from holdfast.model import Limits, ProcessSpec
-        from holdfast.runtime import spawn
+        from holdfast.types import Limits, ProcessSpec
+        from holdfast.runtime.process import spawn
         from holdfast.runtime.local import LocalExec
 
         async def main():

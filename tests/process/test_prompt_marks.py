@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from marked_shell import MARK, NONCE, Ran, Session, parse
 
-from holdfast.runtime.prompt_marks import integrate
+from holdfast.runtime.terminal.shell_integration import integrate
 from support.parts import require
 
 SHELLS = ("bash", "zsh")

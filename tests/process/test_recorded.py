@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import ExecServerConfig
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow
-from holdfast.runtime.local_events import LocalEvents
-from holdfast.runtime.output_log import Spool
-from holdfast.runtime.poller import Poller
-from holdfast.runtime.reader import Reader
-from holdfast.runtime.recorded import Output, Past, Recorded
+from holdfast.runtime.output.job import Output, Past, Recorded
+from holdfast.runtime.output.local_events import LocalEvents
+from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.output.poller import Poller
+from holdfast.runtime.output.reader import Reader
+from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow
 
 SAFETY_NET = 60
 RETAINED = 64 * 1024

@@ -18,9 +18,9 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, UnknownProcess
-from holdfast.model import Closed, Exited, OutputChunk, OutputGap, Overflow, ProcessSpec, TerminalSize
 from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
 from holdfast.testing.signalling import send_signal
+from holdfast.types import Closed, Exited, OutputChunk, OutputGap, Overflow, ProcessSpec, TerminalSize
 
 #: Prints numbered lines, each when it is told to go on: a line of input.
 ON_DEMAND = "echo ready; while read line; do echo got $line; done; echo end; exit 5"
@@ -476,7 +476,9 @@ def die(*arguments, method={owner}.{method}, **more):
 
 async def test_a_kill_between_the_note_of_a_close_and_the_letting_go_leaves_no_descriptor(tmp_path: Path) -> None:
     flag = tmp_path / "die"
-    script = DIE_BEFORE.format(module="holdfast.runtime.kept", owner="Notes", method="let_go", flag=str(flag))
+    script = DIE_BEFORE.format(
+        module="holdfast.runtime.durability.process_log", owner="Notes", method="let_go", flag=str(flag)
+    )
     (tmp_path / "sitecustomize.py").write_text(script)
     path = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))
     with running_server(environ={"PYTHONPATH": path}) as server:

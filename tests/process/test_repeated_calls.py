@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.app import Server
 from holdfast.client.connection import Connection
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import UnknownProcess
-from holdfast.model import ProcessSpec
 from holdfast.runtime.local import LocalExec
+from holdfast.server.app import Server
 from holdfast.testing.memory import MemoryWire, memory_pair
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import ProcessSpec
 
 
 class Ways:

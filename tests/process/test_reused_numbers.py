@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from holdfast.model import ProcessSpec
 from holdfast.runtime.local import LocalExec
+from holdfast.types import ProcessSpec
 
 LAST_PID = "/proc/sys/kernel/ns_last_pid"
 #: Others start processes at the same time, and may get the number first.

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.screen import Emulator, Screen, emulator
-from holdfast.runtime.awaiting import input_state
-from holdfast.runtime.keys import encode_keys
+from holdfast.client.screen.screen import Emulator, Screen, emulator
+from holdfast.runtime.terminal.input_wait import input_state
+from holdfast.runtime.terminal.keys import encode_keys
 from holdfast.testing.signalling import kill_group
 from support.parts import require
 

@@ -17,8 +17,8 @@ import holdfast
 import holdfast.sync
 from holdfast.client.connection import Connection
 from holdfast.client.dial import open_connection
-from holdfast.client.service import Handler, HostService
-from holdfast.client.service_call import call_service
+from holdfast.client.host_call import call_service
+from holdfast.client.host_service import Handler, HostService
 from holdfast.errors import (
     ConnectionLost,
     InternalError,

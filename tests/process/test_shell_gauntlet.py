@@ -15,7 +15,7 @@ from gauntlet.case import Case, Closed, Expected, Late, Step
 
 import holdfast
 from holdfast.client.shell import Shell
-from holdfast.model import OutputChunk, OutputGap
+from holdfast.types import OutputChunk, OutputGap
 from support.parts import require
 
 #: Nothing here waits for time to pass; whatever takes this long hangs.

@@ -18,9 +18,9 @@ import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed, StdinClosed, UnknownProcess
-from holdfast.model import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
 from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.testing.servers import RunningServer, is_alive
+from holdfast.types import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from holdfast.errors import (
     UnknownShell,
     UnknownUser,
 )
-from holdfast.model import CommandEnded, CommandSpec, ShellSpec
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.shell import KEPT_COMMANDS
+from holdfast.runtime.shell.live import KEPT_COMMANDS
 from holdfast.testing.servers import is_alive, running_server
+from holdfast.types import CommandEnded, CommandSpec, ShellSpec
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60

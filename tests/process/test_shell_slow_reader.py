@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.exec_api import CommandStream
-from holdfast.model import CommandEnded, CommandSpec, OutputChunk, ShellSpec
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.shell import LiveShell
-from holdfast.runtime.shell_command import ShellCommand
+from holdfast.runtime.shell.command import ShellCommand
+from holdfast.runtime.shell.live import LiveShell
+from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ShellSpec
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60

@@ -27,9 +27,9 @@ from holdfast.errors import (
     ResourceExhausted,
     UnknownUser,
 )
-from holdfast.model import EnvPolicy, ExitStatus, Limits, OutputChunk, ProcessSpec, TerminalSize
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.process_table import ProcessTable
+from holdfast.runtime.tree.process_table import ProcessTable
+from holdfast.types import EnvPolicy, ExitStatus, Limits, OutputChunk, ProcessSpec, TerminalSize
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60

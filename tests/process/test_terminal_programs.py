@@ -13,9 +13,9 @@ import pytest
 
 import holdfast
 from holdfast import ExecServerConfig, Sandbox
-from holdfast.client.screen import Screen
+from holdfast.client.screen.screen import Screen
 from holdfast.client.terminal import Terminal
-from holdfast.model import TerminalStatus
+from holdfast.types import TerminalStatus
 from support.parts import needs
 
 PATIENCE = 60.0

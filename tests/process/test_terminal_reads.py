@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.terminal_reads import GATHER_BYTES, ReadBuffer, Unused
+from holdfast.runtime.durability.terminal_reads import GATHER_BYTES, ReadBuffer, Unused
 
 
 @pytest.fixture

@@ -12,12 +12,11 @@ import pytest
 
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.model import CommandSpec, Confinement, OutputChunk, ProcessSpec, ProcessUsage, ShellSpec
-from holdfast.runtime import tree_usage
 from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.process_table import read_mark
-from holdfast.runtime.tree_usage import (
+from holdfast.runtime.tree import usage as tree_usage
+from holdfast.runtime.tree.process_table import read_mark
+from holdfast.runtime.tree.usage import (
     SLICE_SECONDS,
     STRAY_SECONDS,
     UsageSampler,
@@ -27,6 +26,7 @@ from holdfast.runtime.tree_usage import (
     parse_stat,
 )
 from holdfast.testing.signalling import send_signal
+from holdfast.types import CommandSpec, Confinement, OutputChunk, ProcessSpec, ProcessUsage, ShellSpec
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")
@@ -299,7 +299,7 @@ async def test_what_a_forgotten_process_left_is_a_stray(make_exec: MakeExec, tmp
 
 async def test_the_loop_runs_between_the_slices_of_a_look(box: LocalExec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one slice is as short as can be, the loop has a turn at every process."""
-    monkeypatch.setattr("holdfast.runtime.tree_usage.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.runtime.tree.usage.SLICE_SECONDS", 0.0)
     assert SLICE_SECONDS <= 0.005
     turns = 0
 

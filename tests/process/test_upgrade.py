@@ -22,11 +22,11 @@ from versions import PATIENCE_SECONDS, Place, copy_package, place, variation
 import holdfast
 from holdfast.client.process import Process
 from holdfast.errors import InvalidRequest
-from holdfast.model import OutputChunk, OutputGap, TerminalSize
-from holdfast.runtime import keeper, ledger, records
+from holdfast.launch.keeper_client import SUFFIX, find
+from holdfast.runtime.durability import keeper, ledger, records
 from holdfast.testing.servers import conversation, is_alive, running_server
 from holdfast.testing.signalling import send_signal
-from holdfast.waiting_keeper import SUFFIX, find
+from holdfast.types import OutputChunk, OutputGap, TerminalSize
 
 VERSION = ("__init__.py", '__version__ = "0.1.0"', '__version__ = "99.0.0"')
 ECHO = "echo ready; while read line; do echo got $line; done; exit 5"
@@ -175,7 +175,7 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
                 assert stranger.recv(1) == b""
         ends, dies = "os._exit(9)", "os.kill(os.getpid(), 9)"
         server_only = "import os, sys\nif '--kept' in sys.orig_argv: "
-        demanding = "import holdfast.runtime.recovery as recovery; recovery.NEEDED_PROTOCOL = 2"
+        demanding = "import holdfast.runtime.durability.recovery as recovery; recovery.NEEDED_PROTOCOL = 2"
         for n, (code, says) in enumerate(
             [
                 (server_only + ends, "ended with exit code 9 before it served"),

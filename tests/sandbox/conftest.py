@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.sandboxes.bundle import Bundle, make_bundle
+from holdfast.sandboxes.install.bundle import Bundle, make_bundle
 from holdfast.testing import engines
 from holdfast.testing.engines import ContainerEngine, Missing, SshServer
 from holdfast.testing.servers import server_environment

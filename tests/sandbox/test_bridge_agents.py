@@ -25,7 +25,7 @@ from holdfast.bridge import (
     Usage,
     sandbox_agent_bridge,
 )
-from holdfast.sandboxes.bundle import Bundle
+from holdfast.sandboxes.install.bundle import Bundle
 
 from .real_agents import AGENTS, NODE, require_agents
 

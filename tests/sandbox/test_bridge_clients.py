@@ -26,7 +26,7 @@ import holdfast
 from holdfast.bridge import Bridge, Upstream, sandbox_agent_bridge
 from holdfast.client.command import ExecResult
 from holdfast.client.sandbox import Sandbox
-from holdfast.sandboxes.bundle import Bundle
+from holdfast.sandboxes.install.bundle import Bundle
 from holdfast.testing.engines import ContainerEngine
 from holdfast.testing.fake_provider import fake_provider
 from holdfast.testing.searching import files_under, finds, memory_of, proc_files, processes_in_cgroup

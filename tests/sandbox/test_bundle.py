@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.sandboxes.bundle import Bundle
-from holdfast.signalling import signal_process
+from holdfast.launch.pidfd_signals import signal_process
+from holdfast.sandboxes.install.bundle import Bundle
 from support.parts import require
 
 #: In a sandbox that has no environment to speak of.

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import own_python
-from holdfast.cli import PLAIN_VERBS
+from holdfast.cli import PLAIN_VERBS, VERBS
 from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
-from holdfast.sandboxes import bundle as bundle_module, bundle_tree, elf
-from holdfast.sandboxes.bundle import Bundle, make_package, pack, package, read_bundle
-from holdfast.sandboxes.bundle_tree import File, loaded_modules, our_modules, package_files
-from holdfast.sandboxes.unpacking import unpacked
+from holdfast.launch import self_exec
+from holdfast.sandboxes.install import bundle as bundle_module, bundle_tree, elf
+from holdfast.sandboxes.install.bundle import Bundle, make_package, pack, package, read_bundle
+from holdfast.sandboxes.install.bundle_tree import File, loaded_modules, our_modules, package_files
+from holdfast.sandboxes.install.unpacking import unpacked
 from support.parts import require
 
 SOURCE = Path(bundle_module.__file__).parents[2]
@@ -39,7 +39,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_process_makes_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
-    code = "from holdfast.sandboxes.bundle import make_bundle; print(make_bundle().sha256)"
+    code = "from holdfast.sandboxes.install.bundle import make_bundle; print(make_bundle().sha256)"
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "7",
@@ -114,8 +114,12 @@ def test_the_tar_is_root_s_and_without_times() -> None:
 
 def test_what_is_packed_is_the_in_sandbox_part() -> None:
     ours = set(our_modules())
-    assert {f"holdfast.cli.{verb}" for verb in PLAIN_VERBS} <= ours
-    assert {"holdfast.runtime.keeper", "holdfast.runtime.launcher", "holdfast.transport.websocket"} <= ours
+    assert {f"holdfast.cli.verbs.{VERBS[verb][0]}" for verb in PLAIN_VERBS} <= ours
+    assert {
+        "holdfast.runtime.durability.keeper",
+        "holdfast.runtime.process.launcher",
+        "holdfast.transport.websocket",
+    } <= ours
     assert [name for name in ours if name.startswith(("holdfast.sandboxes", "holdfast.testing"))] == []
     # What a program inside needs in order to call the host.
     assert {name.removeprefix("holdfast.client.") for name in ours if name.startswith("holdfast.client.")} == {
@@ -126,7 +130,7 @@ def test_what_is_packed_is_the_in_sandbox_part() -> None:
         "service_call",
         "subscription",
     }
-    assert "holdfast.cli.typed_verb" not in ours
+    assert "holdfast.cli.support.typed_verb" not in ours
 
 
 @pytest.mark.usefixtures("little")
@@ -240,9 +244,9 @@ def test_the_verb_tells_what_it_made(tmp_path: Path) -> None:
 
 
 def test_outside_a_bundle_we_start_ourselves_as_ever() -> None:
-    assert own_python.command() == [sys.executable]
-    assert own_python.holdfast() == [sys.executable, "-m", "holdfast"]
-    assert not own_python.is_injected()
+    assert self_exec.command() == [sys.executable]
+    assert self_exec.holdfast() == [sys.executable, "-m", "holdfast"]
+    assert not self_exec.is_injected()
 
 
 def test_a_program_forgets_where_this_machine_has_its_libraries(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.errors import ConnectionLost, ResourceExhausted, SandboxError, SandboxGone, UnknownProcess
-from holdfast.sandboxes import injection
+from holdfast.sandboxes.install import injection
 from holdfast.service.api import CreateRequest
 from holdfast.service.clock import SystemClock
 from holdfast.service.problems import NotNow

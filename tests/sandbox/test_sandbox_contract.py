@@ -12,7 +12,7 @@ from holdfast import Sandbox
 from holdfast.sandboxes.bubblewrap import Jail
 from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.containers import Container
-from holdfast.sandboxes.place import Place
+from holdfast.sandboxes.sandbox_kind import Place
 from holdfast.sandboxes.ssh import SshHost
 from holdfast.testing import sandbox_suite
 from holdfast.testing.engines import ContainerEngine, SshServer

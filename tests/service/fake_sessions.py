@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import grpc.aio
 
-from holdfast.service.access import Access, AccessSettings, hash_token
-from holdfast.service.admission import Admission, CallObserver, FrontName
+from holdfast.service.access.admission import Admission, CallObserver, FrontName
+from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.tokens import Access, AccessSettings, hash_token
 from holdfast.service.api import (
     AuditFilter,
     Chunk,
@@ -26,10 +27,12 @@ from holdfast.service.api import (
     SessionView,
 )
 from holdfast.service.clock import Clock, SystemClock
-from holdfast.service.grpc_front import GrpcFront, GrpcSettings
-from holdfast.service.handler import Handler
-from holdfast.service.http_front import HttpFront, HttpSettings
-from holdfast.service.model import (
+from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
+from holdfast.service.fronts.handler import Handler
+from holdfast.service.fronts.http import HttpFront, HttpSettings
+from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.problems import NotFound
+from holdfast.service.types import (
     Approval,
     AuditRow,
     Caller,
@@ -42,9 +45,6 @@ from holdfast.service.model import (
     Struct,
     Usage,
 )
-from holdfast.service.problems import NotFound
-from holdfast.service.rates import Rates, RateSettings
-from holdfast.service.readiness import Readiness
 from holdfast.session.v1 import session_pb2_grpc
 
 ANNA, BEN, OLGA = "hf_anna", "hf_ben", "hf_olga"

@@ -14,21 +14,21 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.exec_api import ExecApi
-from holdfast.model import EnvironmentInfo, Limits
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, SystemClock
-from holdfast.service.model import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct, Usage
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
+from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.ports import SessionStore, Told
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
-from holdfast.service.store.model import Fence, Lease, Notice, Page, SessionFilter
 from holdfast.service.store.pages import decode_token, encode_token
+from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct, Usage
+from holdfast.types import EnvironmentInfo, Limits
 
 ANN = Caller("ann")
 BOB = Caller("bob")

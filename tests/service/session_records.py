@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.service.model import AuditEntry, Policy, SessionRecord
+from holdfast.service.types import AuditEntry, Policy, SessionRecord
 
 POLICY = Policy("default", idle_timeout=600.0, max_lifetime=3600.0, idle_grace=60.0)
 

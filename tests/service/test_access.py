@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.service.access import Access, AccessSettings, KnownAgent, hash_token, new_token
+from holdfast.service.access.tokens import Access, AccessSettings, KnownAgent, hash_token, new_token
 from holdfast.service.problems import Exhausted, Unauthenticated, Unavailable
 from holdfast.testing import FakeClock
 from holdfast.testing.clock import settle

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast.service.api import CreateRequest, RunRequest, RunResult
-from holdfast.service.model import Approval
 from holdfast.service.problems import Denied, Exhausted, NotFound, NotNow, TooLate
 from holdfast.service.sessions.approvals import LONGEST_COMMAND, MOST_WAITING
 from holdfast.service.sessions.manager import SessionManager
+from holdfast.service.types import Approval
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
 from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running

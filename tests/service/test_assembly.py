@@ -13,21 +13,21 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from holdfast.service import agents
-from holdfast.service.access import hash_token
+from holdfast.service.access import agents
+from holdfast.service.access.tokens import hash_token
 from holdfast.service.assembly import Service, own_files
-from holdfast.service.housekeeping import DAY_SECONDS, PING_SECONDS, Housekeeping
-from holdfast.service.metrics import Metrics
-from holdfast.service.model import AuditEntry, Caller, Policy, SessionRecord
-from holdfast.service.observer import Calls, count_sessions, tell_metrics
-from holdfast.service.places import default_store_path, store_url
+from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.observability.metrics import Metrics
+from holdfast.service.observability.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.observability.tracing import NullTracer, OtelTracer
 from holdfast.service.problems import Exists, Invalid, NotFound, NotNow, Unavailable
-from holdfast.service.readiness import Readiness
 from holdfast.service.rules_file import read_rules, shown_rules
 from holdfast.service.sessions.ports import Told
 from holdfast.service.settings import ServiceSettings
+from holdfast.service.state_directory import default_store_path, store_url
 from holdfast.service.store import Store
-from holdfast.service.tracing import NullTracer, OtelTracer
+from holdfast.service.store_housekeeping import DAY_SECONDS, PING_SECONDS, Housekeeping
+from holdfast.service.types import AuditEntry, Caller, Policy, SessionRecord
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from holdfast.testing import FakeClock
 

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from holdfast.service.connections import ConnectionLimits, Gate, Guest
-from holdfast.service.grpc_front import GrpcSettings
-from holdfast.service.http_front import HttpSettings
-from holdfast.service.listening import TlsFiles
+from holdfast.service.fronts.connections import ConnectionLimits, Gate, Guest
+from holdfast.service.fronts.grpc import GrpcSettings
+from holdfast.service.fronts.http import HttpSettings
+from holdfast.service.fronts.listening import TlsFiles
 from holdfast.session.v1 import session_pb2 as pb
 from service.certificates import make_certificates
 from service.fake_sessions import ANNA, Fronts, OverGrpc, OverHttp, bearer
@@ -158,7 +158,7 @@ def test_the_gate_counts_each_connection_once() -> None:
 def test_connections_leave_descriptors_for_the_rest_of_the_service() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2000));"
-        "from holdfast.service.connections import ConnectionLimits, descriptors_for_ports as left;"
+        "from holdfast.service.fronts.connections import ConnectionLimits, descriptors_for_ports as left;"
         "print(left(500, 1000), left(8192, 1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0]);"
         "print(ConnectionLimits().within(500).most, ConnectionLimits().within(500).by_address)"
     )

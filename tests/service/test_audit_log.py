@@ -10,11 +10,11 @@ from sqlalchemy import text
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import MARKED, OPENED, row_hash
-from holdfast.service.model import AuditRow
 from holdfast.service.problems import Bug, Unavailable
 from holdfast.service.store import MISSED, Notice, Page, Store
 from holdfast.service.store.batch import MARK_EVERY
 from holdfast.service.store.notices import MAX_BEHIND
+from holdfast.service.types import AuditRow
 from holdfast.testing.postgres import Cluster
 from service.conftest import OpenStore
 from service.session_records import entry, record

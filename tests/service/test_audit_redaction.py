@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 
 from holdfast.service.audit.playback import VALUE_CHARS, fields, line, moment
 from holdfast.service.audit.redaction import REDACTED, Redactor, cut
-from holdfast.service.model import AuditRow
 from holdfast.service.problems import Invalid
+from holdfast.service.types import AuditRow
 
 #: The secret in each is `S3cr3t…`; nothing of it may be left, and all of the rest must.
 HIDDEN = [

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from holdfast.service.audit.chain import Break, StreamCheck, chained
-from holdfast.service.model import AuditEntry
 from holdfast.service.problems import NotFound, NotNow
 from holdfast.service.store import Store, Verification
 from holdfast.service.store.verification import MAX_BREAKS
+from holdfast.service.types import AuditEntry
 from holdfast.testing import FakeClock
 from holdfast.testing.postgres import memory
 from service.conftest import OpenStore

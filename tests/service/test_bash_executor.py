@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import holdfast
-from holdfast.service.bash_executor import ExecutionResult
+from holdfast.service.shim.bash_executor import ExecutionResult
 from holdfast.testing.sandbox_suite import TIMEOUTS
 from service.running_service import Place, RunningService, new_place, running_service
 

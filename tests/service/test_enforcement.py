@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.model import Confinement, Limits
-from holdfast.service.model import Policy, Resources
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.sessions.enforcement import plan
+from holdfast.service.sessions.backend.enforcement import plan
+from holdfast.service.types import Policy, Resources
+from holdfast.types import Confinement, Limits
 
 EVERYTHING = (
     *("process", "tty", "bubblewrap", "landlock:7", "seccomp", "network", "egress"),

@@ -21,14 +21,14 @@ import holdfast
 from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
-from holdfast.model import Confinement, Limits
 from holdfast.runtime.confine.offers import offers
 from holdfast.service.clock import SystemClock
 from holdfast.service.problems import Denied
-from holdfast.service.sessions.egress import Egress
-from holdfast.service.sessions.preparation import Preparation
-from holdfast.service.sessions.sandbox_pool import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.egress import Egress
+from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.testing.servers import RunningServer, running_server
+from holdfast.types import Confinement, Limits
 from service.fakes import MemoryStore, own_uid
 from service.session_records import POLICY, record
 

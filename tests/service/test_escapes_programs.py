@@ -15,7 +15,7 @@ from holdfast.runtime.confine.offers import offers, words
 from holdfast.service.api import PolicyRequest
 from holdfast.service.policy.engine import decide_command, resolve
 from holdfast.service.policy.rules import load_rules
-from holdfast.service.sessions.enforcement import Plan, plan
+from holdfast.service.sessions.backend.enforcement import Plan, plan
 from holdfast.testing.servers import RunningServer, running_server
 
 FOUND = offers()

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.service.api import CreateRequest, Event
 from holdfast.service.problems import BadToken, Unavailable
-from holdfast.service.sessions.events import event_entry
+from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.store.model import MISSED, Notice
+from holdfast.service.store.types import MISSED, Notice
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
 from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running

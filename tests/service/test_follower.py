@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.service.api import CreateRequest
+from holdfast.service.positions import read_token
 from holdfast.service.problems import Unavailable
-from holdfast.service.sessions.follow_terminal import Typed, TypedAhead
+from holdfast.service.sessions.following.terminal import Typed, TypedAhead
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.tokens import read_token
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, by_hand
 from holdfast.testing.clock import settle
 from service.fakes import ANN, MemoryStore, connecting, make_manager, running

@@ -21,11 +21,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from holdfast.service.access.rates import RateSettings
 from holdfast.service.api import Chunk, RunRequest, RunResult
-from holdfast.service.grpc_front import GrpcSettings, peer_of
-from holdfast.service.listening import TlsFiles
+from holdfast.service.fronts.grpc import GrpcSettings, peer_of
+from holdfast.service.fronts.listening import TlsFiles
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
-from holdfast.service.rates import RateSettings
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 
 from .certificates import make_certificates

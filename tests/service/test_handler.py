@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from holdfast.service import replies, requests
 from holdfast.service.api import AuditFilter, Control, CreateRequest, OutputRead, PolicyRequest, Prompt, RunResult
-from holdfast.service.handler import Handler, methods
-from holdfast.service.model import Caller, Resources
+from holdfast.service.fronts import replies, requests
+from holdfast.service.fronts.handler import Handler, methods
 from holdfast.service.problems import Denied, Invalid, NotFound
+from holdfast.service.types import Caller, Resources
 from holdfast.session.v1 import session_pb2 as pb
 
 from .fake_sessions import FakeSessions, chunk, record

@@ -23,13 +23,13 @@ from connectrpc.errors import ConnectError
 from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from google.rpc import error_details_pb2
 
+from holdfast.service.access.rates import RateSettings
 from holdfast.service.api import Chunk, RunRequest, RunResult
-from holdfast.service.connections import ConnectionLimits
-from holdfast.service.handler import methods
-from holdfast.service.http_front import HttpSettings
-from holdfast.service.listening import TlsFiles, bind, parse_address
+from holdfast.service.fronts.connections import ConnectionLimits
+from holdfast.service.fronts.handler import methods
+from holdfast.service.fronts.http import HttpSettings
+from holdfast.service.fronts.listening import TlsFiles, bind, parse_address
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
-from holdfast.service.rates import RateSettings
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.testing import FakeClock
 from support.parts import needs

@@ -16,13 +16,13 @@ from typing import Final
 import pytest
 
 from holdfast.config import ExecServerConfig
-from holdfast.model import TerminalSpec
 from holdfast.runtime.local import LocalExec
 from holdfast.service.api import Control, CreateRequest
 from holdfast.service.clock import SystemClock
-from holdfast.service.model import Kind
 from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.manager import SessionManager
+from holdfast.service.types import Kind
+from holdfast.types import TerminalSpec
 from service.fakes import ANN, MemoryStore, connecting, make_manager, read_until, running
 
 #: Fresh sessions for each test: `make faults` runs 1,000.

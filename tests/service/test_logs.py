@@ -13,7 +13,7 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from holdfast.service.logs import REDACTED, Discretion, LogSettings, configure_logs
+from holdfast.service.observability.logs import REDACTED, Discretion, LogSettings, configure_logs
 
 
 class Terminal(io.StringIO):

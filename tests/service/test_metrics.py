@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.service.metrics import MAX_VALUES, Metrics
+from holdfast.service.observability.metrics import MAX_VALUES, Metrics
 from holdfast.service.problems import Unavailable
 from support.parts import require
 

@@ -14,12 +14,12 @@ import pytest
 import holdfast
 from holdfast import Sandbox
 from holdfast.errors import SandboxError
-from holdfast.model import ProcessUsage, UsageSample
-from holdfast.service.metrics import Metrics
-from holdfast.service.model import Guard, Kind, Policy, Resources, SessionRecord, Usage
-from holdfast.service.monitor import MonitorEvent, MonitorSettings, ResourceMonitor, is_long_running
-from holdfast.service.thresholds import Step
+from holdfast.service.monitor.monitor import MonitorEvent, MonitorSettings, ResourceMonitor, is_long_running
+from holdfast.service.monitor.thresholds import Step
+from holdfast.service.observability.metrics import Metrics
+from holdfast.service.types import Guard, Kind, Policy, Resources, SessionRecord, Usage
 from holdfast.testing import FakeClock
+from holdfast.types import ProcessUsage, UsageSample
 
 SAFETY_NET = 60.0
 

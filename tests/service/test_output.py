@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.model import OutputChunk, OutputGap, ReadResult, TerminalEvent, TerminalRead
 from holdfast.service.api import Chunk, CreateRequest
+from holdfast.service.positions import FINISHED, Position, read_token, write_token
 from holdfast.service.problems import BadToken
+from holdfast.service.sessions.backend.output import command_chunks, terminal_chunks, unfinished_line
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.output import command_chunks, terminal_chunks, unfinished_line
-from holdfast.service.tokens import FINISHED, Position, read_token, write_token
 from holdfast.testing import FakeClock, FakeExec, by_hand
+from holdfast.types import OutputChunk, OutputGap, ReadResult, TerminalEvent, TerminalRead
 from service.fakes import ANN, MemoryStore, connecting, make_manager, running
 
 positions = st.builds(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.service.access import new_token
+from holdfast.service.access.tokens import new_token
 from holdfast.service.problems import Invalid, Unavailable
 from holdfast.service.store import Store
 from holdfast.testing.postgres import postgres_programs, running_cluster

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from holdfast.service.access.rates import Buckets, Rates, RateSettings
 from holdfast.service.problems import Exhausted
-from holdfast.service.rates import Buckets, Rates, RateSettings
 from holdfast.testing import FakeClock
 
 

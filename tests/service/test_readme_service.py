@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.service import announce
+from holdfast.cli.verbs.service.service import announce
 from holdfast.service.assembly import Started
 from service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_place, running_service
 

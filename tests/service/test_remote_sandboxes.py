@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from holdfast import errors
-from holdfast.model import EnvironmentInfo
 from holdfast.service.api import CreateRequest
-from holdfast.service.model import SessionRecord
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import NotNow
-from holdfast.service.sessions.egress import Egress
+from holdfast.service.sessions.backend.connections import SandboxPool, problem_of
+from holdfast.service.sessions.backend.egress import Egress
+from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.ports import Told
-from holdfast.service.sessions.preparation import Preparation
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.sessions.sandbox_pool import SandboxPool, problem_of
+from holdfast.service.types import SessionRecord
 from holdfast.testing import FakeClock, FakeExec, by_hand
 from holdfast.testing.clock import settle
+from holdfast.types import EnvironmentInfo
 from service.fakes import ANN, MemoryStore, connecting, make_manager, own_uid, running, settings
 
 HOST = "/home/service/.local/state/holdfast/workspaces"

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem, TooLate, Unavailable
-from holdfast.service.sessions.sandbox_pool import SandboxPool, is_gone, problem_of
+from holdfast.service.sessions.backend.connections import SandboxPool, is_gone, problem_of
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
 from service.fakes import Uncloseable

@@ -13,9 +13,10 @@ from google.protobuf.message import Message
 
 import holdfast
 from holdfast.errors import HandshakeFailed, InvalidParams
-from holdfast.service import bash_executor, problems, session_executor
-from holdfast.service.rpc_status import problem_of
-from holdfast.service.status_details import status_bytes
+from holdfast.service import problems
+from holdfast.service.fronts.status_details import status_bytes
+from holdfast.service.shim import bash_executor, session_executor
+from holdfast.service.shim.rpc_status import problem_of
 from holdfast.session.v1 import session_pb2 as pb
 from service.certificates import Certificates, make_certificates
 from service.fake_sessions import OverHttp

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.service.api import Control, CreateRequest, RunRequest
-from holdfast.service.model import Kind
 from holdfast.service.problems import Denied, Invalid, NotNow, TooLate
 from holdfast.service.sessions.manager import SessionManager
+from holdfast.service.types import Kind
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
 from service.fakes import ANN, MemoryStore, connecting, make_manager, running

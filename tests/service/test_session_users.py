@@ -23,14 +23,14 @@ import pytest
 
 import holdfast
 from holdfast.errors import InvalidParams
-from holdfast.model import Confinement, EnvironmentInfo, ShellInfo
 from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.confine.seccomp import MACHINES
-from holdfast.service.model import Policy
+from holdfast.service.access.session_users import UidRange, check_free, parse_uids
 from holdfast.service.problems import Denied, NotNow
-from holdfast.service.session_users import UidRange, check_free, parse_uids
-from holdfast.service.sessions.enforcement import needs_user
+from holdfast.service.sessions.backend.enforcement import needs_user
 from holdfast.service.settings import load_settings
+from holdfast.service.types import Policy
+from holdfast.types import Confinement, EnvironmentInfo, ShellInfo
 from service.conftest import OpenStore
 from service.running_service import Place, RunningService, new_place, running_service
 from support.parts import needs as needs_program

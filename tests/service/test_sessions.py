@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.errors import ConnectionLost, LimitReached, SandboxGone
 from holdfast.service.api import AuditFilter, Control, CreateRequest, RunRequest
-from holdfast.service.model import SERVICE_STREAM
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.ports import Told
 from holdfast.service.store.audit_log import MAX_BODY_BYTES
+from holdfast.service.types import SERVICE_STREAM
 from holdfast.testing import FakeClock, FakeExec, answers, by_hand
 from holdfast.testing.clock import settle
 from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, read_until, running

@@ -16,10 +16,10 @@ import pytest
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
-from holdfast.model import CommandSpec, Confinement
 from holdfast.runtime.confine.offers import offers
-from holdfast.runtime.shell_saved import MAX_SAVED_BYTES
+from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
 from holdfast.testing.servers import running_server
+from holdfast.types import CommandSpec, Confinement
 
 MIB = 1024 * 1024
 SPOOL_BYTES = 24 * MIB

@@ -10,9 +10,9 @@ from sqlalchemy.exc import IntegrityError
 
 from holdfast.service.problems import Unavailable
 from holdfast.service.store import Store
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.schema import STREAMS
-from holdfast.service.store.sqlite_statements import OFTEN
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.schema import STREAMS
+from holdfast.service.store.database.sqlite_statements import OFTEN
 
 PLAIN = select(STREAMS).where(STREAMS.c.session_id.in_(bindparam("names", expanding=True)))
 STREAM = {

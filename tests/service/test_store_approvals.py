@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from holdfast.service.model import Approval, Caller
 from holdfast.service.problems import Exists, NotFound, NotNow
 from holdfast.service.store import Store
 from holdfast.service.store.approvals import SESSION_OVER
+from holdfast.service.types import Approval, Caller
 from holdfast.testing import FakeClock
 from service.conftest import OpenStore
 from service.session_records import record

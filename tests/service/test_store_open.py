@@ -12,10 +12,10 @@ from sqlalchemy import inspect, make_url, select, text
 
 from holdfast.service.problems import Invalid, NotNow, Unavailable
 from holdfast.service.store import Store
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.migrations import STEPS, Step, migrate
-from holdfast.service.store.schema import METADATA, VERSIONS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.migrations import STEPS, Step, migrate
+from holdfast.service.store.database.schema import METADATA, VERSIONS
 from holdfast.testing import FakeClock
 from holdfast.testing.postgres import Cluster
 from service.conftest import OpenStore

@@ -9,9 +9,9 @@ import random
 import sys
 from asyncio.subprocess import PIPE
 
-from holdfast.service.model import AuditRow
 from holdfast.service.problems import NotNow
 from holdfast.service.store import Fence, Store
+from holdfast.service.types import AuditRow
 from service.conftest import OpenStore
 from service.session_records import entry, record
 
@@ -20,7 +20,7 @@ SESSIONS = [f"s{number}" for number in range(8)]
 #: Appends rows in groups and says after each which number it got; killed when the test has heard enough.
 WRITER = """
 import asyncio, sys
-from holdfast.service.model import AuditEntry
+from holdfast.service.types import AuditEntry
 from holdfast.service.store import Store
 
 async def main():

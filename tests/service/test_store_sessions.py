@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.service.model import Resources, SessionRecord, Usage
 from holdfast.service.problems import Exhausted, Exists, Invalid, NotFound, NotNow, Problem
 from holdfast.service.store import Fence, Lease, Page, SessionFilter, Store
+from holdfast.service.types import Resources, SessionRecord, Usage
 from holdfast.testing import FakeClock
 from service.conftest import OpenStore
 from service.session_records import entry, record

@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import ConnectionLost
 from holdfast.service.api import CreateRequest, PolicyRequest
 from holdfast.service.problems import Unavailable
-from holdfast.service.sessions.follow_terminal import TerminalFollower
+from holdfast.service.sessions.following.terminal import TerminalFollower
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.timers import TimerHeap
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, by_hand

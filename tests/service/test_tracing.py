@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.service.observability.tracing import NullTracer, OtelTracer, Tracer, open_tracer, wanted
 from holdfast.service.problems import Denied, Invalid, Problem, Unavailable
-from holdfast.service.tracing import NullTracer, OtelTracer, Tracer, open_tracer, wanted
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed (the extra `tracing`)")
 
@@ -142,7 +142,7 @@ def test_off_is_a_tracer_that_does_nothing_and_imports_nothing() -> None:
     assert isinstance(open_tracer({}), NullTracer)
     code = """if True:
         import sys
-        from holdfast.service.tracing import open_tracer
+        from holdfast.service.observability.tracing import open_tracer
         tracer = open_tracer({})
         with tracer.call("SendInput", "grpc", {"traceparent": "x"}) as span, tracer.work("send") as work:
             span.set("a", 1)
@@ -161,7 +161,7 @@ def test_an_exporter_that_nobody_knows_is_refused() -> None:
 
 def test_spans_reach_the_exporter_that_the_environment_names() -> None:
     code = """if True:
-        from holdfast.service.tracing import open_tracer
+        from holdfast.service.observability.tracing import open_tracer
         tracer = open_tracer({"OTEL_TRACES_EXPORTER": "console", "OTEL_SERVICE_NAME": "sessions"})
         with tracer.call("GetSession", "http", {}):
             pass

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.client import asciicast
-from holdfast.client.asciicast import (
+from holdfast.client.screen import asciicast
+from holdfast.client.screen.asciicast import (
     Cast,
     CastEvent,
     CastHeader,
@@ -24,7 +24,7 @@ from holdfast.client.asciicast import (
     write_cast,
 )
 from holdfast.errors import InvalidParams
-from holdfast.model import TerminalSize
+from holdfast.types import TerminalSize
 from support.parts import needs
 
 HEADER = '{"version": 2, "width": 80, "height": 24}\n'

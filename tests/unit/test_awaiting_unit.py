@@ -9,7 +9,7 @@ import struct
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.runtime.awaiting import (
+from holdfast.runtime.terminal.input_wait import (
     CALLS,
     epoll_targets,
     fd_set_members,

@@ -10,19 +10,19 @@ import pytest
 from holdfast import __version__
 from holdfast.__main__ import main
 from holdfast.cli import VERBS
-from holdfast.cli.command_request import environment, generated_id
-from holdfast.cli.exit_codes import exit_code_of
-from holdfast.cli.run import limits
-from holdfast.cli.serve import parser
+from holdfast.cli.support.command_request import environment, generated_id
+from holdfast.cli.support.exit_codes import exit_code_of
+from holdfast.cli.verbs.process.run import limits
+from holdfast.cli.verbs.server.serve import parser
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams, NotExecutable, TimeoutError
-from holdfast.model import Limits
+from holdfast.types import Limits
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for verb, line in VERBS.items():
+    for verb, (_, line) in VERBS.items():
         assert any(text.split(maxsplit=1) == [verb, line] for text in lines), verb
 
 

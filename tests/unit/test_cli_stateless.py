@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli import stateless
+from holdfast.cli.support import stateless
 
 WELCOME = {"jsonrpc": "2.0", "id": "holdfast-exec/initialize", "result": {"sessionId": "s"}}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.cli.player import KeyReader
-from holdfast.cli.terminal_modes import ShownModes
-from holdfast.cli.terminal_view import too_small
-from holdfast.client.screen import emulator
-from holdfast.model import TerminalSize
+from holdfast.cli.support.player import KeyReader
+from holdfast.cli.support.terminal_modes import ShownModes
+from holdfast.cli.support.terminal_view import too_small
+from holdfast.client.screen.screen import emulator
+from holdfast.types import TerminalSize
 
 
 def leaving(*pieces: bytes) -> bytes:

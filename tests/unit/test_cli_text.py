@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
 
-from holdfast.cli import doctor
-from holdfast.cli.doctor import examine
-from holdfast.cli.logs import as_object
-from holdfast.cli.own_terminal import DetachKey
-from holdfast.cli.process_listing import HEADER, Listing
-from holdfast.cli.text import age, amount, columns, one_line, rich_table
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessInfo
+from holdfast.cli.support.own_terminal import DetachKey
+from holdfast.cli.support.process_listing import HEADER, Listing
+from holdfast.cli.support.text import age, amount, columns, one_line, rich_table
+from holdfast.cli.verbs.process.logs import as_object
+from holdfast.cli.verbs.server import doctor
+from holdfast.cli.verbs.server.doctor import examine
+from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessInfo
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from holdfast.client.collect import (
     TailBuffer,
     unfinished_character,
 )
-from holdfast.model import OutputChunk, OutputGap
+from holdfast.types import OutputChunk, OutputGap
 
 pieces = st.lists(st.binary(max_size=20), max_size=20)
 

@@ -30,9 +30,9 @@ from holdfast.errors import (
     StdinClosed,
     TimeoutError,
 )
-from holdfast.model import ProcessInfo, ProcessSpec
 from holdfast.testing import FakeExec, FakeProcess, cat, hangs, prints, run_in_virtual_time
 from holdfast.testing.fake_process import Program
+from holdfast.types import ProcessInfo, ProcessSpec
 
 
 def box_with(**programs: Program) -> tuple[Sandbox, FakeExec]:

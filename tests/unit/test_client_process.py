@@ -19,8 +19,8 @@ from holdfast.errors import (
     UnknownProcess,
     UnknownSignal,
 )
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, TerminalSize
 from holdfast.testing import FakeExec, FakeProcess, cat, hangs, prints, run_in_virtual_time
+from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, TerminalSize
 
 
 async def ticks(process: FakeProcess) -> int:

@@ -14,8 +14,8 @@ from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.config import ExecServerConfig
 from holdfast.errors import DuplicateProcess, InvalidParams, InvalidRequest, TimeoutError, UnknownProcess
 from holdfast.exec_api import ExecApi
-from holdfast.model import EnvPolicy, Limits, ProcessInfo, ProcessSpec, ProcessUsage, TerminalSize
 from holdfast.testing import FakeExec, hangs, prints
+from holdfast.types import EnvPolicy, Limits, ProcessInfo, ProcessSpec, ProcessUsage, TerminalSize
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CommandNotFound, Forbidden, InvalidParams, PermissionRefused
-from holdfast.model import Confinement, ExitStatus
 from holdfast.runtime.confine import bubblewrap, composing, landlock
 from holdfast.runtime.confine.denials import was_denied
 from holdfast.runtime.confine.paths import Visible, is_beneath, unreadable_for_others, visible_paths
 from holdfast.runtime.confine.resource_groups import Hierarchy
 from holdfast.runtime.confine.rights import Right, confinement_for
 from holdfast.runtime.confine.seccomp import AF_INET, AF_UNIX, MACHINES, filter_program, refused_calls
-from holdfast.runtime.environment import Account
+from holdfast.runtime.process.environment import Account
+from holdfast.types import Confinement, ExitStatus
 
 ALLOWED = 0x7FFF0000
 REFUSED = 0x00050000

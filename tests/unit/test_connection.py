@@ -26,7 +26,10 @@ from holdfast.errors import (
     Unauthorized,
     UnknownProcess,
 )
-from holdfast.model import (
+from holdfast.testing import FakeClock, MemoryWire, memory_pair
+from holdfast.testing.clock import settle
+from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import (
     FILE_PIECE_BYTES,
     Closed,
     Exited,
@@ -40,9 +43,6 @@ from holdfast.model import (
     TerminalSize,
     TerminalStatus,
 )
-from holdfast.testing import FakeClock, MemoryWire, memory_pair
-from holdfast.testing.clock import settle
-from holdfast.transport.channel import Channel, Receiver
 from holdfast.wire import messages as m, methods as w
 from holdfast.wire.framing import Oversized
 from holdfast.wire.peer import Notice, Peer, Request

@@ -26,8 +26,9 @@ import msgspec
 import pytest
 import typer
 
-from holdfast.cli import PLAIN_VERBS, VERBS, serve
-from holdfast.cli.exit_codes import NO_SERVER
+from holdfast.cli import PLAIN_VERBS, VERBS
+from holdfast.cli.support.exit_codes import NO_SERVER
+from holdfast.cli.verbs.server import serve
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, error_classes
 from holdfast.wire.methods import methods, notifications
@@ -122,7 +123,7 @@ SHAPES = {
     kind.__name__: kind
     for kind in [
         *(part for whole in [*PARAMETERS.values(), *RESULTS.values()] for part in nested_structs(whole)),
-        *(result for result in RESULTS.values() if result.__module__ == "holdfast.model"),
+        *(result for result in RESULTS.values() if result.__module__ == "holdfast.types"),
     ]
 }
 
@@ -200,7 +201,7 @@ def test_settings_names_no_setting_that_is_not_there() -> None:
 def typed_options(verb: str) -> list[str]:
     """The options of a verb that typer reads."""
     app = typer.Typer(add_completion=False)
-    app.command()(importlib.import_module(f"holdfast.cli.{verb}").command)
+    app.command()(importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb][0]}").command)
     parameters = typer.main.get_command(app).params
     return [
         option
@@ -244,7 +245,8 @@ def test_the_bridge_with_a_function_needs_no_extra() -> None:
     code = f"""
 import sys
 sys.modules.update({absent!r})
-import holdfast.bridge.agent_bridge, holdfast.bridge.function_model, holdfast.model_proxy, holdfast.egress
+import holdfast.bridge.agent_bridge, holdfast.bridge.function_model
+import holdfast.proxies.model.proxy, holdfast.proxies.egress.proxy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from holdfast.service.sessions.egress import MOST_DECISIONS, decisions
+from holdfast.service.sessions.backend.egress import MOST_DECISIONS, decisions
 
 
 def line(host: str, at: float) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.egress_rules import Rules, parse_pattern
 from holdfast.errors import InvalidParams
+from holdfast.proxies.egress.rules import Rules, parse_pattern
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.errors import CallerError, HoldfastError, InvalidParams, PermissionRefused, UnknownUser
-from holdfast.model import EnvPolicy, ProcessSpec
-from holdfast.runtime.environment import Account, apply_policy, build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.process.environment import Account, apply_policy, build_environment, resolve_cwd, resolve_user
+from holdfast.types import EnvPolicy, ProcessSpec
 
 BASE = {"PATH": "/bin", "HOME": "/root", "API_KEY": "k", "my_token": "t", "EDITOR": "vi", "DB_SECRET_NAME": "s"}
 NOBODY = Account("nobody", 65534, 65534, (65534,), "/nonexistent", "/bin/sh")

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast import Sandbox
 from holdfast.errors import FileError, FileExists, FileNotFound, IsADirectory, NotADirectory
-from holdfast.model import FILE_PIECE_BYTES
 from holdfast.testing import FakeExec
+from holdfast.types import FILE_PIECE_BYTES
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import CommandResult, Shell
 from holdfast.errors import DuplicateProcess, ShellClosed, StdinClosed, UnknownProcess, UnknownShell
-from holdfast.model import CommandEnded, CommandSpec, OutputChunk, ShellSpec
 from holdfast.testing import FakeCommand, FakeExec, answers, cat, hangs, prints, run_in_virtual_time
 from holdfast.testing.fake_shell import INTERRUPT_GRACE_SECONDS
+from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ShellSpec
 
 
 async def ticks(command: FakeCommand) -> int:

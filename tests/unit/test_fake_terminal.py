@@ -21,8 +21,7 @@ from holdfast.errors import (
     TimeoutError,
     UnknownTerminal,
 )
-from holdfast.model import TerminalSize, TerminalSpec
-from holdfast.runtime.records import TerminalMemory
+from holdfast.runtime.durability.records import TerminalMemory
 from holdfast.testing import (
     FakeClock,
     FakeCommand,
@@ -37,6 +36,7 @@ from holdfast.testing import (
     run_in_virtual_time,
 )
 from holdfast.testing.fake_pty import NONCE, MemoryLog
+from holdfast.types import TerminalSize, TerminalSpec
 
 Test = Callable[[FakeTerminal, Terminal], Coroutine[Any, Any, None]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.sandboxes.fitting import MSGSPEC, PYTHON, Fit, Probe, fits, own_probe, read_probe
+from holdfast.sandboxes.install.requirements import MSGSPEC, PYTHON, Fit, Probe, fits, own_probe, read_probe
 
 OWN = Probe((3, 11), "cpython", "cpython-311-x86_64-linux-gnu", "glibc 2.36", "x86_64", holdfast="0.1.0")
 MUSL = "cpython-311-x86_64-linux-musl"

@@ -17,19 +17,19 @@ from fuzz.target import Target
 from fuzz.targets import targets
 from hypothesis import given, settings, strategies as st
 
-from holdfast.client.asciicast import read_cast
+from holdfast.client.screen.asciicast import read_cast
 from holdfast.config import parse_settings
-from holdfast.egress import Refused, wanted
-from holdfast.egress_rules import parse_pattern
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.model import ProcessSpec, ShellSpec
-from holdfast.runtime import records as r, shell_records as s
-from holdfast.runtime.keeper import read_packet
-from holdfast.runtime.marks import MARK_BYTES, MarkFilter
-from holdfast.runtime.memory import Memory
-from holdfast.runtime.process_table import mark_in_environment
+from holdfast.proxies.egress.proxy import Refused, wanted
+from holdfast.proxies.egress.rules import parse_pattern
+from holdfast.runtime.durability import records as r, shell_records as s
+from holdfast.runtime.durability.keeper import read_packet
+from holdfast.runtime.durability.replay import Memory
+from holdfast.runtime.terminal.mark_filter import MARK_BYTES, MarkFilter
+from holdfast.runtime.tree.process_table import mark_in_environment
+from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken
-from holdfast.service.tokens import Position, read_token, write_token
+from holdfast.types import ProcessSpec, ShellSpec
 
 ROOT = Path(__file__).parents[2]
 TARGETS = targets()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from holdfast.runtime.journal import CHUNK_BYTES, CLOSE, EXIT, HEAD_FRACTION, Journal, Record
+from holdfast.runtime.output.journal import CHUNK_BYTES, CLOSE, EXIT, HEAD_FRACTION, Journal, Record
 
 sizes = st.one_of(
     st.integers(1, 50), st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.errors import InvalidParams
-from holdfast.runtime.keys import encode_keys, key_names
+from holdfast.runtime.terminal.keys import encode_keys, key_names
 
 MODIFIER_SETS = [
     "".join(chosen) for count in range(4) for chosen in itertools.permutations(("C-", "M-", "S-"), count)

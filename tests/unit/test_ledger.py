@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ResourceExhausted
-from holdfast.model import ProcessSpec
-from holdfast.runtime import records as r
-from holdfast.runtime.journal import CLOSE, EXIT, Journal
-from holdfast.runtime.ledger import Ledger, read_ledger
+from holdfast.runtime.durability import records as r
+from holdfast.runtime.durability.ledger import Ledger, read_ledger
+from holdfast.runtime.output.journal import CLOSE, EXIT, Journal
+from holdfast.types import ProcessSpec
 
 BEGUN = r.Begun(1, ProcessSpec("p", ("echo", "ä")), 1 << 62 | 7, b"/tmp/\xe4", False)
 RECORDS: list[r.AnyRecord] = [
@@ -59,7 +59,7 @@ def test_a_record_that_was_written_halfway_is_cut_off(tmp_path: Path, cut: int) 
 def test_compaction_writes_what_is_true_now_and_goes_on_in_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.ledger.COMPACT_BYTES", 2_000)
+    monkeypatch.setattr("holdfast.runtime.durability.ledger.COMPACT_BYTES", 2_000)
     path = str(tmp_path / "ledger")
     ledger = Ledger(path, lambda records: [BEGUN, list(records)[-1]])
     for end in range(1, 1_000):

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.runtime.marks import MARK_BYTES, Mark, MarkFilter, Modes
+from holdfast.runtime.terminal.mark_filter import MARK_BYTES, Mark, MarkFilter, Modes
 
 NONCE = "00112233445566778899aabbccddeeff"
 OTHER = "f" * 32

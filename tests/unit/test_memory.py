@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.model import ProcessSpec, TerminalSpec
-from holdfast.runtime import records as r
-from holdfast.runtime.journal import Journal
-from holdfast.runtime.memory import Memory
+from holdfast.runtime.durability import records as r
+from holdfast.runtime.durability.replay import Memory
+from holdfast.runtime.output.journal import Journal
+from holdfast.types import ProcessSpec, TerminalSpec
 
 CHUNKS, EVENTS = 100, 10
 

@@ -14,8 +14,8 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
 
-from holdfast import model_proxy_http
-from holdfast.model_proxy_http import HttpConnection, Shared
+from holdfast.proxies.model import http_connection
+from holdfast.proxies.model.http_connection import HttpConnection, Shared
 from holdfast.wire.http_messages import HttpRequest
 
 Answer = Callable[[HttpRequest, HttpConnection], Awaitable[None]]
@@ -147,7 +147,7 @@ async def test_requests_share_a_connection_and_are_answered_in_order() -> None:
 
 
 async def test_what_is_sent_ahead_waits_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_proxy_http, "AHEAD_BYTES", 100)
+    monkeypatch.setattr(http_connection, "AHEAD_BYTES", 100)
     seen = Seen()
     request = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
     async with listening(seen.wait) as (shared, port):
@@ -214,7 +214,7 @@ async def test_a_body_of_just_the_limit_is_taken() -> None:
 
 
 async def test_bodies_of_all_connections_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_proxy_http, "MAX_HELD_BYTES", 1500)
+    monkeypatch.setattr(http_connection, "MAX_HELD_BYTES", 1500)
     seen = Seen()
     async with listening(seen.echo) as (shared, port):
         _, first = await asyncio.open_connection("127.0.0.1", port)
@@ -258,8 +258,8 @@ async def test_one_connection_too_many_is_refused() -> None:
 async def test_a_request_that_takes_too_long_ends(
     name: str, sent: bytes, answered: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_proxy_http, name, 0.01)
-    monkeypatch.setattr(model_proxy_http, "LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(http_connection, name, 0.01)
+    monkeypatch.setattr(http_connection, "LINGER_SECONDS", 0.01)
     seen = Seen()
     async with listening(seen.echo) as (shared, port):
         answer = await exchange(port, sent)

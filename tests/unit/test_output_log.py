@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from holdfast.errors import ResourceExhausted
-from holdfast.runtime import output_log
-from holdfast.runtime.output_log import HEAD_FRACTION, PAGE, SLACK_FRACTION, OutputLog, Spool
+from holdfast.runtime.output import output_log
+from holdfast.runtime.output.output_log import HEAD_FRACTION, PAGE, SLACK_FRACTION, OutputLog, Spool
 
 RETAINED: Final = 64 * 1024
 #: Everything that the streams of these tests print; the model of a log is its first `end` bytes.

@@ -14,9 +14,9 @@ from holdfast.sandboxes.addresses import place_at
 from holdfast.sandboxes.bubblewrap import Jail
 from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.containers import Container
-from holdfast.sandboxes.injection import MISSING
+from holdfast.sandboxes.install.injection import MISSING
 from holdfast.sandboxes.kubernetes import Pod, PodStatus, read_status
-from holdfast.sandboxes.place import CommandPlace
+from holdfast.sandboxes.sandbox_kind import CommandPlace
 from holdfast.sandboxes.ssh import SshHost
 
 HELLO = ["sh", "-c", "echo 'a  b'"]

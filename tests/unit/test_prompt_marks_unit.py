@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.prompt_marks import Integrated, integrate
+from holdfast.runtime.terminal.shell_integration import Integrated, integrate
 
 NONCE = "00112233445566778899aabbccddeeff"
 

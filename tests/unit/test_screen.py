@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from holdfast.client import emulation
-from holdfast.client.screen import Backend, Emulator, Screen, emulator
+from holdfast.client.screen import emulation
+from holdfast.client.screen.screen import Backend, Emulator, Screen, emulator
 from holdfast.errors import InvalidParams, InvalidRequest
 
 BACKENDS: tuple[Backend, ...] = ("ghostty", "pyte")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from holdfast.runtime.shell_dialect import (
+from holdfast.runtime.shell.dialect import (
     Answer,
     Bash,
     Dialect,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.model import CommandSpec, ShellSpec
-from holdfast.runtime import records as r, shell_records as s
-from holdfast.runtime.memory import Memory
+from holdfast.runtime.durability import records as r, shell_records as s
+from holdfast.runtime.durability.replay import Memory
+from holdfast.types import CommandSpec, ShellSpec
 
 SHELL, FIRST, SECOND, THIRD, FOURTH = range(1, 6)
 ANSWER = s.NotedAnswer(3, "hB", "", None, b"/usr", b"/", {"EXIT": b"'x'"})

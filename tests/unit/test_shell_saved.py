@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.runtime.shell_files import ShellFiles
-from holdfast.runtime.shell_saved import MAX_SAVED_BYTES, SavedParts
+from holdfast.runtime.shell.files import ShellFiles
+from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES, SavedParts
 
 WHOLE = b"\0edeclare -x A=1\n\0."
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.signalling import OurOwn, signal_child_group, signal_group, signal_process
+from holdfast.launch.pidfd_signals import OurOwn, signal_child_group, signal_group, signal_process
 from holdfast.testing.signalling import send_signal, started_by_a_test
 
 ROOT = Path(__file__).parents[2]
 #: Where a raw kill stands, and why it reaches only what is meant.
 ALLOWED = {
-    "src/holdfast/signalling.py",  # a child that is not reaped keeps its number
-    "src/holdfast/runtime/keeper.py",  # the same: its children, which it alone reaps
+    "src/holdfast/launch/pidfd_signals.py",  # a child that is not reaped keeps its number
+    "src/holdfast/runtime/durability/keeper.py",  # the same: its children, which it alone reaps
 }
 #: A session with a second process in the leader's group and a third in a group of its own; then it waits.
 FAMILY = """
@@ -112,7 +112,7 @@ def test_those_who_are_spared_get_no_signal(family: Family) -> None:
 def test_members_are_signalled_one_by_one_where_the_kernel_cannot_signal_groups(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.signalling._PROCESS_GROUP", 1 << 30)  # a flag that no kernel has
+    monkeypatch.setattr("holdfast.launch.pidfd_signals._PROCESS_GROUP", 1 << 30)  # a flag that no kernel has
     assert signal_group(family.leader, family.leader, signal.SIGTERM)
     ended(family.member)
     assert family.process.wait(60) == -signal.SIGTERM
@@ -212,4 +212,4 @@ def test_no_code_signals_a_number_that_may_be_anothers(folder: str) -> None:
         if str(path.relative_to(ROOT)) not in ALLOWED
         for line in raw_kills(path.read_text())
     }
-    assert found == set(), "use holdfast.signalling, and in tests holdfast.testing.signalling"
+    assert found == set(), "use holdfast.launch.pidfd_signals, and in tests holdfast.testing.signalling"

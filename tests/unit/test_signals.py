@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.errors import UnknownSignal
-from holdfast.runtime.signals import parse_signal, signal_name
+from holdfast.runtime.process.signals import parse_signal, signal_name
 
 
 @pytest.mark.parametrize("name", ["INT", "SIGINT", "int", "sigint", "interrupt", " Int ", "2"])

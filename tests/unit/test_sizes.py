@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.run import limits
+from holdfast.cli.verbs.process.run import limits
 from holdfast.errors import InvalidParams
 from holdfast.service.policy.rules import RulesInvalid, load_rules
 from holdfast.sizes import parse_size

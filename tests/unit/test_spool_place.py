@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ResourceExhausted
-from holdfast.model import ProcessSpec
-from holdfast.runtime import spool_place
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.output_log import Spool
-from holdfast.runtime.spool_place import choose_place, file_system_of, room_in
+from holdfast.runtime.output import spool as spool_place
+from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.output.spool import choose_place, file_system_of, room_in
+from holdfast.types import ProcessSpec
 
 MIB = 1024 * 1024
 

@@ -16,9 +16,9 @@ from holdfast.bridge import agent_bridge
 from holdfast.client import exec_remote, process, sandbox, shell, unified_exec
 from holdfast.client.exec_remote import Completed, StdoutChunk
 from holdfast.errors import CommandNotFound, InvalidRequest, ShellClosed, TimeoutError, UnknownShell
-from holdfast.model import Closed, CommandEnded, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent
 from holdfast.sync import LoopThread
 from holdfast.testing import FakeExec, hangs
+from holdfast.types import Closed, CommandEnded, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent
 
 
 def test_exec_and_errors() -> None:

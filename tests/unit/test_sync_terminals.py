@@ -10,9 +10,9 @@ import pytest
 
 import holdfast.sync
 from holdfast.client import terminal
-from holdfast.client.asciicast import read_cast
+from holdfast.client.screen.asciicast import read_cast
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError, UnknownTerminal
-from holdfast.model import TerminalSize
+from holdfast.types import TerminalSize
 
 PATIENCE_SECONDS = 60.0
 

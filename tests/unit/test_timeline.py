@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.errors import InvalidParams
-from holdfast.model import TerminalEvent, TerminalEventType, TerminalSize
-from holdfast.runtime.timeline import MAX_TIMES, Timeline
+from holdfast.runtime.terminal.timeline import MAX_TIMES, Timeline
 from holdfast.testing.fake_pty import MemoryLog
+from holdfast.types import TerminalEvent, TerminalEventType, TerminalSize
 
 EVERYTHING = 1 << 62
 KINDS: list[TerminalEventType] = ["state", "promptStart", "prompt", "command", "ended", "resize", "input"]

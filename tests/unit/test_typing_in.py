@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.errors import InvalidParams
-from holdfast.runtime.typing_in import keystrokes
+from holdfast.runtime.terminal.paste import keystrokes
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40)
 

@@ -24,8 +24,8 @@ from holdfast.errors import (
     StdinClosed,
     UnknownProcess,
 )
-from holdfast.model import TerminalSize
 from holdfast.testing import FakeExec, FakeProcess, hangs, prints, run_in_virtual_time
+from holdfast.types import TerminalSize
 
 
 async def shell(process: FakeProcess) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec import UNSET, inspect as mi
 
-from holdfast import model
+from holdfast import types as model
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, UnknownProcess
 from holdfast.wire import file_messages, messages
 from holdfast.wire.codec import Codec

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from typing import Final
 
-from holdfast.model import ExitStatus, OutputChunk, OutputGap, Stream, Struct
+from holdfast.types import ExitStatus, OutputChunk, OutputGap, Stream, Struct
 
 MIB: Final = 1024 * 1024
 

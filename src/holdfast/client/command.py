@@ -30,7 +30,7 @@ from holdfast.errors import (
     UnknownProcess,
 )
 from holdfast.exec_api import EventStream, ExecApi
-from holdfast.model import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
+from holdfast.types import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
 
 #: What becomes of a command that is not there or cannot be executed: an error, or a result as from a shell.
 StartErrors = Literal["raise", "result"]

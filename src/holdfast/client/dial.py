@@ -79,7 +79,7 @@ class _Local:
         self._path: str | None = None
 
     async def __call__(self, receiver: Receiver) -> Channel:
-        from holdfast.local_server import ensure_server
+        from holdfast.launch.local_server import ensure_server
         from holdfast.transport import unix
 
         if self._path is None:

@@ -38,7 +38,7 @@ from holdfast.errors import (
     UnknownProcess,
 )
 from holdfast.exec_api import EventStream, ExecApi, PolledStream
-from holdfast.model import (
+from holdfast.types import (
     EnvPolicy,
     Exited,
     Lifetime,

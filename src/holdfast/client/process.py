@@ -32,7 +32,7 @@ from holdfast.errors import (
     UnknownProcess,
 )
 from holdfast.exec_api import EventStream, ExecApi
-from holdfast.model import (
+from holdfast.types import (
     Closed,
     Exited,
     ExitStatus,

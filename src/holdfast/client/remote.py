@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.client.connection import DEFAULT_WINDOW, Connection
+from holdfast.client.files.remote import RemoteFiles
 from holdfast.client.remote_command import RemoteCommand, milliseconds
-from holdfast.client.remote_files import RemoteFiles
 from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, StdinClosed, UnknownProcess
-from holdfast.model import (
+from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,

@@ -14,7 +14,7 @@ from holdfast.client.clean_up import take_error
 from holdfast.client.connection import Call, Connection
 from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, InternalError
-from holdfast.model import CommandEvent, CommandSpec, Exited, OutputChunk, OutputGap, Stream
+from holdfast.types import CommandEvent, CommandSpec, Exited, OutputChunk, OutputGap, Stream
 from holdfast.wire import messages as m, methods
 
 

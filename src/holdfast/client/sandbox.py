@@ -26,18 +26,18 @@ from holdfast.client.connection import CLIENT_NAME
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
 from holdfast.client.event_loops import check_loop, running_loop
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
-from holdfast.client.files import FileMethods, Progress
+from holdfast.client.files.files import FileMethods, Progress
+from holdfast.client.files.trees import Transferred, download, upload
+from holdfast.client.host_service import Handler, HostService
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
-from holdfast.client.screen import preload
-from holdfast.client.service import Handler, HostService
+from holdfast.client.screen.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
-from holdfast.client.trees import Transferred, download, upload
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
-from holdfast.model import (
+from holdfast.types import (
     Confinement,
     EnvironmentInfo,
     EnvPolicy,
@@ -54,7 +54,7 @@ from holdfast.model import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.sandboxes.place import Place
+    from holdfast.sandboxes.sandbox_kind import Place
 
 T = TypeVar("T")
 
@@ -546,7 +546,7 @@ async def open_exec(
         shown = address if isinstance(address, str | Sequence) else address.address
         raise InvalidParams(f"config: only for 'inprocess'; the server at {shown!r} has settings of its own")
     if _is_placed(address):
-        from holdfast.sandboxes.reach import open_sandbox
+        from holdfast.sandboxes.opening import open_sandbox
 
         return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline, client_name=client_name)
     assert isinstance(address, str | Sequence)

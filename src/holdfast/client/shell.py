@@ -26,7 +26,7 @@ from holdfast.errors import (
     UnknownShell,
 )
 from holdfast.exec_api import CommandStream, ExecApi
-from holdfast.model import (
+from holdfast.types import (
     CommandEnded,
     CommandEvent,
     CommandSpec,

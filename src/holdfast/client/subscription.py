@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.model import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, Stream
+from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, Stream
 from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeParams, SubscribeSpec
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from holdfast.client.asciicast import INPUT, MARKER, OUTPUT, CastEvent, resize_event, write_cast
 from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, SHOWN_TAIL_BYTES, OutputMatch, OutputSearch, Pattern
 from holdfast.client.process import signal_name, write_pieces
-from holdfast.client.screen import Emulator, Screen, emulator, preload
+from holdfast.client.screen.asciicast import INPUT, MARKER, OUTPUT, CastEvent, resize_event, write_cast
+from holdfast.client.screen.screen import Emulator, Screen, emulator, preload
 from holdfast.errors import (
     HoldfastError,
     InvalidParams,
@@ -28,7 +28,7 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.exec_api import ExecApi
-from holdfast.model import (
+from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     ExitStatus,

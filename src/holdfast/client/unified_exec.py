@@ -26,7 +26,7 @@ from holdfast.errors import (
     StdinClosed,
     UnknownProcess,
 )
-from holdfast.model import Exited, ExitStatus, OutputChunk, OutputGap, Stream, Struct, TerminalSize
+from holdfast.types import Exited, ExitStatus, OutputChunk, OutputGap, Stream, Struct, TerminalSize
 
 #: The yield window. Shorter than a quarter of a second a model only polls; longer than half a minute it seems hung.
 MIN_YIELD_MS: Final = 250

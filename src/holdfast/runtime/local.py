@@ -29,7 +29,29 @@ from holdfast.errors import (
     UnknownProcess,
 )
 from holdfast.exec_api import CommandStream, EventStream
-from holdfast.model import (
+from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.confine.offers import Offer, offers, words
+from holdfast.runtime.durability.process_log import Keeping
+from holdfast.runtime.files.local_files import LocalFiles
+from holdfast.runtime.machine import environment_info, wait_for_port
+from holdfast.runtime.output.job import Past, Recorded
+from holdfast.runtime.output.local_events import LocalCommand, LocalEvents
+from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.output.poller import Poller
+from holdfast.runtime.process.checks import check_bytes, check_spec
+from holdfast.runtime.process.input import InputQueue
+from holdfast.runtime.process.process import ManagedProcess
+from holdfast.runtime.process.signals import parse_signal
+from holdfast.runtime.process.spawn import write_all
+from holdfast.runtime.process.start import Started, Starter, is_jailed, starts_at_once
+from holdfast.runtime.shell.registry import Shells
+from holdfast.runtime.terminal.registry import Terminals
+from holdfast.runtime.tree.cgroup import Cgroups
+from holdfast.runtime.tree.orphans import OrphanReaper
+from holdfast.runtime.tree.process_table import TableReader
+from holdfast.runtime.tree.process_tree import Strays, Tree
+from holdfast.runtime.tree.usage import Activity, Asked, UsageSampler
+from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
@@ -51,28 +73,6 @@ from holdfast.model import (
     TerminalWait,
     UsageSample,
 )
-from holdfast.runtime.cgroup import Cgroups
-from holdfast.runtime.checks import check_bytes, check_spec
-from holdfast.runtime.confine.jail import Jail
-from holdfast.runtime.confine.offers import Offer, offers, words
-from holdfast.runtime.files import LocalFiles
-from holdfast.runtime.input_queue import InputQueue
-from holdfast.runtime.kept import Keeping
-from holdfast.runtime.local_events import LocalCommand, LocalEvents
-from holdfast.runtime.machine import environment_info, wait_for_port
-from holdfast.runtime.orphans import OrphanReaper
-from holdfast.runtime.output_log import Spool
-from holdfast.runtime.poller import Poller
-from holdfast.runtime.process import ManagedProcess
-from holdfast.runtime.process_table import TableReader
-from holdfast.runtime.process_tree import Strays, Tree
-from holdfast.runtime.recorded import Past, Recorded
-from holdfast.runtime.shells import Shells
-from holdfast.runtime.signals import parse_signal
-from holdfast.runtime.spawn import write_all
-from holdfast.runtime.starting import Started, Starter, is_jailed, starts_at_once
-from holdfast.runtime.terminals import Terminals
-from holdfast.runtime.tree_usage import Activity, Asked, UsageSampler
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
 

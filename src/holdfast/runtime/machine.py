@@ -10,10 +10,11 @@ import pwd
 import socket
 from typing import Final
 
-from holdfast import __version__, own_python
+from holdfast import __version__
 from holdfast.errors import InvalidParams, TimeoutError
-from holdfast.model import EnvironmentInfo, ShellInfo
-from holdfast.runtime.environment import resolve_user
+from holdfast.launch import self_exec
+from holdfast.runtime.process.environment import resolve_user
+from holdfast.types import EnvironmentInfo, ShellInfo
 
 #: What a client may use here.
 FEATURES: Final = ("process", "tty", "exec_remote", "shell", "terminal")
@@ -57,7 +58,7 @@ def environment_info(offered: tuple[str, ...] = ()) -> EnvironmentInfo:
         arch=platform.machine(),
         version=__version__,
         features=(*FEATURES, *offered),
-        holdfast=tuple(own_python.holdfast()),
+        holdfast=tuple(self_exec.holdfast()),
     )
 
 

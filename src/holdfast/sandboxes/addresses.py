@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.place import Place
+from holdfast.sandboxes.sandbox_kind import Place
 
 
 def _docker(rest: str, **options: Any) -> Place:

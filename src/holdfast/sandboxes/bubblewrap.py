@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import InvalidParams, SandboxError, SandboxGone
-from holdfast.sandboxes.bundle import Bundle, bundle
-from holdfast.sandboxes.place import Place
-from holdfast.sandboxes.unpacking import unpacked
+from holdfast.sandboxes.install.bundle import Bundle, bundle
+from holdfast.sandboxes.install.unpacking import unpacked
+from holdfast.sandboxes.sandbox_kind import Place
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.injection import Injection, What
-from holdfast.sandboxes.place import CommandPlace
+from holdfast.sandboxes.install.injection import Injection, What
+from holdfast.sandboxes.sandbox_kind import CommandPlace
 
 
 class CommandSandbox(CommandPlace):

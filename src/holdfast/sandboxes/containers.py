@@ -14,12 +14,12 @@ from typing import ClassVar, Final, Literal
 
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.sandboxes.bundle import bundle
-from holdfast.sandboxes.injection import Injection, What
-from holdfast.sandboxes.outside import Outcome, run_outside
-from holdfast.sandboxes.place import CommandPlace, Signs
-from holdfast.sandboxes.reach import open_place
-from holdfast.sandboxes.unpacking import unpacked
+from holdfast.sandboxes.host_command import Outcome, run_outside
+from holdfast.sandboxes.install.bundle import bundle
+from holdfast.sandboxes.install.injection import Injection, What
+from holdfast.sandboxes.install.unpacking import unpacked
+from holdfast.sandboxes.opening import open_place
+from holdfast.sandboxes.sandbox_kind import CommandPlace, Signs
 
 Engine = Literal["docker", "podman"]
 

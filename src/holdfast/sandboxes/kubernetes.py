@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Final, Literal
 import msgspec
 
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxError, SandboxGone
-from holdfast.model import Struct
-from holdfast.sandboxes.injection import Injection, What
-from holdfast.sandboxes.outside import run_outside
-from holdfast.sandboxes.place import CommandPlace, Signs, environment
+from holdfast.sandboxes.host_command import run_outside
+from holdfast.sandboxes.install.injection import Injection, What
+from holdfast.sandboxes.sandbox_kind import CommandPlace, Signs, environment
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import Struct
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from holdfast.client.connection import DEFAULT_WINDOW, MAX_MESSAGE_BYTES, Call, 
 from holdfast.client.event_loops import check_loop
 from holdfast.client.subscription import Subscription
 from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, SandboxGone, UnknownProcess
-from holdfast.model import OutputChunk, ReadResult
-from holdfast.sandboxes.injection import MISSING
-from holdfast.sandboxes.outside import run_outside
-from holdfast.sandboxes.place import CommandPlace, environment
+from holdfast.sandboxes.host_command import run_outside
+from holdfast.sandboxes.install.injection import MISSING
+from holdfast.sandboxes.sandbox_kind import CommandPlace, environment
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import OutputChunk, ReadResult
 from holdfast.wire import messages as m, methods
 from holdfast.wire.codec import Codec
 from holdfast.wire.methods import Method, Notification

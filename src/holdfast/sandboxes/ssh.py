@@ -16,9 +16,9 @@ from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.injection import Injection, What
-from holdfast.sandboxes.outside import run_outside
-from holdfast.sandboxes.place import CommandPlace, Signs
+from holdfast.sandboxes.host_command import run_outside
+from holdfast.sandboxes.install.injection import Injection, What
+from holdfast.sandboxes.sandbox_kind import CommandPlace, Signs
 
 #: Two answers missing at this distance, and ssh gives the connection up: we dial again.
 ALIVE_SECONDS: Final = 15

@@ -25,9 +25,9 @@ from holdfast.errors import (
     MessageTooLarge,
     MethodNotFound,
 )
-from holdfast.server.later import CANCELLED_BY_CALLER, Later
+from holdfast.server.client_sessions import Left
+from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, Later
 from holdfast.server.outbox import Outbox
-from holdfast.server.sessions import Left
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
 from holdfast.wire.messages import InitializeParams, InitializeResult
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from holdfast.runtime.local import LocalExec
+    from holdfast.server.client_sessions import Session, Sessions
     from holdfast.server.dispatch import Dispatcher
-    from holdfast.server.sessions import Session, Sessions
     from holdfast.transport.channel import Channel
 
 log = logging.getLogger(__name__)

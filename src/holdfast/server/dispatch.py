@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from holdfast.errors import Forbidden, StdinClosed, UnknownProcess
-from holdfast.model import (
+from holdfast.runtime.confine.rights import confinement_for
+from holdfast.runtime.process.start import starts_at_once
+from holdfast.server.exec_remote import ExecRemote
+from holdfast.server.files import FileMethods
+from holdfast.server.fs import FsMethods
+from holdfast.server.host_calls import ServiceMethods
+from holdfast.server.sandbox_policy import read_policy
+from holdfast.server.shells import ShellMethods
+from holdfast.server.terminals import TerminalMethods
+from holdfast.types import (
     EnvironmentInfo,
     ProcessInfo,
     ReadResult,
@@ -22,25 +31,16 @@ from holdfast.model import (
     TerminalSize,
     UsageSample,
 )
-from holdfast.runtime.confine.rights import confinement_for
-from holdfast.runtime.starting import starts_at_once
-from holdfast.server.exec_remote import ExecRemote
-from holdfast.server.files import FileMethods
-from holdfast.server.fs import FsMethods
-from holdfast.server.sandbox_policy import read_policy
-from holdfast.server.services import ServiceMethods
-from holdfast.server.shells import ShellMethods
-from holdfast.server.terminals import TerminalMethods
 from holdfast.wire import messages as m, methods as w
 from holdfast.wire.paths import encode_uri
 
 if TYPE_CHECKING:
-    from holdfast.runtime.input_queue import InputQueue
     from holdfast.runtime.local import LocalExec
-    from holdfast.runtime.process import ManagedProcess
+    from holdfast.runtime.process.input import InputQueue
+    from holdfast.runtime.process.process import ManagedProcess
+    from holdfast.server.client_sessions import Sessions
     from holdfast.server.connection import ServerConnection
-    from holdfast.server.later import Later
-    from holdfast.server.sessions import Sessions
+    from holdfast.server.deferred_reply import Later
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Final, Literal
 
 from holdfast.errors import HoldfastError, InvalidParams, StdinClosed, UnknownProcess
-from holdfast.model import EnvPolicy, ProcessSpec
+from holdfast.types import EnvPolicy, ProcessSpec
 from holdfast.wire.messages import (
     ExecRemoteDone,
     ExecRemotePidParams,
@@ -26,8 +26,8 @@ from holdfast.wire.messages import (
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
-    from holdfast.runtime.output_log import OutputLog
-    from holdfast.runtime.process import ManagedProcess
+    from holdfast.runtime.output.output_log import OutputLog
+    from holdfast.runtime.process.process import ManagedProcess
 
 #: Commands are written for the shell that people have at hand; /bin/sh where there is no other.
 SHELLS: Final = ("/bin/bash", "/usr/bin/bash", "/bin/sh")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model import FileAttributes, FileInfo, FilePiece
+from holdfast.types import FileAttributes, FileInfo, FilePiece
 from holdfast.wire import file_messages as f, messages as m
 from holdfast.wire.paths import decode_path, encode_path
 

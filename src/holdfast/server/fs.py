@@ -10,8 +10,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import FileExists, FileNotFound, Forbidden, InvalidParams, LimitReached
-from holdfast.model import DirEntry
 from holdfast.server.sandbox_policy import read_policy
+from holdfast.types import DirEntry
 from holdfast.wire import file_messages as f, messages as m
 from holdfast.wire.paths import decode_path, encode_path, encode_uri
 

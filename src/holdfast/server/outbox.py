@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from holdfast.model import OutputGap
-from holdfast.runtime.journal import EXIT, STREAMS, Record
-from holdfast.runtime.output_log import OutputLog
-from holdfast.runtime.reader import Reader
-from holdfast.runtime.recorded import Recorded
+from holdfast.runtime.output.job import Recorded
+from holdfast.runtime.output.journal import EXIT, STREAMS, Record
+from holdfast.runtime.output.output_log import OutputLog
+from holdfast.runtime.output.reader import Reader
 from holdfast.transport.channel import Channel, SpoolFrame
+from holdfast.types import OutputGap
 from holdfast.wire.codec import Codec
 from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeSpec
 from holdfast.wire.methods import PROCESS_CLOSED, PROCESS_EXITED, PROCESS_OUTPUT

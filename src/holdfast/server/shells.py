@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
-from holdfast.model import CommandSpec, ProcessInfo, ShellSpec, ShellStatus
-from holdfast.server.later import CANCELLED_BY_CALLER, Later
+from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, Later
+from holdfast.types import CommandSpec, ProcessInfo, ShellSpec, ShellStatus
 from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
-    from holdfast.runtime.shell_command import ShellCommand
-    from holdfast.runtime.shells import Shells
+    from holdfast.runtime.shell.command import ShellCommand
+    from holdfast.runtime.shell.registry import Shells
+    from holdfast.server.client_sessions import Sessions
     from holdfast.server.connection import ServerConnection
-    from holdfast.server.sessions import Sessions
 
 #: Output that waits for the reply: one message instead of several for nearly every command.
 INLINE_BYTES: Final = 64 * 1024

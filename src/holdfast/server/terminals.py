@@ -9,14 +9,14 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
-from holdfast.model import TerminalCommandEnded, TerminalRead, TerminalSpec, TerminalStatus
-from holdfast.server.later import CANCELLED_BY_CALLER
+from holdfast.server.deferred_reply import CANCELLED_BY_CALLER
+from holdfast.types import TerminalCommandEnded, TerminalRead, TerminalSpec, TerminalStatus
 from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
+    from holdfast.server.client_sessions import Sessions
     from holdfast.server.connection import ServerConnection
-    from holdfast.server.sessions import Sessions
 
 
 class TerminalMethods:

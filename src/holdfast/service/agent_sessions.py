@@ -14,16 +14,16 @@ import msgspec
 from prometheus_client import Gauge
 
 from holdfast.service.api import Created, CreateRequest, Event
-from holdfast.service.model import Caller, EventType, Policy, SessionRecord
+from holdfast.service.observability.traced_live import traced
+from holdfast.service.observability.tracing import Tracer
 from holdfast.service.policy.engine import resolve
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import NotFound
-from holdfast.service.sessions.live import Live
+from holdfast.service.sessions.backend.terminal import Live
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store import Store
-from holdfast.service.traced_live import traced
-from holdfast.service.tracing import Tracer
+from holdfast.service.types import Caller, EventType, Policy, SessionRecord
 
 
 class AgentRulebook(Rulebook):

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.service.model import (
+from holdfast.service.types import (
     Approval,
     AuditRow,
     Caller,

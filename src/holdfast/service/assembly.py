@@ -20,42 +20,42 @@ from holdfast.client.sandbox import check_address, open_exec
 from holdfast.console.application import console_application
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
-from holdfast.local_server import ensure_server
+from holdfast.launch.local_server import ensure_server
 from holdfast.secret_names import is_dropped
-from holdfast.service import agents
-from holdfast.service.access import Access, AccessSettings
-from holdfast.service.admission import Admission
+from holdfast.service.access import agents
+from holdfast.service.access.admission import Admission
+from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.session_users import check_free, parse_uids
+from holdfast.service.access.tokens import Access, AccessSettings
 from holdfast.service.agent_sessions import AgentRulebook, AgentSessions
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import Clock, SystemClock
-from holdfast.service.connections import ConnectionLimits, descriptors_for_ports
-from holdfast.service.grpc_front import GrpcFront, GrpcSettings
-from holdfast.service.handler import Handler
-from holdfast.service.housekeeping import Housekeeping
-from holdfast.service.http_front import HttpFront, HttpSettings
-from holdfast.service.listening import TlsFiles
-from holdfast.service.logs import LogSettings, configure_logs
-from holdfast.service.metered_store import MeteredStore
-from holdfast.service.metrics import Metrics
-from holdfast.service.model import Struct
-from holdfast.service.monitor import MonitorSettings, ResourceMonitor
-from holdfast.service.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.fronts.connections import ConnectionLimits, descriptors_for_ports
+from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
+from holdfast.service.fronts.handler import Handler
+from holdfast.service.fronts.http import HttpFront, HttpSettings
+from holdfast.service.fronts.listening import TlsFiles
+from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.monitor.monitor import MonitorSettings, ResourceMonitor
+from holdfast.service.monitor.session_usage import SandboxesOutside, Watchers
+from holdfast.service.monitor.thresholds import ThresholdSettings
+from holdfast.service.observability.logs import LogSettings, configure_logs
+from holdfast.service.observability.metered_store import MeteredStore
+from holdfast.service.observability.metrics import Metrics
+from holdfast.service.observability.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.observability.tracing import Tracer, open_tracer
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import Problem
-from holdfast.service.rates import Rates, RateSettings
-from holdfast.service.readiness import Readiness
 from holdfast.service.rules_file import read_rules
-from holdfast.service.session_users import check_free, parse_uids
-from holdfast.service.sessions.egress import Egress
-from holdfast.service.sessions.preparation import Preparation
-from holdfast.service.sessions.sandbox_pool import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.egress import Egress
+from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
-from holdfast.service.store.file_claim import claim_file
-from holdfast.service.store_opening import open_store
-from holdfast.service.thresholds import ThresholdSettings
-from holdfast.service.tracing import Tracer, open_tracer
-from holdfast.service.watching import SandboxesOutside, Watchers
+from holdfast.service.store.database.file_claim import claim_file
+from holdfast.service.store.opening import open_store
+from holdfast.service.store_housekeeping import Housekeeping
+from holdfast.service.types import Struct
 
 #: How long calls that are under way have to finish when the service stops. `docker stop` waits 10 s in all.
 STOP_SECONDS: Final = 5.0

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.config import checked, gathered
 from holdfast.errors import InvalidParams
-from holdfast.service.session_users import parse_uids
+from holdfast.service.access.session_users import parse_uids
 
 PREFIX: Final = "HOLDFAST_SERVICE_"
 MIB: Final = 1024 * 1024

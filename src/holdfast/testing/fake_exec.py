@@ -74,7 +74,22 @@ from holdfast.errors import (
     UnknownSignal,
     UnknownTerminal,
 )
-from holdfast.model import (
+from holdfast.runtime.process.checks import check_run
+from holdfast.testing.fake_files import FakeFiles
+from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
+from holdfast.testing.fake_prompt import prompting
+from holdfast.testing.fake_pty import MARKING_SHELLS
+from holdfast.testing.fake_shell import (
+    FakeCommand,
+    FakeCommandStream,
+    FakeShell,
+    ShellProgram,
+    answers,
+    not_found,
+    words,
+)
+from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
+from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
@@ -101,21 +116,6 @@ from holdfast.model import (
     TerminalWait,
     UsageSample,
 )
-from holdfast.runtime.checks import check_run
-from holdfast.testing.fake_files import FakeFiles
-from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
-from holdfast.testing.fake_prompt import prompting
-from holdfast.testing.fake_pty import MARKING_SHELLS
-from holdfast.testing.fake_shell import (
-    FakeCommand,
-    FakeCommandStream,
-    FakeShell,
-    ShellProgram,
-    answers,
-    not_found,
-    words,
-)
-from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
 
 _ENDING_SIGNALS: Final = ("HUP", "INT", "QUIT", "KILL", "TERM")
 _EVERYTHING: Final = 1 << 62

@@ -18,7 +18,7 @@ import posixpath
 from typing import Final
 
 from holdfast.errors import file_error
-from holdfast.model import (
+from holdfast.types import (
     DIRECTORY_PAGE,
     FILE_PIECE_BYTES,
     DirEntry,

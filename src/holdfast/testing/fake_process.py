@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from holdfast.model import (
+from holdfast.types import (
     Closed,
     Exited,
     ExitStatus,

@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.model import CommandSpec, ExitStatus, ProcessSpec, Stream
 from holdfast.testing.fake_shell import FakeCommand, ShellProgram, words
 from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
+from holdfast.types import CommandSpec, ExitStatus, ProcessSpec, Stream
 
 _INTERRUPT: Final = 0x03
 _END_OF_INPUT: Final = 0x04

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from holdfast.config import ExecServerConfig
-from holdfast.model import ExitStatus, TerminalSize, TerminalStatus
-from holdfast.runtime.awaiting import InputState
-from holdfast.runtime.terminal import LiveTerminal
+from holdfast.runtime.terminal.input_wait import InputState
+from holdfast.runtime.terminal.live import LiveTerminal
+from holdfast.types import ExitStatus, TerminalSize, TerminalStatus
 
 if TYPE_CHECKING:
-    from holdfast.runtime.process import ManagedProcess
+    from holdfast.runtime.process.process import ManagedProcess
     from holdfast.testing.fake_terminal import FakeTerminal
 
 #: The secret of every fake terminal: a test that forges a mark must not use it.

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError, ShellClosed
-from holdfast.model import (
+from holdfast.testing.fake_process import FakeEventStream, FakeProcess
+from holdfast.types import (
     CommandEnded,
     CommandEvent,
     CommandSpec,
@@ -28,7 +29,6 @@ from holdfast.model import (
     ShellStatus,
     Stream,
 )
-from holdfast.testing.fake_process import FakeEventStream, FakeProcess
 
 #: How long a command that ignores TERM lives on when it is interrupted; as the setting of a server.
 INTERRUPT_GRACE_SECONDS: Final = 2.0

@@ -13,7 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 from holdfast.errors import TerminalClosed
-from holdfast.model import (
+from holdfast.runtime.terminal.run import run_typed
+from holdfast.testing.fake_process import FakeProcess, Program
+from holdfast.testing.fake_pty import EVERYTHING, NONCE, MemoryLog, ScriptedTerminal
+from holdfast.types import (
     CloseMode,
     ExitStatus,
     JobsAtClose,
@@ -26,9 +29,6 @@ from holdfast.model import (
     TerminalStatus,
     TerminalWait,
 )
-from holdfast.runtime.terminal_run import run_typed
-from holdfast.testing.fake_process import FakeProcess, Program
-from holdfast.testing.fake_pty import EVERYTHING, NONCE, MemoryLog, ScriptedTerminal
 
 #: What a program in a fake terminal is: it is given its terminal and returns its exit code.
 TerminalProgram = Callable[["FakeTerminal"], Awaitable[int]]

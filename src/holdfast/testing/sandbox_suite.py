@@ -28,9 +28,9 @@ from holdfast.errors import (
     TimeoutError,
     UnknownProcess,
 )
-from holdfast.model import OutputChunk, OutputGap, TerminalSize
-from holdfast.sandboxes.place import Place
+from holdfast.sandboxes.sandbox_kind import Place
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import OutputChunk, OutputGap, TerminalSize
 
 #: Nothing here takes long; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 
-from holdfast import signalling
+from holdfast.launch import pidfd_signals
 from holdfast.testing.servers import MARK_VARIABLE, is_alive
 
 #: One of them is in the environment of what a test starts, and of all below that.
@@ -31,13 +31,13 @@ def send_signal(pid: int, number: int) -> None:
             return False
         raise AssertionError(f"signal {number} to process {pid}, which no test has started: {_shown(pid)}")
 
-    if not signalling.signal_process(pid, number, is_ours):
+    if not pidfd_signals.signal_process(pid, number, is_ours):
         raise ProcessLookupError(f"process {pid} is gone")
 
 
 def kill_group(leader: int) -> None:
     """Kill the group of a child that leads its session; nothing if the child was reaped."""
-    signalling.signal_child_group(leader, signal.SIGKILL)
+    pidfd_signals.signal_child_group(leader, signal.SIGKILL)
 
 
 def started_by_a_test(pid: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import DIRECTORY_PAGE, FILE_PIECE_BYTES, DirEntry, Struct
+from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, DirEntry, Struct
 
 
 class FileReadParams(Struct, frozen=True, omit_defaults=True):

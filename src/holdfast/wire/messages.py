@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from holdfast.model import (
+from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandEnded,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from holdfast.model import (
+from holdfast.types import (
     EnvironmentInfo,
     FileInfo,
     FilePiece,

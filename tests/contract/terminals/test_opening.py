@@ -30,8 +30,8 @@ from holdfast.errors import (
     UnknownTerminal,
     UnknownUser,
 )
-from holdfast.model import TerminalSpec
 from holdfast.testing.servers import RunningServer
+from holdfast.types import TerminalSpec
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -21,7 +21,7 @@ from contract.terminals.ways import (
 from holdfast import OutputChunk, Sandbox, TerminalSize
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
-from holdfast.model import TerminalEvent
+from holdfast.types import TerminalEvent
 
 
 async def test_events_come_in_their_order_and_say_what_happened(terminal: Terminal) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from contract.ways import open_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.model import TerminalEvent, TerminalStatus
 from holdfast.testing.servers import RunningServer, is_alive
+from holdfast.types import TerminalEvent, TerminalStatus
 
 #: Settings that are small enough to be met by a test.
 TERMINAL_SETTINGS: Final[dict[str, Any]] = {

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from holdfast.service.api import PolicyRequest
-from holdfast.service.model import Policy, Resources
 from holdfast.service.policy.engine import (
     decide_command,
     decide_cwd,
@@ -21,6 +20,7 @@ from holdfast.service.policy.engine import (
 from holdfast.service.policy.profiles import MIB, Profile, Rules
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Denied, Invalid
+from holdfast.service.types import Policy, Resources
 
 RULES = """\
 workspaces = "/srv"

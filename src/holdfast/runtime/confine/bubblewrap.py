@@ -10,8 +10,8 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from holdfast.model import Confinement
 from holdfast.runtime.confine.paths import PROGRAM_DIRECTORIES, Visible, is_beneath
+from holdfast.types import Confinement
 
 HOSTNAME: Final = "holdfast"
 #: A directory that hides another holds nothing but the ways to what was given below it.

@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
-from holdfast.model import Confinement
 from holdfast.runtime.confine import bubblewrap, landlock
 from holdfast.runtime.confine.applying import PROXY_PORT
 from holdfast.runtime.confine.paths import (
@@ -28,7 +27,8 @@ from holdfast.runtime.confine.paths import (
     visible_paths,
 )
 from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
-from holdfast.runtime.environment import Account
+from holdfast.runtime.process.environment import Account
+from holdfast.types import Confinement
 
 #: Where bwrap is looked for: not in the PATH of the one to be confined.
 _PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.model import Confinement, ExitStatus
+from holdfast.types import Confinement, ExitStatus
 
 #: How much of the end of each stream is searched: a message of failure is among the last lines.
 EVIDENCE_BYTES: Final = 64 * 1024

@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.runtime.awaiting import every_process
-from holdfast.runtime.process_table import newest_pids, read_entry
+from holdfast.runtime.terminal.input_wait import every_process
+from holdfast.runtime.tree.process_table import newest_pids, read_entry
 
 #: pidfd_get_info, Linux 6.13; it tells how a process ended since 6.15, also after somebody else has reaped it.
 _PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11

@@ -12,15 +12,15 @@ import os
 import subprocess
 from typing import Final, NamedTuple
 
-from holdfast import own_python
 from holdfast.errors import HoldfastError
-from holdfast.model import Confinement
+from holdfast.launch import self_exec
 from holdfast.runtime.confine.composing import compose
 from holdfast.runtime.confine.resource_groups import CONTROLLERS, hierarchies
 from holdfast.runtime.confine.seccomp import AF_UNIX, MACHINES, filter_program
-from holdfast.runtime.environment import Account
+from holdfast.runtime.process.environment import Account
+from holdfast.types import Confinement
 
-_APPLYING: Final = own_python.script(__file__, "applying")
+_APPLYING: Final = self_exec.script(__file__, "applying")
 _OTHER_USER: Final = Account("nobody", 65534, 65534, (), "/", "/bin/sh")
 #: A jail stands within a tenth of a second; a machine that swaps may take longer.
 _SECONDS: Final = 10.0
@@ -63,7 +63,7 @@ def words(found: tuple[Offer, ...]) -> tuple[str, ...]:
 def _try() -> dict[str, object]:
     machine = os.uname().machine
     program = filter_program(machine, (AF_UNIX,)).hex() if machine in MACHINES else ""
-    done = _run([*own_python.command(), "-I", "-S", _APPLYING, program])
+    done = _run([*self_exec.command(), "-I", "-S", _APPLYING, program])
     # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
     if not done.stdout:
         why = _last_line(done)

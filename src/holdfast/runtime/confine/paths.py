@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from holdfast.errors import InvalidParams
-from holdfast.model import Confinement
+from holdfast.types import Confinement
 
 #: What programs of the machine need to run; what is missing on this machine is left out.
 SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix")

@@ -12,7 +12,7 @@ import os
 from typing import Final, Literal
 
 from holdfast.errors import PermissionRefused
-from holdfast.model import Confinement
+from holdfast.types import Confinement
 
 Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: Final[tuple[Controller, ...]] = ("memory", "pids", "cpu")

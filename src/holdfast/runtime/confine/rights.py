@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from holdfast.errors import Forbidden
-from holdfast.model import Confinement
 from holdfast.runtime.confine.paths import is_beneath
+from holdfast.types import Confinement
 
 Access = Literal["read", "write", "deny"]
 #: Of two rights on one path, the one further left counts.

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.service.model import AuditEntry, AuditRow, Struct
+from holdfast.service.types import AuditEntry, AuditRow, Struct
 
 #: What stands before the first row of a stream.
 GENESIS: Final = "0" * 64

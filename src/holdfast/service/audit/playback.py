@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.service.audit.chain import ABOUT_STREAMS
-from holdfast.service.model import AuditRow
 from holdfast.service.problems import Invalid
+from holdfast.service.types import AuditRow
 
 #: What a line shows of one value; --json has all of it.
 VALUE_CHARS: Final = 200

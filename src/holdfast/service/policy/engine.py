@@ -15,11 +15,11 @@ from typing import Final, cast, get_args
 
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import ControlType, PolicyRequest
-from holdfast.service.model import Guard, Network, Policy, Resources, Struct
 from holdfast.service.policy.command_line import NEEDED_BY_OTHERS, CommandLine, read_command_line, steers
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
 from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
+from holdfast.service.types import Guard, Network, Policy, Resources, Struct
 
 #: From narrow to wide.
 _NETWORKS: Final[tuple[Network, ...]] = ("none", "allow-list", "host")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from holdfast.service.model import SessionRecord, Struct
+from holdfast.service.types import SessionRecord, Struct
 
 Due = Literal["idle_warning", "idle_close", "lifetime_warning", "lifetime_end"]
 #: What goes before what at the same time: an end makes a warning needless.

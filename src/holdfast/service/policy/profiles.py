@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.service.model import Guard, Network, Resources, SandboxMode, SessionUser, Struct
 from holdfast.service.problems import Denied
+from holdfast.service.types import Guard, Network, Resources, SandboxMode, SessionUser, Struct
 
 Verdict = Literal["allow", "ask", "deny"]
 #: What a `SendInput` may ask for beside keys; a size may always be set.

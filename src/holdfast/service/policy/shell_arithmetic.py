@@ -11,7 +11,7 @@ import re
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from holdfast.service.model import Struct
+from holdfast.service.types import Struct
 
 #: What stands for an expansion that yields a number (`$?`, `${#x}`, `$((...))`), and for any other one.
 NUMBER: Final = "\x01"

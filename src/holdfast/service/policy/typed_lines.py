@@ -13,10 +13,10 @@ from __future__ import annotations
 import posixpath
 from typing import Final
 
-from holdfast.service.model import Struct
 from holdfast.service.policy.command_line import MAX_TEXT, CommandLine, read_command_line
 from holdfast.service.policy.engine import Decision, decide_line
 from holdfast.service.policy.profiles import Profile, strictest
+from holdfast.service.types import Struct
 
 _PASTE_BEGIN: Final = b"\x1b[200~"
 _PASTE_END: Final = b"\x1b[201~"

@@ -10,8 +10,8 @@ import posixpath
 import re
 from typing import Final
 
-from holdfast.service.model import Struct
 from holdfast.service.policy.shell_words import Word
+from holdfast.service.types import Struct
 
 _ASSIGNED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 

@@ -17,12 +17,12 @@ from typing import Any, Final, Literal
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock
-from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
 from holdfast.service.problems import Denied, Exhausted, NotFound, Problem, TooLate
-from holdfast.service.sessions.events import NoticeBell, event_entry
+from holdfast.service.sessions.following.events import NoticeBell, event_entry
 from holdfast.service.sessions.ports import Redact, SessionStore
 from holdfast.service.sessions.timers import TimerHeap
-from holdfast.service.store.model import Page
+from holdfast.service.store.types import Page
+from holdfast.service.types import Approval, AuditEntry, Caller, SessionRecord
 
 #: Commands of one session that wait at a time: people read them one by one, and a page holds them all.
 MOST_WAITING: Final = 50

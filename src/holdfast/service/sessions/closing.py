@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.service.api import AuditFilter, Closed
-from holdfast.service.model import AuditEntry, CloseMode, SessionRecord
 from holdfast.service.problems import NotNow, Problem
-from holdfast.service.store.model import Page
+from holdfast.service.store.types import Page
+from holdfast.service.types import AuditEntry, CloseMode, SessionRecord
 
 if TYPE_CHECKING:
     from holdfast.service.sessions.manager import SessionManager

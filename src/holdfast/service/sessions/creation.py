@@ -17,14 +17,14 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import Created, CreateRequest, SessionView
-from holdfast.service.model import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
+from holdfast.service.positions import Position, write_token
 from holdfast.service.problems import Denied, Invalid, NotNow, Problem, TooLate
-from holdfast.service.sessions.events import event_entry
-from holdfast.service.sessions.live import Now
+from holdfast.service.sessions.backend.connections import problem_of
+from holdfast.service.sessions.backend.terminal import Now
+from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.ports import Enforcement, PlanEnforcement, Prepare, Told
-from holdfast.service.sessions.sandbox_pool import problem_of
-from holdfast.service.store.model import Lease
-from holdfast.service.tokens import Position, write_token
+from holdfast.service.store.types import Lease
+from holdfast.service.types import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
 
 if TYPE_CHECKING:
     from holdfast.service.sessions.manager import SessionManager

@@ -17,22 +17,22 @@ import msgspec
 
 from holdfast.service.api import AuditFilter, Control, InputTaken, RunRequest, RunResult
 from holdfast.service.clock import Clock
-from holdfast.service.model import Approval, AuditEntry, Caller, SessionRecord
 from holdfast.service.policy.engine import refusal
 from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, Invalid, NotNow
 from holdfast.service.sessions.approvals import Approvals
-from holdfast.service.sessions.events import event_entry
-from holdfast.service.sessions.follow_shell import ShellFollower
-from holdfast.service.sessions.follow_terminal import TerminalFollower, Typed
+from holdfast.service.sessions.backend.shell import ShellLive, command_text
+from holdfast.service.sessions.backend.terminal import Now, TerminalLive, begins_a_line
+from holdfast.service.sessions.following.events import event_entry
+from holdfast.service.sessions.following.leases import Leases
+from holdfast.service.sessions.following.shell import ShellFollower
+from holdfast.service.sessions.following.terminal import TerminalFollower, Typed
 from holdfast.service.sessions.judging import UNREAD_COMMANDS, Desk, Judge, Judged, interrupts
-from holdfast.service.sessions.leases import Leases
-from holdfast.service.sessions.live import Now, TerminalLive, begins_a_line
-from holdfast.service.sessions.live_shell import ShellLive, command_text
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
-from holdfast.service.store.model import Page
+from holdfast.service.store.types import Page
+from holdfast.service.types import Approval, AuditEntry, Caller, SessionRecord
 
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
 #: How long a shell's next command waits for the follower to have read the first of those before it: longer than

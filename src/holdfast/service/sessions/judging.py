@@ -14,15 +14,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from holdfast.service.api import AuditFilter, Control
-from holdfast.service.model import SessionRecord
 from holdfast.service.policy.profiles import Verdict
 from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, NotNow
-from holdfast.service.sessions.live import Live, Now
-from holdfast.service.sessions.live_shell import ShellLive, command_text
+from holdfast.service.sessions.backend.shell import ShellLive, command_text
+from holdfast.service.sessions.backend.terminal import Live, Now
 from holdfast.service.sessions.ports import SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.store.model import Page
+from holdfast.service.store.types import Page
+from holdfast.service.types import SessionRecord
 
 #: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
 _LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")

@@ -29,28 +29,19 @@ from holdfast.service.api import (
     SessionView,
 )
 from holdfast.service.clock import Clock
-from holdfast.service.model import (
-    Approval,
-    AuditRow,
-    Caller,
-    CloseMode,
-    EventType,
-    SessionRecord,
-    State,
-    Usage,
-)
 from holdfast.service.problems import Invalid, NotFound, NotNow, Problem
 from holdfast.service.sessions.approvals import Approvals
+from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.shell import ShellLive
+from holdfast.service.sessions.backend.terminal import Live, Now, TerminalLive
 from holdfast.service.sessions.closing import Closing
-from holdfast.service.sessions.command_log import CommandLog
 from holdfast.service.sessions.creation import Creation
-from holdfast.service.sessions.events import EventStreams, NoticeBell
-from holdfast.service.sessions.follower import Surroundings
+from holdfast.service.sessions.following.command_log import CommandLog
+from holdfast.service.sessions.following.events import EventStreams, NoticeBell
+from holdfast.service.sessions.following.follower import Surroundings
+from holdfast.service.sessions.following.leases import Leases
 from holdfast.service.sessions.input import InputDesk
 from holdfast.service.sessions.judging import Desk
-from holdfast.service.sessions.leases import Leases
-from holdfast.service.sessions.live import Live, Now, TerminalLive
-from holdfast.service.sessions.live_shell import ShellLive
 from holdfast.service.sessions.ports import (
     FindUsage,
     PlanEnforcement,
@@ -64,10 +55,19 @@ from holdfast.service.sessions.ports import (
     tell_nobody,
 )
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.sessions.sandbox_pool import SandboxPool
 from holdfast.service.sessions.timers import SessionTimers, TimerHeap, background
 from holdfast.service.settings import ServiceSettings
-from holdfast.service.store.model import Page, SessionFilter
+from holdfast.service.store.types import Page, SessionFilter
+from holdfast.service.types import (
+    Approval,
+    AuditRow,
+    Caller,
+    CloseMode,
+    EventType,
+    SessionRecord,
+    State,
+    Usage,
+)
 
 #: States that only the sandbox tells; the database has RUNNING for all of them.
 _LIVE: Final[tuple[State, ...]] = ("RUNNING", "BUSY", "IDLE")

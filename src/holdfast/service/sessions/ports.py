@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from holdfast.model import EnvironmentInfo, Limits
 from holdfast.service.api import AuditFilter
-from holdfast.service.model import (
+from holdfast.service.store.pages import encode_token
+from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.types import (
     Approval,
     AuditEntry,
     AuditRow,
@@ -19,8 +20,7 @@ from holdfast.service.model import (
     Struct,
     Usage,
 )
-from holdfast.service.store.model import Fence, Lease, Notice, Page, SessionFilter
-from holdfast.service.store.pages import encode_token
+from holdfast.types import EnvironmentInfo, Limits
 
 #: Replaces secrets in a text.
 Redact = Callable[[str], str]

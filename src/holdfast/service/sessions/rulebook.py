@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.service.api import ControlType, CreateRequest
-from holdfast.service.model import Policy, SessionRecord
 from holdfast.service.policy.engine import (
     Decision,
     decide_command,
@@ -23,6 +22,7 @@ from holdfast.service.policy.engine import (
 from holdfast.service.policy.keep_alive import Deadline, next_deadline
 from holdfast.service.policy.profiles import Profile, Rules
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
+from holdfast.service.types import Policy, SessionRecord
 
 
 class Rulebook:

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, Timer
-from holdfast.service.model import EventType
 from holdfast.service.policy.keep_alive import Deadline, Due
 from holdfast.service.problems import Problem
-from holdfast.service.sessions.events import event_entry
-from holdfast.service.sessions.follower import Follower
+from holdfast.service.sessions.following.events import event_entry
+from holdfast.service.sessions.following.follower import Follower
 from holdfast.service.sessions.ports import SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.store.model import Page
+from holdfast.service.store.types import Page
+from holdfast.service.types import EventType
 
 #: Between attempts to do what is due, when the database or the sandbox is away; doubling up to the second.
 _AGAIN_SECONDS: Final = (1.0, 60.0)

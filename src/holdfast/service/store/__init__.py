@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.service.store.model import (
+from holdfast.service.store.store import Store
+from holdfast.service.store.types import (
     MISSED,
     Agent,
     Fence,
@@ -12,7 +13,6 @@ from holdfast.service.store.model import (
     Removed,
     SessionFilter,
 )
-from holdfast.service.store.store import Store
 from holdfast.service.store.verification import Verification
 
 __all__ = [

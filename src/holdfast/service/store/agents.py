@@ -8,12 +8,12 @@ import msgspec
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.model import Role
 from holdfast.service.problems import Exists, NotFound
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.model import Agent
-from holdfast.service.store.schema import AGENTS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import AGENTS
+from holdfast.service.store.types import Agent
+from holdfast.service.types import Role
 
 _ROW = AGENTS.c
 

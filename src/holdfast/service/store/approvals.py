@@ -13,11 +13,11 @@ import msgspec
 from sqlalchemy import ColumnElement, exists, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.model import OVER, Approval
 from holdfast.service.problems import Exists, NotFound, NotNow
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.schema import APPROVALS, SESSIONS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import APPROVALS, SESSIONS
+from holdfast.service.types import OVER, Approval
 
 _ROW = APPROVALS.c
 

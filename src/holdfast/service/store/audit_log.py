@@ -10,16 +10,16 @@ from sqlalchemy import ColumnElement, Select, func, select
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import encode_body
-from holdfast.service.model import AuditEntry, AuditRow, SessionRecord
 from holdfast.service.problems import Bug, Invalid
 from holdfast.service.store.batch import Append, Change
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import ROWS, STREAMS
 from holdfast.service.store.group_commit import GroupCommit
-from holdfast.service.store.model import FIRST_PAGE, Fence, Page
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
-from holdfast.service.store.schema import ROWS, STREAMS
 from holdfast.service.store.sessions import FIELDS, UNCHANGING
+from holdfast.service.store.types import FIRST_PAGE, Fence, Page
+from holdfast.service.types import AuditEntry, AuditRow, SessionRecord
 
 #: A row is read back whole, so its text is bounded; what is longer is to be cut before (`audit.redaction`).
 MAX_BODY_BYTES: Final = 256 * 1024

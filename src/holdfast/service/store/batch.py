@@ -16,13 +16,13 @@ from sqlalchemy import Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.service.audit.chain import GENESIS, MARKED, OPENED, StreamMark, chained
-from holdfast.service.model import OVER, SERVICE_STREAM, AuditEntry, AuditRow, SessionRecord
 from holdfast.service.problems import NotNow, Problem
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.model import Fence
-from holdfast.service.store.schema import ROWS, SESSIONS, STREAMS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.schema import ROWS, SESSIONS, STREAMS
+from holdfast.service.store.database.sqlite_statements import OFTEN
 from holdfast.service.store.sessions import columns_of, no_session, record_of
-from holdfast.service.store.sqlite_statements import OFTEN
+from holdfast.service.store.types import Fence
+from holdfast.service.types import OVER, SERVICE_STREAM, AuditEntry, AuditRow, SessionRecord
 
 #: After so many rows of a session its last one is named in the service's own stream, so that no more than these can
 #: be cut off an open session without a trace there. Each costs a row.

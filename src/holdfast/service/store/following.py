@@ -8,13 +8,13 @@ from typing import Final
 from sqlalchemy import BigInteger, ColumnElement, func, literal_column, select
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.model import AuditRow
 from holdfast.service.store.audit_log import AuditLog
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.file_watch import FileWatch
-from holdfast.service.store.model import MISSED
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.file_watch import FileWatch
+from holdfast.service.store.database.schema import ROWS
 from holdfast.service.store.notices import Listening
-from holdfast.service.store.schema import ROWS
+from holdfast.service.store.types import MISSED
+from holdfast.service.types import AuditRow
 
 #: Rows that are read at a time, and remembered so that none is given twice.
 PAGE: Final = 1_000

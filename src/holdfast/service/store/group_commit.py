@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from holdfast.service.problems import Bug, Problem, Unavailable
 from holdfast.service.store.batch import Append, Batch, Outcome, Work
-from holdfast.service.store.database import Database
+from holdfast.service.store.database.database import Database
 
 #: Rows in one transaction. More would make the callers at its head wait for those at its end; at a few thousand
 #: the flush is no longer what costs.

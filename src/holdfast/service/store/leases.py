@@ -10,11 +10,11 @@ import math
 
 from sqlalchemy import func, select, update
 
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.model import Lease
-from holdfast.service.store.schema import SESSIONS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import SESSIONS
 from holdfast.service.store.sessions import IS_OPEN
+from holdfast.service.store.types import Lease
 
 _ROW = SESSIONS.c
 

@@ -16,8 +16,8 @@ from sqlalchemy import URL
 
 from holdfast.service.problems import Unavailable
 from holdfast.service.store.batch import CHANNEL
-from holdfast.service.store.model import MISSED, Notice
-from holdfast.service.store.postgres_engine import tls_of
+from holdfast.service.store.database.postgres import tls_of
+from holdfast.service.store.types import MISSED, Notice
 
 #: Notices that one listener may be behind. A further one turns them all into `MISSED`: it reads the table then.
 MAX_BEHIND: Final = 4_096

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, literal, tuple_
 
 from holdfast.service.problems import Invalid
-from holdfast.service.store.model import MAX_PAGE_SIZE, PAGE_SIZE, Page
+from holdfast.service.store.types import MAX_PAGE_SIZE, PAGE_SIZE, Page
 
 
 def page_size(page: Page) -> int:

@@ -13,13 +13,13 @@ import msgspec
 from sqlalchemy import delete, func, select, update
 
 from holdfast.service.audit.chain import REMOVED, TRIMMED, StreamMark
-from holdfast.service.model import SERVICE_STREAM, AuditEntry
 from holdfast.service.store.batch import ROW_OVERHEAD, Head, append_to_own, lock_streams
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.model import Removed
-from holdfast.service.store.schema import APPROVALS, ROWS, SESSIONS, STREAMS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import APPROVALS, ROWS, SESSIONS, STREAMS
 from holdfast.service.store.sessions import IS_OPEN
+from holdfast.service.store.types import Removed
+from holdfast.service.types import SERVICE_STREAM, AuditEntry
 
 #: Sessions that one call removes at most, each in a transaction of its own, so that appends get their turns.
 MOST: Final = 1_000

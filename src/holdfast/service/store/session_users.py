@@ -7,11 +7,11 @@ from typing import Final
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from holdfast.service.access.session_users import UidRange
 from holdfast.service.problems import NotNow
-from holdfast.service.session_users import UidRange
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.schema import SESSION_USERS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import SESSION_USERS
 
 _ROW = SESSION_USERS.c
 #: Replicas that take the same number at once try again, each time at least one of them with success.

@@ -8,13 +8,13 @@ import msgspec
 from sqlalchemy import ColumnElement, exists, func, insert, select
 from sqlalchemy.engine import RowMapping
 
-from holdfast.service.model import OVER, Policy, SessionRecord
 from holdfast.service.problems import Exhausted, Exists, NotFound
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.model import FIRST_PAGE, Page, SessionFilter
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import SESSION_LABELS, SESSIONS
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
-from holdfast.service.store.schema import SESSION_LABELS, SESSIONS
+from holdfast.service.store.types import FIRST_PAGE, Page, SessionFilter
+from holdfast.service.types import OVER, Policy, SessionRecord
 
 FIELDS: Final = tuple(SessionRecord.__struct_fields__)
 #: Columns that are JSON, and what is in them.

@@ -14,25 +14,25 @@ from sqlalchemy.dialects import postgresql, sqlite
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
 from holdfast.service.clock import Clock
-from holdfast.service.model import AuditRow
 from holdfast.service.problems import Invalid, NotFound, NotNow
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.file_watch import FileWatch
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.file_watch import FileWatch
+from holdfast.service.store.database.migrations import check_version, migrate
+from holdfast.service.store.database.schema import FACTS
 from holdfast.service.store.following import follow_file, follow_notices, last_number
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.leases import LeaseRows
-from holdfast.service.store.migrations import check_version, migrate
 from holdfast.service.store.notices import Listening, Notices, PostgresNotices
 from holdfast.service.store.retention import Retention
-from holdfast.service.store.schema import FACTS
 from holdfast.service.store.session_users import SessionUserRows
 from holdfast.service.store.sessions import SessionRows
 from holdfast.service.store.usage import UsageRows
 from holdfast.service.store.verification import Verification, Verifier
+from holdfast.service.types import AuditRow
 
 #: A shorter key could be guessed.
 MIN_KEY_BYTES: Final = 16

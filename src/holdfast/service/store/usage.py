@@ -9,10 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.model import Usage
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.database import Database
-from holdfast.service.store.schema import SESSION_USAGE, SESSIONS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.database import Database
+from holdfast.service.store.database.schema import SESSION_USAGE, SESSIONS
+from holdfast.service.types import Usage
 
 _ROW = SESSION_USAGE.c
 #: Names in one statement: SQLite bounds its parameters.

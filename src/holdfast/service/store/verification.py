@@ -24,9 +24,9 @@ from holdfast.service.audit.chain import (
     StreamCheck,
     StreamMark,
 )
-from holdfast.service.model import SERVICE_STREAM, AuditRow, Struct
-from holdfast.service.store.connection import Connection
-from holdfast.service.store.schema import ROWS, STREAMS
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.schema import ROWS, STREAMS
+from holdfast.service.types import SERVICE_STREAM, AuditRow, Struct
 
 #: Rows and streams that are looked at together.
 PAGE: Final = 500

@@ -1,0 +1,56 @@
+"""The server that an address leads to, for verbs that look at it or end it: none is started, and none is put in.
+
+`local` and `unix:PATH` are sockets of this machine. In a container, a pod or a host over ssh the same verb is run
+inside and prints JSON. A server at a WebSocket is called as any client calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from holdfast.cli.support.sandbox_option import CLIENT_NAME, LOCAL
+from holdfast.client.dial import open_connection
+from holdfast.client.remote import RemoteExec
+from holdfast.client.sandbox import check_address
+from holdfast.errors import InvalidParams
+from holdfast.launch.local_server import socket_path
+from holdfast.sandboxes.addresses import place_at
+from holdfast.sandboxes.host_command import Outcome
+from holdfast.sandboxes.sandbox_kind import CommandPlace
+
+
+def socket_at(address: str) -> str | None:
+    """The path of the server's socket on this machine; None if the address leads elsewhere."""
+    check_address(address)
+    kind, _, rest = address.partition(":")
+    if address == LOCAL:
+        return socket_path()
+    if kind in ("inprocess", "stdio", "bwrap"):
+        raise InvalidParams(f"{address}: has no server of its own; what runs there ends with its client")
+    return rest if kind == "unix" else None
+
+
+def is_websocket(address: str) -> bool:
+    return address.startswith(("ws:", "wss:"))
+
+
+@asynccontextmanager
+async def called(address: str) -> AsyncIterator[RemoteExec]:
+    """The server at a WebSocket. A connection that breaks is not opened again: the server may have been stopped."""
+    api = RemoteExec(await open_connection(address, client_name=CLIENT_NAME, reconnect_deadline=0))
+    try:
+        yield api
+    finally:
+        await api.aclose()
+
+
+async def run_inside(address: str, verb: Sequence[str], *, seconds: float | None = None) -> Outcome | None:
+    """Run a verb in the sandbox; None if Holdfast was not put there, so that no server runs."""
+    place = place_at(address)
+    assert isinstance(place, CommandPlace)
+    await place.open()
+    try:
+        return await place.injection.run_verb(place, verb, seconds=seconds)
+    finally:
+        await place.aclose()

@@ -1,0 +1,101 @@
+"""The recording of a session of the service, as an asciicast: asked of the service, or of the sandbox it lives in.
+
+Through the service (a token is needed) sessions of both kinds can be read. From the database alone, a terminal is
+found by the row that says in which sandbox it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from holdfast.cli.support.service_extra import service_extra
+from holdfast.client.screen.asciicast import OUTPUT, CastEvent, write_cast
+from holdfast.errors import HoldfastError, InvalidParams, UnknownTerminal
+from holdfast.service.shim.bash_executor import TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from holdfast.session.v1 import session_pb2 as pb
+
+#: What one read takes: the most that the service gives.
+_PIECE: Final = 4 * 1024 * 1024
+
+
+def from_service(address: str, session_id: str, tls_ca: str | None = None) -> str:
+    """What the service has of the session's output, with its times."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise InvalidParams(f"--service {address}: set {TOKEN_VARIABLE} to a token of the session's owner")
+    with service_extra():
+        import grpc
+
+        from holdfast.service.shim.rpc_status import problem_of
+        from holdfast.service.shim.session_executor import Ask, Line, call, open_channel
+        from holdfast.session.v1 import session_pb2 as pb
+
+    line = Line(address, token, tls_ca)
+    channel = open_channel(line)
+    try:
+        found = call(channel, line, Ask("GetSession", pb.GetSessionRequest(session_id=session_id))).metadata
+        chunks: list[pb.OutputChunk] = []
+        since = pb.OutputToken()
+        while True:
+            request = pb.ReadOutputRequest(session_id=session_id, since=since, max_bytes=_PIECE)
+            read = call(channel, line, Ask("ReadOutput", request))
+            chunks += read.chunks
+            if not read.more:
+                break
+            since = read.token
+    except grpc.RpcError as error:
+        problem = problem_of(error)
+        problem.message = f"service {address}: {problem.message}"
+        raise problem from None
+    finally:
+        channel.close()
+    return "".join(
+        write_cast(
+            _events(found, chunks),
+            width=found.cols or 80,
+            height=found.rows or 24,
+            timestamp=found.created_at.seconds,
+            title=session_id,
+            command=found.shell or None,
+        )
+    )
+
+
+def _events(found: pb.SessionMetadata, chunks: list[pb.OutputChunk]) -> Iterator[CastEvent]:
+    from holdfast.session.v1 import session_pb2 as pb
+
+    began = found.created_at.seconds + found.created_at.nanos / 1e9
+    for chunk in chunks:
+        at = max(0.0, chunk.timestamp.seconds + chunk.timestamp.nanos / 1e9 - began)
+        data = chunk.payload
+        if found.kind == pb.SHELL:
+            # It had no terminal to make a new line of a line feed.
+            data = data.replace(b"\n", b"\r\n")
+        if data:
+            yield CastEvent(at, OUTPUT, data)
+
+
+async def from_store(url: str | None, session_id: str, *, input: bool) -> str:
+    """What the sandbox keeps of the terminal of a session in this database; `NotFound` if it has no such one."""
+    from holdfast.client.sandbox import connect
+    from holdfast.service.settings import load_settings
+
+    with service_extra():
+        from holdfast.service.store.opening import open_store
+
+    async with await open_store(load_settings(store=url), look_only=True) as store:
+        record = await store.session(session_id)
+    if record.kind != "terminal":
+        raise InvalidParams(f"{session_id}: a shell has no terminal to record; with --service its output is played")
+    async with connect(record.sandbox) as box:
+        try:
+            terminal = await box.open_terminal(session_id)
+        except UnknownTerminal:
+            raise HoldfastError(
+                f"{session_id}: {record.sandbox} no longer keeps what this session printed"
+            ) from None
+        return await terminal.recording(input=input)

@@ -1,0 +1,1 @@
+"""Verbs that run inside a sandbox for programs there."""

@@ -1,0 +1,1 @@
+"""Verbs about processes and files."""

@@ -1,0 +1,131 @@
+"""`holdfast logs`: what a process printed, byte for byte, each stream to its own descriptor."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Final
+
+import typer
+
+from holdfast.cli.support.byte_streams import ByteSink
+from holdfast.cli.support.command_request import STDOUT, WINDOW_BYTES
+from holdfast.cli.support.foreground import OutputCopy
+from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
+from holdfast.cli.support.typed_verb import run_async
+from holdfast.exec_api import ExecApi
+from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
+
+#: Each step of reading what is there; bounds what we hold.
+_STEP_BYTES: Final = 1024 * 1024
+
+
+def command(
+    process_id: Annotated[str, typer.Argument(metavar="ID")],
+    sandbox: SandboxOption = LOCAL,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until all its output has ended.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Only its stdout.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only its stderr.")] = False,
+    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only what came after event number N.")] = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Show what a process printed: its stdout on stdout, its stderr on stderr, the exact bytes.
+
+    With --json a line for each event, with its number for --since; bytes are base64. Output that is no longer kept
+    is named on stderr.
+    """
+    if stdout == stderr:
+        streams: tuple[str, ...] = ("stdout", "stderr", "pty")
+    else:
+        streams = ("stdout", "pty") if stdout else ("stderr",)
+    return run_async(_logs(sandbox, process_id, follow, streams, since, as_json))
+
+
+async def _logs(
+    sandbox: str, process_id: str, follow: bool, streams: tuple[str, ...], since: int, as_json: bool
+) -> int:
+    async with open_exec(sandbox) as api:
+        info = await api.describe(process_id)
+        ends = {"stdout": info.stdout_bytes, "stderr": info.stderr_bytes, "pty": info.pty_bytes}
+        await show(api, process_id, None if follow else ends, streams=streams, since=since, as_json=as_json)
+    return 0
+
+
+async def show(
+    api: ExecApi,
+    id: str,
+    ends: dict[str, int] | None,
+    *,
+    streams: tuple[str, ...] = ("stdout", "stderr", "pty"),
+    since: int = 0,
+    as_json: bool = False,
+) -> None:
+    """Print what is kept under this id up to the given end of each stream; without ends, until it is over."""
+    copy = _JsonLines(streams) if as_json else OutputCopy(streams)
+    try:
+        events = (
+            api.events(id, after_seq=since, window=WINDOW_BYTES) if ends is None else _kept(api, id, since, ends)
+        )
+        async with aclosing(events):
+            async for event in events:
+                await copy.write(event)
+    finally:
+        copy.close()
+
+
+async def _kept(
+    api: ExecApi, process_id: str, since: int, ends: dict[str, int]
+) -> AsyncGenerator[ProcessEvent, None]:
+    """Everything that is there now.
+
+    What is printed after we began is left out: a process that prints faster than we write would hold us for ever.
+    """
+    while True:
+        result = await api.read(process_id, after_seq=since, max_bytes=_STEP_BYTES)
+        for gap in result.gap:
+            yield gap
+        for chunk in result.chunks:
+            if chunk.offset < ends[chunk.stream]:
+                yield chunk
+        was_new = all(chunk.offset >= ends[chunk.stream] for chunk in result.chunks)
+        if (was_new and not result.gap) or result.next_seq - 1 == since:
+            return
+        since = result.next_seq - 1
+
+
+class _JsonLines:
+    """A line for each event."""
+
+    def __init__(self, streams: tuple[str, ...]) -> None:
+        self._streams = streams
+        self._sink = ByteSink(STDOUT)
+
+    async def write(self, event: ProcessEvent) -> None:
+        if isinstance(event, OutputChunk | OutputGap) and event.stream not in self._streams:
+            return
+        await self._sink.write(json.dumps(as_object(event)).encode() + b"\n")
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+def as_object(event: ProcessEvent) -> dict[str, Any]:
+    """An event as `--json` prints it."""
+    if isinstance(event, OutputChunk):
+        chunk = base64.b64encode(event.data).decode()
+        return {
+            "event": "output",
+            "seq": event.seq,
+            "stream": event.stream,
+            "offset": event.offset,
+            "chunk": chunk,
+        }
+    if isinstance(event, OutputGap):
+        return {"event": "gap", "stream": event.stream, "offset": event.offset, "length": event.length}
+    if isinstance(event, Exited):
+        status = event.status
+        return {"event": "exited", "seq": event.seq, "exitCode": status.exit_code, "signal": status.signal}
+    assert isinstance(event, Closed)
+    return {"event": "closed", "seq": event.seq}

@@ -1,0 +1,456 @@
+"""`run`, `ps`, `logs`, `wait` and `kill` on this machine's running server, without an event loop.
+
+Importing typer, asyncio and the client takes several times as long as the call itself. The functions here parse the
+common options, talk JSON over the server's socket, and return an exit code. They return None for everything else
+(another sandbox, a terminal, help, a server that does not run yet), and the full verb does it. `run` can also hand
+over in the middle, because output is addressed by offset: on a signal, on input, on much output, or when the
+connection breaks. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+
+from holdfast.cli.support.command_request import (
+    STDERR,
+    STDIN,
+    STDOUT,
+    WINDOW_BYTES,
+    environment,
+    forwards_stdin,
+    generated_id,
+)
+from holdfast.launch import local_server
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+    from typing import Any
+
+#: More output than this goes through the full verb: MessagePack and larger pieces outweigh its start.
+HAND_OVER_BYTES = 256 * 1024
+#: A pipe that polls writable takes this much without blocking (PIPE_BUF).
+_SURE_BYTES = 4_096
+_RECEIVE_BYTES = 256 * 1024
+#: One step of `logs`, as in the full verb.
+_STEP_BYTES = 1024 * 1024
+
+
+def main(verb: str, arguments: Sequence[str]) -> int | None:
+    """The exit code of the verb, or None if the full verb must run."""
+    if os.environ.get("HOLDFAST_SANDBOX", "local") != "local":
+        return None
+    options = _parse(arguments, _OPTIONS[verb], stop_at_command=verb == "run")
+    if options is None or options.pop("--sandbox", "local") != "local":
+        return None
+    try:
+        connection = local_server.connect_running()
+    except Exception:  # noqa: BLE001 - the full verb meets the same error and reports it
+        return None
+    if connection is None:
+        return None
+    with Connection(connection) as server:
+        try:
+            return VERBS[verb](server, options)
+        except ServerError as error:
+            return _fail(verb, error)
+        except BrokenPipeError:
+            return _unread()
+        except OSError:
+            return None  # the full verb repeats what has no effect, and reports the error
+        except KeyboardInterrupt:
+            return 130
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+#: By verb: each option, and whether it takes a value. An option that is missing here is left to the full verb.
+_OPTIONS: dict[str, dict[str, bool]] = {
+    "run": {
+        "--sandbox": True,
+        "--detach": False,
+        "--id": True,
+        "--cwd": True,
+        "--env": True,
+        "--user": True,
+        "--stdin": False,
+        "--no-stdin": False,
+    },
+    "ps": {"--sandbox": True, "--all": False, "--json": False},
+    "logs": {"--sandbox": True, "--stdout": False, "--stderr": False},
+    "wait": {"--sandbox": True, "--timeout": True, "--json": False},
+    "kill": {"--sandbox": True, "--force": False, "--grace": True, "--signal": True, "--json": False},
+}
+_SHORT = {"-d": "--detach", "-e": "--env", "-a": "--all", "-s": "--signal"}
+
+
+def _parse(arguments: Sequence[str], known: dict[str, bool], *, stop_at_command: bool) -> dict[str, Any] | None:
+    """Options by name, `--env` as a list, positional arguments under ""; None if the full parser must decide."""
+    options: dict[str, Any] = {"": [], "--env": []}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--" or (stop_at_command and not word.startswith("-")):
+            options[""] += rest if word == "--" else [word, *rest]
+            break
+        if not word.startswith("-"):
+            options[""].append(word)
+            continue
+        name, equals, value = word.partition("=")
+        name = _SHORT.get(name, name) if not equals else name
+        takes_value = known.get(name)
+        if takes_value is None or (equals and not takes_value):
+            return None
+        if takes_value and not equals:
+            if not rest:
+                return None
+            value = rest.pop(0)
+        if name == "--env":
+            options["--env"].append(value)
+        elif name in options:
+            return None
+        else:
+            options[name] = value if takes_value else True
+    return options
+
+
+# --- the connection -----------------------------------------------------------------------------------------------
+
+
+class ServerError(Exception):
+    """An error that the server returned: its code, message and data."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error.get("message", ""))
+        self.code: int = error.get("code", 0)
+        self.data: object = error.get("data")
+
+
+class Connection:
+    """JSON-RPC over the server's socket, one request at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = b""
+        self._id = 0
+        self.send("initialize", {"clientName": "holdfast-cli"})
+        self._notify("initialized")
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, method: str, params: dict[str, Any]) -> int:
+        """Send a request and return its id."""
+        self._id += 1
+        self._write({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
+        return self._id
+
+    def _notify(self, method: str) -> None:
+        self._write({"jsonrpc": "2.0", "method": method, "params": {}})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def call(self, method: str, params: dict[str, Any]) -> Any:
+        """Send a request and wait for its result. Raises `ServerError`, or `ConnectionError` if the server goes."""
+        number = self.send(method, params)
+        while True:
+            for message in self.receive():
+                if message.get("id") == number and "method" not in message:
+                    return result_of(message)
+
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """Wait for the next bytes; the messages that they complete."""
+        data = self._socket.recv(_RECEIVE_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            if line:
+                yield json.loads(line)
+
+
+def result_of(reply: dict[str, Any]) -> Any:
+    if "error" in reply:
+        raise ServerError(reply["error"])
+    return reply.get("result")
+
+
+def _fail(verb: str, error: ServerError) -> int:
+    """Print the server's error as the full verb would, and return its exit code."""
+    from holdfast.cli.support.exit_codes import FAILED, OURS, describe, exit_code_of
+    from holdfast.cli.support.text import complain
+    from holdfast.errors import error_from_wire
+
+    found = error_from_wire(error.code, str(error), error.data)
+    complain(describe(found))
+    return exit_code_of(found, ours=OURS if verb in ("run", "wait") else FAILED)
+
+
+def _unread() -> int:
+    """The reader of our stdout has closed it (`holdfast ps | head`): end as SIGPIPE ends other programs."""
+    from holdfast.cli.support.exit_codes import BROKEN_PIPE
+    from holdfast.cli.support.text import discard_stdout
+
+    discard_stdout()
+    return BROKEN_PIPE
+
+
+# --- run ----------------------------------------------------------------------------------------------------------
+
+
+def _run(server: Connection, options: dict[str, Any]) -> int | None:
+    argv = options[""]
+    if not argv or ("--stdin" in options and "--no-stdin" in options):
+        return None
+    if any("=" not in each or each.startswith("=") for each in options["--env"]):
+        return None  # a variable of ours, which may be missing
+    detach = "--detach" in options
+    asked = True if "--stdin" in options else False if "--no-stdin" in options else None
+    forwards = bool(asked) if detach else forwards_stdin(asked, tty=False) and not _is_at_end(STDIN)
+    params = {
+        "processId": options.get("--id") or generated_id(argv[0]),
+        "argv": argv,
+        "cwd": options.get("--cwd") or os.getcwd(),
+        "env": environment(options["--env"], here=True, tty=False),
+        "user": options.get("--user"),
+        "pipeStdin": forwards,
+        "overflow": "follow" if detach else "block",
+        "startId": os.urandom(8).hex(),
+    }
+    try:
+        json.dumps(params, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return None  # bytes that JSON cannot carry
+    if detach:
+        try:
+            server.call("process/start", {**params, "subscribe": False})
+        except ConnectionError:
+            return _guarded(lambda run: run.start_again(params))
+        print(params["processId"], flush=True)
+        return 0
+    return _Run(server, params, forwards).follow()
+
+
+def _guarded(work: Callable[[ModuleType], int]) -> int:
+    """Go on with the module of the full verb."""
+    from holdfast.cli.support.typed_verb import guarded
+    from holdfast.cli.verbs.process import run
+
+    return guarded("run", lambda: work(run))
+
+
+class _Run:
+    """A command in the foreground: its output copied until it ends, or handed over to the full verb."""
+
+    def __init__(self, server: Connection, params: dict[str, Any], forwards: bool) -> None:
+        self._server = server
+        self._params = params
+        self._forwards = forwards
+        #: By stream: how much of it is on our descriptor.
+        self._written = {"stdout": 0, "stderr": 0}
+        self._after_seq = 0
+        self._signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._catch(wake)
+
+    def _catch(self, wake: int) -> None:
+        """Collect signals in a pipe from now on: they are the command's, and the full verb passes them on."""
+        import signal
+
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGWINCH"):
+            signal.signal(getattr(signal, name), lambda *_: None)
+        signal.set_wakeup_fd(wake)
+
+    def follow(self) -> int:
+        subscribe = {"subscription": "run", "window": WINDOW_BYTES}
+        try:
+            start = self._server.send("process/start", {**self._params, "subscribe": subscribe})
+            poller = select.poll()
+            for fd in (self._server.fileno(), self._signals, *([STDIN] if self._forwards else [])):
+                poller.register(fd, select.POLLIN)
+            while sum(self._written.values()) < HAND_OVER_BYTES:
+                ready = {fd for fd, _ in poller.poll()}
+                if ready != {self._server.fileno()}:
+                    break  # a signal, or input
+                for message in self._server.receive():
+                    if message.get("id") == start:
+                        result_of(message)
+                    elif message.get("method") == "process/exited":
+                        return int(message["params"]["exitCode"])
+                    elif message.get("method") == "process/output" and not self._copy(message["params"]):
+                        return self._hand_over()
+        except OSError:
+            pass  # the connection, or our own stdout: the full verb reconnects, or meets the same error
+        return self._hand_over()
+
+    def _copy(self, chunk: dict[str, Any]) -> bool:
+        """Write a chunk to our descriptor. False if the full verb must go on with it."""
+        import binascii
+
+        stream, offset = chunk["stream"], chunk["offset"]
+        if offset != self._written[stream]:
+            return False  # a gap, which the full verb reports
+        data = memoryview(binascii.a2b_base64(chunk["chunk"]))
+        fd = STDOUT if stream == "stdout" else STDERR
+        piece = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else _SURE_BYTES
+        poller = select.poll()
+        poller.register(fd, select.POLLOUT)
+        poller.register(self._signals, select.POLLIN)
+        while data:
+            if self._signals in {ready for ready, _ in poller.poll()}:
+                return False
+            count = os.write(fd, data[:piece])
+            data = data[count:]
+            self._written[stream] += count
+        self._after_seq = chunk["seq"]
+        return True
+
+    def _hand_over(self) -> int:
+        return _guarded(
+            lambda run: run.follow_again(
+                self._params,
+                forward_input=self._forwards,
+                after_seq=self._after_seq,
+                written=self._written,
+                caught=self._signals,
+            )
+        )
+
+
+def _is_at_end(fd: int) -> bool:
+    """Whether a descriptor that is to be read has nothing to give, now and later. Reads nothing."""
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISCHR(found.st_mode):
+            return found.st_rdev == os.stat(os.devnull).st_rdev
+        if stat.S_ISREG(found.st_mode):
+            return os.lseek(fd, 0, os.SEEK_CUR) >= found.st_size
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        return [event for _, event in poller.poll(0)] == [select.POLLHUP]
+    except OSError:
+        return False
+
+
+# --- ps, logs, wait, kill -----------------------------------------------------------------------------------------
+
+
+def _ps(server: Connection, options: dict[str, Any]) -> int | None:
+    import time
+
+    from holdfast.cli.support.process_listing import HEADER, Listing
+    from holdfast.cli.support.running_server import may_be_helper
+    from holdfast.cli.support.text import show_table
+
+    if options[""]:
+        return None
+    processes = server.call("process/list", {})["processes"]
+    terminals = server.call("terminal/list", {})["terminals"] if any(info["tty"] for info in processes) else ()
+    helpers = any(may_be_helper(info["argv"]) for info in processes)
+    listing = Listing(processes, terminals, server.call("environment/info", {})["holdfast"] if helpers else ())
+    if "--json" in options:
+        print(json.dumps(listing.objects(all="--all" in options), separators=(",", ":")), flush=True)
+    else:
+        show_table(HEADER, listing.rows(all="--all" in options, now=time.time()))
+    return 0
+
+
+def _logs(server: Connection, options: dict[str, Any]) -> int | None:
+    import binascii
+
+    if len(options[""]) != 1:
+        return None
+    (id,) = options[""]
+    streams = _chosen_streams("--stdout" in options, "--stderr" in options)
+    info = server.call("process/describe", {"processId": id})
+    ends = {"stdout": info["stdoutBytes"], "stderr": info["stderrBytes"], "pty": info["ptyBytes"]}
+    if sum(ends.values()) > HAND_OVER_BYTES:
+        return None
+    read = server.call("process/read", {"processId": id, "maxBytes": _STEP_BYTES})
+    if read["gap"]:
+        return None
+    for chunk in read["chunks"]:
+        stream, offset = chunk["stream"], chunk["offset"]
+        # Output that was printed after the call began is left out, as in the full verb.
+        if stream in streams and offset < ends[stream]:
+            data = memoryview(binascii.a2b_base64(chunk["chunk"]))
+            while data:
+                data = data[os.write(STDERR if stream == "stderr" else STDOUT, data) :]
+    return 0
+
+
+def _chosen_streams(stdout: bool, stderr: bool) -> tuple[str, ...]:
+    if stdout == stderr:
+        return ("stdout", "stderr", "pty")
+    return ("stdout", "pty") if stdout else ("stderr",)
+
+
+def _wait(server: Connection, options: dict[str, Any]) -> int | None:
+    from holdfast.cli.support.text import complain
+
+    if len(options[""]) != 1:
+        return None
+    (id,) = options[""]
+    seconds = _number(options.get("--timeout"))
+    if "--timeout" in options and seconds is None:
+        return None
+    timeout = None if seconds is None else int(seconds * 1000)
+    ended = server.call("process/wait", {"processId": id, "timeoutMs": timeout})
+    running = ended["running"]
+    if "--json" in options:
+        status = {} if running else {"exitCode": ended["exitCode"], "signal": ended["signal"]}
+        print(json.dumps({"processId": id, "running": running, **status}), flush=True)
+    if running:
+        complain(f"{id} still runs after {seconds or 0:g} s")
+        return 124
+    return int(ended["exitCode"])
+
+
+def _kill(server: Connection, options: dict[str, Any]) -> int | None:
+    grace = _number(options.get("--grace", "5"))
+    # Several processes end at the same time in the full verb, and their grace periods with them.
+    if len(options[""]) != 1 or grace is None or ("--signal" in options and "--force" in options):
+        return None
+    (id,) = options[""]
+    if "--signal" in options:
+        signal_id = os.urandom(8).hex()
+        server.call("process/signal", {"processId": id, "signal": options["--signal"], "signalId": signal_id})
+        running = True
+    else:
+        params = {"processId": id, "graceMs": int(grace * 1000), "force": "--force" in options}
+        running = server.call("process/terminate", params)["running"]
+        if not running:
+            server.call("process/describe", {"processId": id})  # fails for an unknown id
+    if "--json" in options:
+        print(json.dumps({"processId": id, "wasRunning": running}), flush=True)
+    elif running:
+        print(id, flush=True)
+    return 0
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
+
+
+VERBS: dict[str, Callable[[Connection, dict[str, Any]], int | None]] = {
+    "run": _run,
+    "ps": _ps,
+    "logs": _logs,
+    "wait": _wait,
+    "kill": _kill,
+}

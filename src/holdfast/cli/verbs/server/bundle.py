@@ -1,0 +1,49 @@
+"""`holdfast bundle`: make the tar that is put into sandboxes, or find it in the cache, and tell where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.support.sandbox_option import JsonOption
+from holdfast.cli.support.text import amount
+
+
+def command(
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Also write it to this file."),
+    ] = None,
+    no_interpreter: Annotated[
+        bool,
+        typer.Option("--no-interpreter", help="Without a Python, for sandboxes that have one with msgspec."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Make the tree that is put into sandboxes without Python, as one compressed tar.
+
+    It is made of the Python that runs this command, for machines of this kind, and kept in the cache of the user.
+    """
+    # Imported here: `holdfast bundle --help` need not load it.
+    from holdfast.sandboxes.install.bundle import make_bundle, make_package, write_atomically
+
+    made = make_package(msgspec=False) if no_interpreter else make_bundle()
+    path = str(made.path)
+    if output is not None:
+        write_atomically(output, made.path.read_bytes())
+        path = os.path.abspath(output)
+    if as_json:
+        told = {"path": path, "size": made.size, "sha256": made.sha256, "machine": made.machine, "kind": made.kind}
+        print(json.dumps(told))
+        return 0
+    for name, value in (
+        ("path", path),
+        ("size", f"{amount(made.size)} ({made.size} bytes)"),
+        ("sha256", made.sha256),
+        ("machine", made.machine),
+    ):
+        print(f"{name:<8} {value}")
+    return 0

@@ -1,0 +1,247 @@
+"""`holdfast service`: runs the session service, and the few things about it that are done on its own machine.
+
+Agents are made and removed straight in the database, so that the service need not run for it, and the first one can
+be made. The service's packages are an extra and are imported by the verb that needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+import typer
+
+from holdfast import __version__
+from holdfast.cli.support.exit_codes import FAILED, NO_SERVER
+from holdfast.cli.support.sandbox_option import JsonOption
+from holdfast.cli.support.service_extra import service_extra
+from holdfast.cli.support.text import age, complain, show_table
+from holdfast.cli.support.typed_verb import run_async
+
+if TYPE_CHECKING:
+    from holdfast.service.assembly import Started
+    from holdfast.service.settings import ServiceSettings
+    from holdfast.service.store import Agent, Store
+
+ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="sqlite:///PATH or postgresql://...; by default SQLite."),
+]
+HttpOption = Annotated[
+    str | None, typer.Option("--listen-http", metavar="ADDR", help="HOST:PORT for HTTP and metrics; - for none.")
+]
+
+
+def command(
+    config: ConfigOption = None,
+    listen_grpc: Annotated[
+        str | None, typer.Option("--listen-grpc", metavar="ADDR", help="HOST:PORT for gRPC; - for none.")
+    ] = None,
+    listen_http: HttpOption = None,
+    store: StoreOption = None,
+    rules: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The rules; without one, built-in ones.")
+    ] = None,
+    sandbox: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Where sessions live that name no sandbox.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    tls_client_ca: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The authority of clients, which then must have a certificate."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Run the session service until it is told to stop.
+
+    The first start makes an operator and prints its token, once. HUP reads the rules and the TLS files again; TERM
+    and INT stop the service. Sessions live on in their sandboxes, and the next start goes on with them.
+    """
+    settings = _settings(
+        config,
+        listen_grpc="" if listen_grpc == "-" else listen_grpc,
+        listen_http="" if listen_http == "-" else listen_http,
+        store=store,
+        rules=rules,
+        sandbox=sandbox,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        log_format="json" if as_json else None,
+    )
+    with service_extra():
+        from holdfast.service.assembly import run_service
+    return run_async(run_service(settings, _announce_json if as_json else announce))
+
+
+def _settings(config: str | None, **flags: Any) -> ServiceSettings:
+    from holdfast.service.settings import load_settings
+
+    return load_settings(config, **flags)
+
+
+def announce(started: Started) -> None:
+    print(f"holdfast service {__version__}")
+    for name, value in _places(started):
+        print(f"{name:<8} {value}")
+    if started.operator_token:
+        print(f"operator {started.operator_token}")
+        print("         This is the token of an operator. It is shown this once.")
+        if started.http:
+            print("         Try:\n         " + _curl(started))
+    sys.stdout.flush()
+
+
+def _places(started: Started) -> list[tuple[str, str]]:
+    return [
+        *([("gRPC", started.grpc)] if started.grpc else []),
+        *([("HTTP", started.http)] if started.http else []),
+        ("store", started.store),
+        ("rules", started.rules or "built in"),
+        ("sandbox", started.sandbox),
+    ]
+
+
+def _curl(started: Started) -> str:
+    place = started.http
+    if place.startswith("unix:"):
+        place = f"--unix-socket {shlex.quote(place.removeprefix('unix:'))} http://localhost"
+    return (
+        f"curl -s {place}/holdfast.session.v1.SessionService/RunCommand"
+        f" -H 'Authorization: Bearer {started.operator_token}' -H 'Content-Type: application/json'"
+        """ -d '{"command": "echo hello"}'"""
+    )
+
+
+def _announce_json(started: Started) -> None:
+    print(json.dumps({"ready": True, "pid": os.getpid(), **msgspec.to_builtins(started)}), flush=True)
+
+
+# --- agents ------------------------------------------------------------------------------------------------------
+
+
+def agent(
+    action: Annotated[Literal["add", "list", "rotate", "remove"], typer.Argument(metavar="add|list|rotate|remove")],
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The agent.")] = None,
+    role: Annotated[
+        Literal["agent", "operator"],
+        typer.Option(help="An operator sees all sessions and answers approval requests."),
+    ] = "agent",
+    profile: Annotated[str | None, typer.Option(metavar="P", help="Its profile of the rules.")] = None,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Add, list, rotate or remove those who may call.
+
+    `add` and `rotate` print the agent's new token, which is kept nowhere. A token that was rotated or removed stops
+    working within seconds; the agent's sessions stay.
+    """
+    if (action == "list") == (name is not None):
+        raise typer.BadParameter("list takes no name." if name else f"{action} needs the NAME of an agent.")
+    settings = _settings(config, store=store)
+
+    async def work(opened: Store) -> int:
+        from holdfast.service.access import agents
+
+        if action == "list":
+            _show_agents(await agents.listed(opened), as_json)
+            return 0
+        assert name is not None
+        if action == "remove":
+            await agents.remove(opened, name)
+            print(json.dumps({"agentId": name, "removed": True}) if as_json else name)
+            return 0
+        if action == "add":
+            token = await agents.add(opened, name, role, profile or "")
+        else:
+            token = await agents.rotate(opened, name)
+        print(json.dumps({"agentId": name, "token": token}) if as_json else token)
+        return 0
+
+    return run_async(_with_store(settings, work))
+
+
+def _show_agents(agents: list[Agent], as_json: bool) -> None:
+    if as_json:
+        shown = [
+            {
+                "agentId": agent.agent_id,
+                "role": agent.role,
+                "profile": agent.limits.get("profile", ""),
+                "createdAt": agent.created_at,
+                "tokenAt": agent.token_at,
+                "disabled": agent.disabled,
+            }
+            for agent in agents
+        ]
+        print(json.dumps(shown))
+        return
+    now = time.time()
+    rows = [
+        [agent.agent_id, agent.role, str(agent.limits.get("profile", "-")), age(now - agent.token_at)]
+        for agent in agents
+    ]
+    show_table(["NAME", "ROLE", "PROFILE", "TOKEN AGE"], rows)
+
+
+async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitable[int]]) -> int:
+    with service_extra():
+        from holdfast.service.store.opening import open_store
+
+    store = await open_store(settings)
+    try:
+        return await work(store)
+    finally:
+        await store.close()
+
+
+# --- rules and state ---------------------------------------------------------------------------------------------
+
+
+def check_rules(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file with rules.")], as_json: JsonOption = False
+) -> int:
+    """Tell whether rules are right; if not, where and what is expected."""
+    from holdfast.service.rules_file import read_rules, shown_rules
+
+    shown = shown_rules(read_rules(file))
+    if as_json:
+        print(json.dumps(shown))
+    else:
+        print(f"{file}: {len(shown['profiles'])} profiles, {len(shown['agents'])} agents")
+        for warning in shown["warnings"]:
+            complain(f"warning: {warning}")
+    return 0
+
+
+def status(config: ConfigOption = None, listen_http: HttpOption = None, as_json: JsonOption = False) -> int:
+    """Ask the service of this machine how it is, over HTTP; exit code 3 if none answers, 1 if it is not ready."""
+    from holdfast.cli.verbs.service.service_status import NoAnswer, ask_status
+
+    settings = _settings(config, listen_http=listen_http)
+    try:
+        found = ask_status(settings)
+    except NoAnswer as error:
+        if as_json:
+            print(json.dumps({"running": False, "reason": str(error)}))
+        else:
+            complain(str(error))
+        return NO_SERVER
+    if as_json:
+        print(json.dumps({"running": True, **msgspec.to_builtins(found)}))
+    else:
+        for name, value in found.rows():
+            print(f"{name:<9} {value}")
+    return 0 if found.ready else FAILED
+
+
+SUB_VERBS: Final[dict[str, Callable[..., int]]] = {"agent": agent, "check-rules": check_rules, "status": status}

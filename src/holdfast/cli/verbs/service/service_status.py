@@ -1,0 +1,116 @@
+"""Asks a session service over HTTP how it is: its probes and its metrics, which need no token.
+
+Touches the network as a client. A service that listens on a Unix socket, or with TLS, is asked there.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import ssl
+from typing import Final
+
+import msgspec
+
+from holdfast.cli.support.text import amount
+from holdfast.service.settings import ServiceSettings
+
+#: A service that runs answers at once.
+PATIENCE_SECONDS: Final = 5.0
+_SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+
+
+class NoAnswer(Exception):
+    """Nobody is there, or it is no session service."""
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the service is."""
+
+    address: str
+    ready: bool
+    #: What it is not ready for, and why.
+    waiting_for: dict[str, str] = {}
+    #: Open sessions that this replica watches.
+    sessions: int = 0
+    memory_bytes: int = 0
+
+    def rows(self) -> list[tuple[str, str]]:
+        waiting = ", ".join(f"{part}: {why}" for part, why in self.waiting_for.items())
+        return [
+            ("address", self.address),
+            ("ready", "yes" if self.ready else f"no ({waiting})"),
+            ("sessions", str(self.sessions)),
+            *([("memory", amount(self.memory_bytes))] if self.memory_bytes else []),
+        ]
+
+
+def ask_status(settings: ServiceSettings) -> ServiceStatus:
+    """How the service with these settings is. `NoAnswer` says why it cannot be asked."""
+    address = settings.listen_http
+    if not address:
+        raise NoAnswer("the service does not listen for HTTP (listen_http is empty)")
+    try:
+        _, readiness = _get(settings, "/readyz")
+        code, metrics = _get(settings, "/metrics")
+        said = json.loads(readiness)
+        ready, waiting = bool(said["ready"]), dict(said["waiting_for"])
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, http.client.RemoteDisconnected) and not settings.tls_cert:
+            why = "it hangs up on plain text; if it has TLS, give --config with its tls_cert"
+        raise NoAnswer(f"no service answers at {address}: {why}") from None
+    except (ValueError, KeyError, TypeError):
+        raise NoAnswer(f"what answers at {address} is no session service") from None
+    samples = _samples(metrics) if code == 200 else []
+    return ServiceStatus(
+        address=address,
+        ready=ready,
+        waiting_for=waiting,
+        sessions=round(sum(value for name, value in samples if name == "sessions_active")),
+        memory_bytes=round(sum(value for name, value in samples if name == "process_resident_memory_bytes")),
+    )
+
+
+def _samples(page: str) -> list[tuple[str, float]]:
+    """The names and values on a page of metrics."""
+    return [(name, float(value)) for name, _, value in _SAMPLE.findall(page)]
+
+
+def _get(settings: ServiceSettings, path: str) -> tuple[int, str]:
+    connection = _connection(settings)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode("utf-8", "replace")
+    finally:
+        connection.close()
+
+
+def _connection(settings: ServiceSettings) -> http.client.HTTPConnection:
+    address = settings.listen_http
+    if address.startswith("unix:"):
+        return _UnixConnection(address.removeprefix("unix:"))
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    # It listens for everybody, so it listens for us.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    if not settings.tls_cert:
+        return http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS)
+    context = ssl.create_default_context(cafile=settings.tls_cert)
+    # The certificate is the one in the service's own file, whatever name it has there.
+    context.check_hostname = False
+    return http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_SECONDS, context=context)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=PATIENCE_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -1,0 +1,1 @@
+"""Verbs about terminals and shells."""

@@ -1,0 +1,1 @@
+"""Files of a sandbox: single ones, and trees."""

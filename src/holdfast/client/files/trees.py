@@ -1,0 +1,293 @@
+"""Files and whole trees between this machine and a sandbox: several files at a time, in pieces, in bounded memory.
+
+A tree is walked twice when somebody wants to see progress: once for its size. Touches local files, in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, closing
+from typing import Any, Final, TypeVar
+
+from holdfast.client.files.files import (
+    PIECES_IN_FLIGHT,
+    Progress,
+    entries_of,
+    file_pieces,
+    local_error,
+    write_pieces,
+)
+from holdfast.client.files.in_flight import InFlight
+from holdfast.client.files.local_tree import LocalFile, LocalTree, check_name, stays_inside
+from holdfast.errors import FileError
+from holdfast.exec_api import FileApi
+from holdfast.types import FILE_PIECE_BYTES, DirEntry, FileAttributes, FileInfo, Struct
+
+T = TypeVar("T")
+
+#: Files that are on their way at a time; their pieces share the places of one file.
+FILES_IN_FLIGHT: Final = 16
+#: Of what was left out, this many are told by name.
+SKIPPED_TOLD: Final = 1_000
+
+
+class Skipped(Struct, frozen=True):
+    """A file that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+class Transferred(Struct, frozen=True, kw_only=True):
+    """What an upload or a download has moved."""
+
+    files: int
+    directories: int
+    links: int
+    bytes: int
+    #: The first thousand of what was left out, and how many there were.
+    skipped: tuple[Skipped, ...]
+    skipped_count: int
+
+
+class Count:
+    """What was moved so far."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self.files = self.directories = self.links = self.bytes = 0
+        self._skipped: list[Skipped] = []
+        self._skipped_count = 0
+
+    def moved(self, count: int) -> None:
+        self.bytes += count
+        if self._progress is not None:
+            # A file may have grown since its size was taken.
+            self._progress(self.bytes, max(self._total, self.bytes))
+
+    def skip(self, path: str, reason: str) -> None:
+        self._skipped_count += 1
+        if len(self._skipped) < SKIPPED_TOLD:
+            self._skipped.append(Skipped(path, reason))
+
+    def result(self) -> Transferred:
+        return Transferred(
+            files=self.files,
+            directories=self.directories,
+            links=self.links,
+            bytes=self.bytes,
+            skipped=tuple(self._skipped),
+            skipped_count=self._skipped_count,
+        )
+
+
+# --- to the sandbox ----------------------------------------------------------------------------------------------
+
+
+async def upload(
+    files: FileApi, local: str, remote: str, *, user: str | None, progress: Progress | None
+) -> Transferred:
+    """A file or a tree becomes `remote`; a tree is merged into a directory that is there."""
+    found = await _local(local, os.stat, local)
+    if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISREG(found.st_mode):
+            raise FileError(f"local file {local}: neither a file nor a directory")
+        count = Count(progress, found.st_size)
+        await _upload_file(files, local, remote, user, count, InFlight(PIECES_IN_FLIGHT))
+        return count.result()
+    total = await _local(local, _size_of_tree, local) if progress is not None else 0
+    count = Count(progress, total)
+    flight = InFlight(PIECES_IN_FLIGHT)
+    made: list[tuple[str, FileAttributes]] = []
+    pending = [(local, remote, found)]
+    async with InFlight(FILES_IN_FLIGHT).group() as group:
+        while pending:
+            here, there, status = pending.pop()
+            mode = stat.S_IMODE(status.st_mode)
+            # Writable for us until everything is in it.
+            await files.make_dir(there, mode=mode | 0o700, user=user)
+            made.append((there, FileAttributes(mode, status.st_mtime_ns)))
+            count.directories += 1
+            for name, inner in await _local(here, _entries, here):
+                source, target = os.path.join(here, name), os.path.join(there, name)
+                if stat.S_ISDIR(inner.st_mode):
+                    pending.append((source, target, inner))
+                elif stat.S_ISLNK(inner.st_mode):
+                    await files.make_link(target, await _local(source, os.readlink, source), user=user)
+                    count.links += 1
+                elif stat.S_ISREG(inner.st_mode):
+                    await group.start(_upload_file(files, source, target, user, count, flight))
+                else:
+                    count.skip(source, "neither a file nor a directory nor a link")
+    for there, attributes in reversed(made):
+        await files.set_attributes(there, attributes, user=user)
+    return count.result()
+
+
+async def _upload_file(
+    files: FileApi, source: str, target: str, user: str | None, count: Count, flight: InFlight
+) -> None:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = await _local(source, os.open, source, flags, undo=os.close)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileError(f"local file {source}: is no regular file any more")
+        wanted = FileAttributes(stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        pieces = _local_pieces(fd, source)
+        await write_pieces(files, target, pieces, wanted, user=user, progress=count.moved, flight=flight)
+        count.files += 1
+    finally:
+        os.close(fd)
+
+
+async def _local_pieces(fd: int, path: str) -> AsyncGenerator[bytes, None]:
+    while piece := await _local(path, os.read, fd, FILE_PIECE_BYTES):
+        yield piece
+
+
+def _entries(directory: str) -> list[tuple[str, os.stat_result]]:
+    with os.scandir(directory) as entries:
+        return sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
+
+
+def _size_of_tree(directory: str) -> int:
+    total = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            status = os.lstat(os.path.join(place, name))
+            if stat.S_ISREG(status.st_mode):
+                total += status.st_size
+    return total
+
+
+# --- from the sandbox --------------------------------------------------------------------------------------------
+
+
+async def download(
+    files: FileApi, remote: str, local: str, *, user: str | None, progress: Progress | None
+) -> Transferred:
+    """A file or a tree becomes `local`; a tree is merged into a directory that is there."""
+    info = await files.stat(remote, user=user)
+    flight = InFlight(PIECES_IN_FLIGHT)
+    if info.type != "directory":
+        if info.type != "file":
+            raise FileError(f"{remote}: neither a file nor a directory, but {info.type}")
+        count = Count(progress, info.size)
+        # The caller's own links in the caller's own path are followed; what is under it is the sandbox's.
+        directory, name = os.path.split(await _local(local, os.path.realpath, local))
+        with closing(await _local(local, LocalTree, directory, undo=LocalTree.close)) as tree:
+            await _download_file(files, remote, info, tree, (name,), user, count, flight)
+        return count.result()
+    total = await _size_of_remote(files, remote, user) if progress is not None else 0
+    count = Count(progress, total)
+    with closing(await _local(local, LocalTree, local, undo=LocalTree.close)) as tree:
+        await _download_tree(files, remote, info, tree, user, count, flight)
+    return count.result()
+
+
+async def _download_tree(
+    files: FileApi,
+    remote: str,
+    info: FileInfo,
+    tree: LocalTree,
+    user: str | None,
+    count: Count,
+    flight: InFlight,
+) -> None:
+    made: list[tuple[tuple[str, ...], FileInfo]] = []
+    pending: list[tuple[tuple[str, ...], FileInfo]] = [((), info)]
+    async with InFlight(FILES_IN_FLIGHT).group() as group:
+        while pending:
+            place, status = pending.pop()
+            if place:
+                await _local(tree.path(place), tree.make_directory, place)
+            made.append((place, status))
+            count.directories += 1
+            async for entry in _entries_below(files, remote, place, user):
+                names = (*place, entry.name)
+                source = os.path.join(remote, *names)
+                if entry.type == "directory":
+                    pending.append((names, entry))
+                elif entry.type == "file":
+                    await group.start(_download_file(files, source, entry, tree, names, user, count, flight))
+                elif entry.type != "symlink" or entry.target is None:
+                    count.skip(source, f"neither a file nor a directory nor a link, but {entry.type}")
+                elif not stays_inside(names, entry.target):
+                    count.skip(source, f"a link that leads out of the tree, to {entry.target}")
+                else:
+                    await _local(tree.path(names), tree.make_link, names, entry.target)
+                    count.links += 1
+    for place, status in reversed(made):
+        await _local(tree.path(place), tree.finish_directory, place, status.mode, status.mtime_ns)
+
+
+async def _download_file(
+    files: FileApi,
+    source: str,
+    info: FileInfo,
+    tree: LocalTree,
+    names: tuple[str, ...],
+    user: str | None,
+    count: Count,
+    flight: InFlight,
+) -> None:
+    path = tree.path(names)
+    file = await _local(path, tree.begin_file, names, undo=LocalFile.discard)
+    try:
+        offset = 0
+        async with aclosing(file_pieces(files, source, user=user, flight=flight)) as pieces:
+            async for piece in pieces:
+                await _local(path, file.write, piece.data, offset)
+                offset += len(piece.data)
+                count.moved(len(piece.data))
+        await _local(path, file.finish, info.mode, info.mtime_ns)
+        count.files += 1
+    finally:
+        file.discard()
+
+
+async def _entries_below(
+    files: FileApi, remote: str, place: tuple[str, ...], user: str | None
+) -> AsyncIterator[DirEntry]:
+    async for entry in entries_of(files, os.path.join(remote, *place), user):
+        check_name(entry.name)
+        yield entry
+
+
+async def _size_of_remote(files: FileApi, remote: str, user: str | None) -> int:
+    total = 0
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        place = pending.pop()
+        async for entry in _entries_below(files, remote, place, user):
+            if entry.type == "directory":
+                pending.append((*place, entry.name))
+            elif entry.type == "file":
+                total += entry.size
+    return total
+
+
+async def _local(
+    path: str, work: Callable[..., T], *arguments: Any, undo: Callable[[T], object] | None = None
+) -> T:
+    """Something with a local file, in a thread; what goes wrong names the file and that it is ours.
+
+    A cancelled caller waits for the thread: it may be at work on a descriptor that the caller is about to close.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if task.exception() is None and undo is not None:
+            undo(task.result())
+        raise
+    except OSError as error:
+        raise local_error(error, path) from None
+    except OverflowError:
+        raise FileError(f"local file {path}: the sandbox gave a time that is none") from None

@@ -1,0 +1,1 @@
+"""Screens and recordings of terminals, drawn from output on the client's side."""

@@ -1,0 +1,1 @@
+"""Starting the local server and finding its keeper. Standard library only: stateless verbs import it."""

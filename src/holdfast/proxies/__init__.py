@@ -1,0 +1,1 @@
+"""Programs of Holdfast that run inside a sandbox, beside the server."""

@@ -1,0 +1,1 @@
+"""The filtering proxy of confined processes."""

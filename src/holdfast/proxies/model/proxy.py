@@ -1,0 +1,224 @@
+"""The model proxy: an HTTP server inside the sandbox whose every request is a call of a service of the host.
+
+It knows no model, no key and no dialect: it packs a request, relays the answer as it comes and tells when the host
+is gone. Touches 127.0.0.1, the socket of the sandbox's own server, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+import signal
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from holdfast.client.connection import Connection
+from holdfast.client.host_call import call_service
+from holdfast.errors import (
+    HoldfastError,
+    InvalidParams,
+    LimitReached,
+    MessageTooLarge,
+    ResourceExhausted,
+    ShuttingDown,
+    TransportError,
+    UnknownService,
+)
+from holdfast.proxies.model.http_connection import BadAnswer, HttpConnection, Shared
+from holdfast.transport import unix
+from holdfast.transport.channel import Channel, Receiver
+from holdfast.wire.http_messages import HTTP_METHOD, MODEL_SERVICE, HttpHead, HttpRequest, pack_request, unpack_head
+from holdfast.wire.service_keys import PING, check_instance
+
+log = logging.getLogger(__name__)
+
+#: Names in the environment.
+PORT: Final = "BRIDGE_MODEL_SERVICE_PORT"
+INSTANCE: Final = "BRIDGE_MODEL_SERVICE_INSTANCE"
+MAX_CONNECTIONS: Final = "BRIDGE_MODEL_SERVICE_MAX_CONNECTIONS"
+MAX_BODY_BYTES: Final = "BRIDGE_MODEL_SERVICE_MAX_BODY_BYTES"
+
+#: How long `/health` gives the host to answer.
+HEALTH_SECONDS: Final = 2.0
+#: Descriptors that are not connections of clients.
+SPARE_DESCRIPTORS: Final = 64
+#: Connections that wait to be accepted.
+BACKLOG: Final = 1024
+
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+#: Errors that pass: the client may try again.
+_PASSING: Final = (UnknownService, LimitReached, ResourceExhausted, ShuttingDown, TransportError)
+
+
+class ProxySettings(msgspec.Struct, frozen=True):
+    """What the proxy is told by its environment."""
+
+    #: Who may call: the instance of the host's service.
+    instance: str
+    #: 0 chooses a free one.
+    port: int = 13131
+    #: Connections at a time: an agent has a few, a hundred agents in one sandbox several hundred.
+    max_connections: int = 1_024
+    #: The largest body. Images and documents go inside as base64; the same as the host's limit.
+    max_body_bytes: int = 50 * 1024 * 1024
+
+
+def settings_from(environ: Mapping[str, str]) -> ProxySettings:
+    """The settings, or an error that names the variable that is wrong."""
+    instance = environ.get(INSTANCE, "")
+    if not instance:
+        raise InvalidParams(f"{INSTANCE} is not set: the host that offers its model service tells it")
+    check_instance(instance)
+    defaults = ProxySettings(instance)
+    return ProxySettings(
+        instance,
+        _number(environ, PORT, defaults.port, most=65_535),
+        _number(environ, MAX_CONNECTIONS, defaults.max_connections, least=1),
+        _number(environ, MAX_BODY_BYTES, defaults.max_body_bytes),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int = 2**31) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+        raise InvalidParams(f"{name}={text!r}: a number from {least} to {most} is wanted")
+    return int(text)
+
+
+class HostLink:
+    """The connection to the sandbox's server. One that broke is opened anew for the next request.
+
+    It does not come back by itself: what was under way is over with it, and a model is not asked twice for one
+    request unless the client asks.
+    """
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
+
+    async def connection(self) -> Connection:
+        """An open one. Raises `TransportError` if the server is not there."""
+        async with self._opening:
+            if self._connection is None or not self._connection.connected:
+                await self.aclose()
+                connection = Connection(
+                    self._dial,
+                    address=f"unix:{self._path}",
+                    client_name="holdfast-model-proxy",
+                    reconnect_deadline=0,
+                )
+                await connection.open()
+                self._connection = connection
+            return self._connection
+
+    async def _dial(self, receiver: Receiver) -> Channel:
+        return await unix.dial(self._path, receiver, lend=True)
+
+    async def aclose(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.aclose()
+
+
+class ModelProxy:
+    """Relays requests over a link."""
+
+    def __init__(self, link: HostLink, instance: str) -> None:
+        self._link = link
+        self._instance = instance
+
+    async def answer(self, request: HttpRequest, client: HttpConnection) -> None:
+        if request.path == "/health" and request.method in ("GET", "HEAD"):
+            host = "answers" if await self._host_answers() else "does not answer"
+            client.respond(200, json.dumps({"status": "ok", "host": host}).encode())
+        elif request.method not in _METHODS:
+            client.fail(405, f"{request.method}: not a method that is passed on")
+        else:
+            try:
+                await self._relay(pack_request(request), client)
+            except HoldfastError as error:
+                if client.has_begun:
+                    log.warning("%s %s: broken off: %s", request.method, request.path, error.message)
+                client.fail(_status_of(error), error.message)
+
+    async def _relay(self, call: bytes, client: HttpConnection) -> None:
+        connection = await self._link.connection()
+        answer = call_service(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
+        async with contextlib.aclosing(answer) as pieces:
+            async for piece in pieces:
+                if client.has_begun:
+                    await client.send(piece)
+                else:
+                    head = _head(piece)
+                    client.begin(head.status, head.headers)
+        if not client.has_begun:
+            raise BadAnswer("the host's answer is empty")
+        client.end()
+
+    async def _host_answers(self) -> bool:
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                connection = await self._link.connection()
+                answer = call_service(connection, MODEL_SERVICE, self._instance, PING, b"")
+                async with contextlib.aclosing(answer) as pieces:
+                    async for _ in pieces:
+                        pass
+        except (HoldfastError, TimeoutError):
+            return False
+        return True
+
+
+def _head(piece: bytes) -> HttpHead:
+    try:
+        return unpack_head(piece)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"the host's answer does not begin with a head: {error}") from None
+
+
+def _status_of(error: HoldfastError) -> int:
+    if isinstance(error, MessageTooLarge):
+        return 413
+    return 503 if isinstance(error, _PASSING) else 502
+
+
+async def run(settings: ProxySettings, socket_path: str, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `announce` is given the URL once connections are taken."""
+    loop = asyncio.get_running_loop()
+    _allow_descriptors(settings.max_connections + SPARE_DESCRIPTORS)
+    link = HostLink(socket_path)
+    proxy = ModelProxy(link, settings.instance)
+    shared = Shared(proxy.answer, max_connections=settings.max_connections, max_body_bytes=settings.max_body_bytes)
+    try:
+        server = await loop.create_server(
+            lambda: HttpConnection(shared), "127.0.0.1", settings.port, backlog=BACKLOG
+        )
+    except OSError as error:
+        raise InvalidParams(f"127.0.0.1:{settings.port}: {error.strerror or error}; set {PORT}") from None
+    told_to_end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told_to_end.set)
+    announce(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        with contextlib.suppress(HoldfastError):  # the first request tries again, and tells its client
+            await link.connection()
+        await told_to_end.wait()
+    finally:
+        server.close()
+        # First, so that nothing under way waits for the server once more: it sees us gone and calls it off.
+        await link.aclose()
+        for connection in tuple(shared.connections):
+            connection.abort()
+
+
+def _allow_descriptors(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

@@ -1,0 +1,126 @@
+"""A cursor in one process's journal: what it gives next, and what is kept for it meanwhile.
+
+Readers do not steal from each other, and each goes at its own speed. Pure memory over the logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import InvalidParams
+from holdfast.runtime.output.journal import CLOSE, EXIT, STREAMS, Record
+from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
+
+if TYPE_CHECKING:
+    from holdfast.runtime.output.job import Recorded
+
+#: What one event of an in-process reader carries at most.
+EVENT_BYTES: Final = 1024 * 1024
+
+
+class Reader:
+    """Reads on after `seq`. `on_ready` is called whenever there may be something new.
+
+    One that does not stay looks once, and the process does not wait for it.
+    """
+
+    __slots__ = ("_expected", "consumed", "on_ready", "process", "seq")
+
+    def __init__(
+        self, process: Recorded, after_seq: int, on_ready: Callable[[], None], *, stays: bool = True
+    ) -> None:
+        if after_seq < 0:
+            raise InvalidParams(f"afterSeq {after_seq}: must not be negative")
+        self.process = process
+        self.on_ready = on_ready
+        self.seq = after_seq
+        process.journal.seal(after_seq)
+        #: Where each stream goes on for this reader.
+        self._expected = [process.journal.offset_at(after_seq, kind) for kind in range(len(STREAMS))]
+        #: How far the reader has taken each stream for good: what comes after is kept for it while it follows.
+        self.consumed = list(self._expected)
+        process.attach(self, stays=stays)
+
+    def close(self) -> None:
+        self.process.detach(self)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the close was given: nothing comes any more."""
+        return self.process.closed and self.seq >= self.process.journal.last_seq
+
+    @property
+    def next_is_event(self) -> bool:
+        """Whether all output so far was given and the exit or the close comes next."""
+        return self.process.journal.is_event(self.seq + 1)
+
+    def next(self, max_bytes: int) -> Record | OutputGap | None:
+        """The next record with all its bytes there, or the gap before it, or None for now.
+
+        A gap does not move `seq`: what comes after it is looked at anew, since it may be lost meanwhile.
+        """
+        journal = self.process.journal
+        while (record := journal.next(self.seq, max_bytes)) is not None:
+            if record.kind >= EXIT:
+                gap = self._gap_before(record)
+                if gap is None:
+                    self.seq = record.seq
+                return gap or record
+            log = self.process.logs[record.kind]
+            expected = self._expected[record.kind]
+            start, stop = max(record.offset, expected), record.offset + record.length
+            end = stop
+            if not log.is_kept(start, stop - start):
+                if record.seq > record.first_seq:
+                    max_bytes = 1  # several chunks joined over a lost range: take them one by one
+                    continue
+                if start < log.lost_start:
+                    end = log.lost_start
+                elif log.lost_end < stop:
+                    start = log.lost_end
+                else:
+                    self.seq = record.seq  # gone as a whole: the gap shows with what comes next
+                    continue
+            if start > expected:
+                self._expected[record.kind] = start
+                return OutputGap(STREAMS[record.kind], expected, start - expected)
+            self._expected[record.kind] = end
+            if end == stop:
+                self.seq = record.seq
+            return record._replace(offset=start, length=end - start)
+        return None
+
+    def next_event(self) -> ProcessEvent | None:
+        """The same as an event with its bytes; what it carries counts as consumed."""
+        record = self.next(EVENT_BYTES)
+        if record is None or isinstance(record, OutputGap):
+            return record
+        if record.kind == EXIT:
+            assert self.process.status is not None
+            return Exited(record.seq, self.process.status)
+        if record.kind == CLOSE:
+            return Closed(record.seq)
+        chunk = self.chunk(record)
+        self.consume(record.kind, record.offset + record.length)
+        return chunk
+
+    def chunk(self, record: Record) -> OutputChunk:
+        """A record of output with its bytes."""
+        data = self.process.logs[record.kind].read(record.offset, record.length)
+        return OutputChunk(STREAMS[record.kind], record.offset, data, record.seq)
+
+    def consume(self, kind: int, offset: int) -> None:
+        """Everything of this stream before `offset` has been taken."""
+        if offset > self.consumed[kind]:
+            self.consumed[kind] = offset
+            self.process.reader_advanced(self)
+
+    def _gap_before(self, event: Record) -> OutputGap | None:
+        """Output before the exit or the close that is lost: no later chunk shows that it is missing."""
+        for kind in self.process.logs:
+            expected, stop = self._expected[kind], self.process.journal.offset_at(event.seq, kind)
+            if expected < stop:
+                self._expected[kind] = stop
+                return OutputGap(STREAMS[kind], expected, stop - expected)
+        return None

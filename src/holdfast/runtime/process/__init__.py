@@ -1,0 +1,1 @@
+"""Processes: how they are started, fed with input and signalled."""

@@ -1,0 +1,347 @@
+"""Starts a program on pipes or on a terminal and answers with its pid, or with an error that names the cause.
+
+The straight way is one posix_spawn (vfork underneath: its cost does not grow with our memory). What posix_spawn
+cannot do, a user switch and rlimits, takes the way through `launcher.py`. Neither runs Python between fork and
+exec in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import marshal
+import os
+import resource
+import socket
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from holdfast.errors import (
+    CommandNotFound,
+    CwdNotFound,
+    HoldfastError,
+    InvalidParams,
+    NotExecutable,
+    PermissionRefused,
+    ResourceExhausted,
+)
+from holdfast.launch import self_exec
+from holdfast.runtime.confine.composing import Composed
+from holdfast.runtime.libc import SpawnPlan
+from holdfast.runtime.process.environment import Account
+from holdfast.runtime.process.launcher import ORDERS_FD, REPORT_FD
+from holdfast.runtime.process.oom import OomScore
+from holdfast.types import Limits
+
+#: Behind the two that the launcher has.
+SCRIPTED_INPUT_FD: Final = REPORT_FD + 1
+_LAUNCHER: Final = self_exec.script(__file__, "launcher")
+_RLIMIT_NAMES: Final = {
+    "cpu_seconds": "RLIMIT_CPU",
+    "memory_bytes": "RLIMIT_AS",
+    "open_files": "RLIMIT_NOFILE",
+    "processes": "RLIMIT_NPROC",
+    "file_size_bytes": "RLIMIT_FSIZE",
+    "core_bytes": "RLIMIT_CORE",
+    "stack_bytes": "RLIMIT_STACK",
+}
+
+
+class Command(NamedTuple):
+    """A program to start, resolved: nothing here is looked up again."""
+
+    path: str
+    argv: Sequence[str]
+    #: `NAME=value` each, as the kernel takes them.
+    variables: Sequence[bytes]
+    cwd: str
+    account: Account | None = None
+    limits: Limits | None = None
+    #: What is executed in place of it, and how it is confined.
+    confined: Composed | None = None
+    #: Directories of cgroups that it is in before it executes, and whether it must be.
+    cgroups: Sequence[tuple[str, bool]] = ()
+
+
+class StandardStreams(NamedTuple):
+    """The child's descriptors 0, 1 and 2: ours to pass on, or the path of a terminal for all three."""
+
+    stdin: int = -1
+    stdout: int = -1
+    stderr: int = -1
+    terminal: str | None = None
+    #: The input of a program whose stdin is its script: descriptor `SCRIPTED_INPUT_FD`.
+    scripted_input: int = -1
+
+
+def encode_variables(environment: Mapping[str, str]) -> list[bytes]:
+    """Surrogates stand for bytes that are no UTF-8, as everywhere in Python's view of the system."""
+    return [f"{name}={value}".encode(errors="surrogateescape") for name, value in environment.items()]
+
+
+def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
+    """The file that `name` means to a process with this environment and directory, as execvp(3) would find it."""
+    if not name:
+        raise InvalidParams("argv[0] is empty")
+    if "/" in name:
+        return name
+    denied: str | None = None
+    for directory in environment.get("PATH", os.defpath).split(":"):
+        path = os.path.join(cwd, directory, name)
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                continue
+        except OSError:
+            continue
+        if os.access(path, os.X_OK):
+            return path
+        denied = denied or path
+    if denied:
+        raise NotExecutable(f"{denied}: permission denied")
+    raise CommandNotFound(f"{name}: command not found")
+
+
+def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore) -> int:
+    """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we do not keep."""
+    plan = _plan(streams)
+    plan.chdir(os.fsencode(command.cwd))
+    plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
+    argv = [os.fsencode(argument) for argument in command.argv]
+    try:
+        with _soft_limits(soft_limits), oom_score.for_children():
+            return plan.run(os.fsencode(command.path), argv, command.variables)
+    except OSError as error:
+        raise explain(error.errno or 0, command) from None
+
+
+async def spawn_through_launcher(
+    command: Command,
+    streams: StandardStreams,
+    soft_limits: Mapping[int, int],
+    oom_score: OomScore,
+    newborn: set[int],
+) -> int:
+    """The same for a command with a user, limits or a confinement: waits until the launcher has become the program.
+
+    Of one in a jail, until the jail stands. `JailFailed` if it does not: bwrap has said why on the stderr.
+
+    Its pid is among `newborn` meanwhile: it may end before we look, and whoever reaps orphans must not take it.
+    """
+    limits = command.limits or Limits()
+    python = self_exec.command()
+    orders = {
+        **_what_to_execute(command),
+        "account": _user_to_become(command),
+        "rlimits": [
+            (name, value) for field, name in _RLIMIT_NAMES.items() if (value := getattr(limits, field)) is not None
+        ],
+        "nice": limits.nice,
+    }
+    opened: list[int] = []
+    try:
+        orders_fd = os.memfd_create("holdfast-orders")
+        opened.append(orders_fd)
+        write_all(orders_fd, marshal.dumps(orders))
+        os.lseek(orders_fd, 0, os.SEEK_SET)
+        report, report_fd = _report_channel(jailed=_is_jailed(command))
+        opened += [report, report_fd]
+        plan = _plan(streams)
+        # A low source would be overwritten before it is copied; ours are high in a server, not in a script.
+        lowest = SCRIPTED_INPUT_FD + 1
+        orders_fd, report_fd = _above(orders_fd, lowest, opened), _above(report_fd, lowest, opened)
+        plan.dup2(orders_fd, ORDERS_FD)
+        plan.dup2(report_fd, REPORT_FD)
+        plan.close_from(SCRIPTED_INPUT_FD if streams.scripted_input < 0 else lowest)
+        with _soft_limits(soft_limits), oom_score.for_children():
+            pid = plan.run(
+                os.fsencode(python[0]),
+                # By its path: Python looks for its library beside the name that it was called by, and with another
+                # name in the working directory, where `/` has the library of the system's Python.
+                [os.fsencode(word) for word in (*python, "-I", "-S", _LAUNCHER)],
+                [b"LC_ALL=C.UTF-8"],
+            )
+        for fd in opened:
+            if fd != report:
+                os.close(fd)
+        opened = [report]
+        newborn.add(pid)
+        try:
+            said, failed = await _read_report(report)
+        finally:
+            newborn.discard(pid)
+    except OSError as error:
+        raise explain(error.errno or 0, command) from None
+    finally:
+        for fd in opened:
+            os.close(fd)
+    if said:
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it has closed its report and is at its last instruction
+        stage, number, text = marshal.loads(said)
+        if stage == "limits":
+            raise PermissionRefused(f"limits: {text}")
+        if stage == "confinement":
+            raise PermissionRefused(f"confinement: {text}")
+        if stage == "user" and command.account:
+            raise PermissionRefused(f"cannot run as {command.account.name!r}: {text}")
+        raise explain(number, command, cwd_failed=stage == "cwd")
+    if failed:
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - the jail's first process has ended, and bwrap does nothing but follow
+        raise JailFailed("the jail does not stand")
+    return pid
+
+
+class JailFailed(PermissionRefused):
+    """bwrap could not make the jail."""
+
+
+def _user_to_become(command: Command) -> tuple[int, int, list[int]] | None:
+    """The user that the launcher becomes. bwrap runs as the server does: a program in its jail changes the user."""
+    account = command.account
+    if account is None or _is_jailed(command):
+        return None
+    return account.uid, account.gid, list(account.groups)
+
+
+def _is_jailed(command: Command) -> bool:
+    return command.confined is not None and command.confined.orders["mode"] == "bubblewrap"
+
+
+def _what_to_execute(command: Command) -> dict[str, object]:
+    confined = command.confined
+    if confined is None:
+        return {
+            "path": os.fsencode(command.path),
+            "argv": [os.fsencode(argument) for argument in command.argv],
+            "environment": dict(variable.split(b"=", 1) for variable in command.variables),
+            "cwd": os.fsencode(command.cwd),
+            "confinement": None,
+        }
+    orders = dict(confined.orders)
+    orders["rules"] = orders["rules"] and [(os.fsencode(path), rights) for path, rights in orders["rules"]]
+    orders["named"] = [os.fsencode(path) for path in orders["named"]]
+    orders["opened"] = [(os.fsencode(path), number) for path, number in orders["opened"]]
+    orders["command"] = [os.fsencode(word) for word in orders.get("command", ())]
+    return {
+        "path": os.fsencode(confined.path),
+        "argv": [os.fsencode(argument) for argument in confined.argv],
+        "environment": dict(variable.split(b"=", 1) for variable in encode_variables(confined.environment)),
+        "cwd": os.fsencode(confined.cwd),
+        "confinement": orders,
+        "cgroups": [(os.fsencode(path), needed) for path, needed in command.cgroups],
+    }
+
+
+def _report_channel(*, jailed: bool) -> tuple[int, int]:
+    """Our end and the launcher's. Of a jail: a socket with a byte in it that bwrap reads when all is set up.
+
+    If bwrap ends without having read it, the kernel tells us that something was left unread.
+    """
+    if not jailed:
+        report, theirs = os.pipe2(os.O_CLOEXEC)
+    else:
+        ours, other = socket.socketpair()
+        ours.send(b".")
+        report, theirs = ours.detach(), other.detach()
+    os.set_blocking(report, False)
+    return report, theirs
+
+
+async def _read_report(fd: int) -> tuple[bytes, bool]:
+    """What the launcher reports, empty once it has become the program; and whether it left something unread."""
+    loop = asyncio.get_running_loop()
+    said = b""
+    while True:
+        try:
+            data = os.read(fd, 4096)
+        except BlockingIOError:
+            readable = asyncio.Event()
+            loop.add_reader(fd, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(fd)
+            continue
+        except ConnectionResetError:
+            return said, True
+        if not data:
+            return said, False
+        said += data
+
+
+def _plan(streams: StandardStreams) -> SpawnPlan:
+    plan = SpawnPlan()
+    if streams.terminal is not None:
+        plan.open(0, os.fsencode(streams.terminal), os.O_RDWR)
+        plan.dup2(0, 1)
+        plan.dup2(0, 2)
+    else:
+        plan.dup2(streams.stdin, 0)
+        plan.dup2(streams.stdout, 1)
+        plan.dup2(streams.stderr, 2)
+        if streams.scripted_input >= 0:
+            plan.dup2(streams.scripted_input, SCRIPTED_INPUT_FD)
+    return plan
+
+
+def write_all(fd: int, data: bytes) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def _above(fd: int, lowest: int, opened: list[int]) -> int:
+    if fd >= lowest:
+        return fd
+    import fcntl
+
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    opened.append(copy)
+    return copy
+
+
+@contextmanager
+def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
+    """Ours are theirs for the moment of the spawn: a child inherits its parent's, and nobody else spawns then."""
+    saved = [(kind, resource.getrlimit(kind)) for kind in limits]
+    try:
+        for kind, (_, hard) in saved:
+            resource.setrlimit(kind, (limits[kind], hard))
+        yield
+    finally:
+        for kind, both in saved:
+            resource.setrlimit(kind, both)
+
+
+def explain(number: int, command: Command, *, cwd_failed: bool = False) -> HoldfastError:
+    """Why a start failed, in words: posix_spawn tells one errno for chdir and exec alike."""
+    name = command.argv[0]
+    text = os.strerror(number)
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG):
+        if cwd_failed or not os.path.isdir(command.cwd) or not os.access(command.cwd, os.X_OK):
+            return CwdNotFound(f"working directory {command.cwd!r}: {text}")
+        full = os.path.join(command.cwd, command.path)
+        if not os.path.exists(full):
+            return CommandNotFound(f"{name}: command not found")
+        if os.path.isdir(full):
+            return NotExecutable(f"{name}: is a directory")
+        if number == errno.ENOENT:
+            return NotExecutable(f"{name}: its interpreter or loader was not found")
+        return NotExecutable(f"{name}: {text.lower()}")
+    if number == errno.ENOEXEC:
+        return NotExecutable(f"{name}: neither a binary for this machine nor a script that begins with #!")
+    if number == errno.E2BIG:
+        return InvalidParams(f"{name}: the arguments and the environment together are too long for this kernel")
+    if number == errno.EAGAIN:
+        return ResourceExhausted(
+            f"{name}: no more processes can be started: the user's limit (RLIMIT_NPROC), pids.max of the cgroup, "
+            "or kernel.pid_max is reached; end some"
+        )
+    if number == errno.ENOMEM:
+        return ResourceExhausted(f"{name}: no memory is left to start it: {text}")
+    if number in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhausted(f"{name}: no more descriptors: {text}")
+    if number == errno.EPERM:
+        return PermissionRefused(f"{name}: {text}")
+    return NotExecutable(f"{name}: {text}")

@@ -1,0 +1,354 @@
+"""From a spec to a running pid with our ends of its streams: what to execute, on which descriptors, how marked.
+
+Opens pipes and terminals, and closes what the child has taken. What happens to the process afterwards is `process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import termios
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from holdfast.errors import PermissionRefused, ResourceExhausted
+from holdfast.launch.pidfd_signals import signal_child_group
+from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
+from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.output.journal import output_kinds
+from holdfast.runtime.process.environment import Account, build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.process.oom import OomScore
+from holdfast.runtime.process.process import set_terminal_size
+from holdfast.runtime.process.spawn import (
+    Command,
+    JailFailed,
+    StandardStreams,
+    encode_variables,
+    find_program,
+    spawn,
+    spawn_through_launcher,
+)
+from holdfast.runtime.tree.process_table import MARK_VARIABLE, limits_can_mark, new_mark
+from holdfast.types import ProcessSpec, TerminalSize
+
+if TYPE_CHECKING:
+    from holdfast.runtime.durability.process_log import Keeping, Notes
+    from holdfast.runtime.tree.cgroup import Cgroup, Cgroups
+
+#: Descriptors that starts leave free: for logs of what runs, for kills, for connections.
+SPARE_DESCRIPTORS: Final = 64
+#: Of a small limit, a part of it.
+_SPARE_FRACTION: Final = 16
+#: Erase a whole character in line mode, not its last byte. The termios module does not name it.
+_IUTF8: Final = 0o040000
+
+
+class Started(NamedTuple):
+    """A process that runs, and our ends of its streams."""
+
+    pid: int
+    mark: int
+    cwd: str
+    #: Descriptors by the journal's kinds: stdout and stderr, or a terminal.
+    outputs: dict[int, int]
+    #: Where its input goes, or -1.
+    stdin: int
+    #: What was written down of it, under a keeper.
+    notes: Notes | None = None
+    #: Where it is, if it had to be there from the beginning; and what it is in, if that was seen to stand.
+    cgroup: Cgroup | None = None
+    jail: Jail | None = None
+
+    def undo(self) -> None:
+        """Kill it and close our ends, as if it had not been started."""
+        signal_child_group(self.pid, signal.SIGKILL)
+        for fd in {self.stdin, *self.outputs.values()} - {-1}:
+            os.close(fd)
+        if self.jail is not None:
+            self.jail.close()
+        if self.notes is not None:
+            self.notes.undo()
+        os.waitpid(self.pid, 0)
+        if self.cgroup is not None:
+            self.cgroup.remove()
+
+
+class _Streams:
+    """The descriptors of one start: ours to keep, the child's to close once it has them."""
+
+    def __init__(self) -> None:
+        self.for_child = StandardStreams()
+        self.outputs: dict[int, int] = {}
+        self.stdin = -1
+        self._theirs: list[int] = []
+
+    def open_pipes(self, null: int, given: int | None, *, pipe_stdin: bool, merge_stderr: bool) -> None:
+        """`given` is its stdin: with `pipe_stdin` a script, which finds the pipe beside it."""
+        for kind in output_kinds(tty=False, merge_stderr=merge_stderr):
+            self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
+            self._theirs.append(write)
+            os.set_blocking(self.outputs[kind], False)
+        pipe = -1
+        if pipe_stdin:
+            pipe, self.stdin = os.pipe2(os.O_CLOEXEC)
+            self._theirs.append(pipe)
+            os.set_blocking(self.stdin, False)
+        stdin = given if given is not None else pipe if pipe_stdin else null
+        self.for_child = StandardStreams(
+            stdin,
+            self._theirs[0],
+            self._theirs[0 if merge_stderr else 1],
+            scripted_input=-1 if given is None else pipe,
+        )
+
+    def open_terminal(self, size: TerminalSize, account: Account | None) -> None:
+        master, slave = os.openpty()
+        self.outputs[2] = self.stdin = master
+        self._theirs.append(slave)
+        set_terminal_size(master, size)
+        os.set_blocking(master, False)
+        mode = termios.tcgetattr(slave)
+        mode[0] |= _IUTF8
+        termios.tcsetattr(slave, termios.TCSANOW, mode)
+        if account is not None and account.uid != os.geteuid():
+            os.fchown(slave, account.uid, -1)
+        self.for_child = StandardStreams(terminal=os.ttyname(slave))
+
+    @property
+    def highest(self) -> int:
+        return max(self.stdin, *self._theirs, *self.outputs.values())
+
+    def last_words(self) -> str:
+        """What was printed by one that could not begin."""
+        said = b""
+        for fd in self.outputs.values():
+            with contextlib.suppress(OSError):
+                said += os.read(fd, 4096)
+        return said.decode(errors="replace").strip().replace("\r\n", "; ")
+
+    def close_theirs(self) -> None:
+        for fd in self._theirs:
+            os.close(fd)
+        self._theirs.clear()
+
+    def close(self) -> None:
+        self.close_theirs()
+        for fd in {self.stdin, *self.outputs.values()} - {-1}:
+            os.close(fd)
+
+
+def starts_at_once(spec: ProcessSpec) -> bool:
+    """Whether one posix_spawn is enough.
+
+    A user switch, limits and a confinement go through the launcher, and take a while.
+    """
+    return spec.user is None and spec.limits is None and spec.confinement is None
+
+
+def is_jailed(spec: ProcessSpec) -> bool:
+    """Whether the process that we start is not the program, but what holds it."""
+    return spec.confinement is not None and spec.confinement.mode == "bubblewrap"
+
+
+class Starter:
+    """Starts processes in an environment; `open_files` is their descriptor limit, if ours was raised."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        open_files: int | None,
+        keeping: Keeping | None = None,
+        spare: Callable[[], bool] = lambda: False,
+        oom_score_adj: int = 0,
+    ) -> None:
+        """`spare` gives up descriptors of what is needed least; False if there are none."""
+        self._environ = dict(environ)
+        self._keeping = keeping
+        self._spare = spare
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._oom_score = OomScore(oom_score_adj)
+        #: Most processes get just this: encoded once.
+        self._variables = encode_variables(self._environ)
+        self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
+        #: Pids of starts that are under way: children of ours that are no orphans.
+        self.newborn: set[int] = set()
+        #: Makes the cgroups of those whose whole tree is limited; None where none can be made.
+        self.cgroups: Cgroups | None = None
+        #: Paths of ours that no confined process may reach.
+        self.own: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        os.close(self._null)
+        self._oom_score.close()
+
+    def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> Started:
+        """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
+        mark = new_mark()
+        command = self._command(spec, mark, None)
+        streams = self._open(spec, None, stdin)
+        notes = None
+        try:
+            notes = self._note(spec, mark, command, streams, internal)
+            pid = spawn(command, streams.for_child, self._limits(mark), self._oom_score)
+        except BaseException:
+            streams.close()
+            if notes is not None:
+                notes.undo()
+            raise
+        streams.close_theirs()
+        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
+
+    async def start_through_launcher(
+        self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False
+    ) -> Started:
+        """Start any spec."""
+        mark = new_mark()
+        account = None if spec.user is None else resolve_user(spec.user)
+        command = await self._confined(spec, self._command(spec, mark, account))
+        streams = self._open(spec, account, stdin)
+        notes, cgroup = None, None
+        try:
+            notes = self._note(spec, mark, command, streams, internal)
+            cgroup = self._cgroup(spec, notes)
+            if cgroup is not None:
+                command = command._replace(cgroups=cgroup.directories)
+            pid = await spawn_through_launcher(
+                command, streams.for_child, self._limits(mark), self._oom_score, self.newborn
+            )
+        except BaseException as error:
+            said = streams.last_words() if isinstance(error, JailFailed) else ""
+            streams.close()
+            if notes is not None:
+                notes.undo()
+            if cgroup is not None:
+                cgroup.remove()
+            if isinstance(error, JailFailed):
+                raise PermissionRefused(f"confinement: {said or error}") from None
+            raise
+        streams.close_theirs()
+        started = Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup)
+        return await self._found_in_jail(started) if is_jailed(spec) else started
+
+    async def _found_in_jail(self, started: Started) -> Started:
+        jail = Jail(started.pid)
+        # It may end while we look, and is nobody's until we return.
+        self.newborn.add(started.pid)
+        try:
+            await jail.wait_found()
+        except BaseException:
+            jail.close()
+            started.undo()
+            raise
+        finally:
+            self.newborn.discard(started.pid)
+        return started._replace(jail=jail)
+
+    async def _confined(self, spec: ProcessSpec, command: Command) -> Command:
+        confinement = spec.confinement
+        if confinement is None:
+            return command
+        variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
+        # On a thread: it looks at some thousand files.
+        confined = await asyncio.to_thread(
+            compose,
+            confinement,
+            path=command.path,
+            argv=command.argv,
+            environment={name: value for name, _, value in variables},
+            cwd=command.cwd,
+            as_root=os.geteuid() == 0,
+            own=self.own,
+            account=command.account,
+            tty=spec.tty,
+        )
+        return command._replace(confined=confined)
+
+    def _cgroup(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
+        """One to be in from the beginning, for limits; and where neither a jail holds it nor time may let it go."""
+        confinement = spec.confinement
+        if confinement is None or not (confinement.limits_tree or confinement.mode == "landlock"):
+            return None
+        if self.cgroups is not None:
+            return self.cgroups.make(confinement, None if notes is None else notes.key)
+        if confinement.limits_tree:
+            raise PermissionRefused("confinement: no cgroup can be made here, and limits of a whole tree need one")
+        return None
+
+    def _note(
+        self, spec: ProcessSpec, mark: int, command: Command, streams: _Streams, internal: bool
+    ) -> Notes | None:
+        if self._keeping is None:
+            return None
+        return self._keeping.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
+
+    def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
+        cwd = default_cwd(spec.confinement) if spec.cwd is None else None
+        cwd = cwd or resolve_cwd(spec.cwd)
+        environment = build_environment(spec, self._environ, account)
+        if spec.confinement is not None:
+            environment = environment_for(spec.confinement, environment)
+        if not limits_can_mark():
+            environment = {**environment, MARK_VARIABLE: str(mark)}
+        return Command(
+            path=find_program(spec.argv[0], environment, cwd),
+            argv=spec.argv if spec.arg0 is None else (spec.arg0, *spec.argv[1:]),
+            variables=self._variables if environment is self._environ else encode_variables(environment),
+            cwd=cwd,
+            account=account,
+            limits=spec.limits,
+        )
+
+    def _open(self, spec: ProcessSpec, account: Account | None, stdin: int | None) -> _Streams:
+        streams = _Streams()
+        try:
+            if spec.tty:
+                streams.open_terminal(spec.size or TerminalSize(), account)
+            else:
+                streams.open_pipes(self._null, stdin, pipe_stdin=spec.pipe_stdin, merge_stderr=spec.merge_stderr)
+            _require_spare_descriptors(streams.highest)
+        except OSError as error:
+            streams.close()
+            if error.errno == errno.EMFILE and self._spare():
+                return self._open(spec, account, stdin)
+            raise ResourceExhausted(f"cannot start {spec.argv[0]!r}: {_why_not_opened(spec, error)}") from None
+        except BaseException:
+            streams.close()
+            raise
+        return streams
+
+    def _limits(self, mark: int) -> dict[int, int]:
+        marked = {resource.RLIMIT_RTTIME: mark} if limits_can_mark() else {}
+        return {**self._soft_limits, **marked}
+
+
+def _require_spare_descriptors(highest: int) -> None:
+    """The kernel gives the lowest number that is free: from one of them we know how many are in use."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if highest >= limit - min(SPARE_DESCRIPTORS, limit // _SPARE_FRACTION):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def _why_not_opened(spec: ProcessSpec, error: OSError) -> str:
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"too many open files in the server: its limit is {limit} descriptors (RLIMIT_NOFILE), some of which "
+            "are kept for what runs; end some processes, or start the server with a higher hard limit"
+        )
+    if error.errno == errno.ENFILE:
+        return "the machine has no descriptors left (fs.file-max)"
+    if spec.tty and error.errno in (errno.ENOSPC, errno.ENOENT):
+        return f"no terminal is left: {_terminals_of_the_machine()}; close some, or raise kernel.pty.max"
+    return f"no {'terminal' if spec.tty else 'pipe'} can be opened: {error.strerror}"
+
+
+def _terminals_of_the_machine() -> str:
+    try:
+        with open("/proc/sys/kernel/pty/nr") as used, open("/proc/sys/kernel/pty/max") as most:
+            return f"{used.read().strip()} are open on this machine, and kernel.pty.max is {most.read().strip()}"
+    except OSError:
+        return "as many are open as the machine allows"

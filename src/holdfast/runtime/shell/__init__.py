@@ -1,0 +1,1 @@
+"""Live shells, whose state persists from command to command."""

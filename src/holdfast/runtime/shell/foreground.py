@@ -1,0 +1,111 @@
+"""Which processes a shell waits for, and what a process does at this moment. Reads /proc only."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Container
+from typing import Final
+
+from holdfast.runtime.terminal.input_wait import blocked_in_read
+from holdfast.runtime.tree.process_table import Entry, ProcessTable, stat_fields
+
+#: A shell without job control makes its background jobs ignore both.
+_INT_AND_QUIT: Final = (1 << 1) | (1 << 2)
+
+
+def ticks_since_boot() -> int:
+    """Now, as the kernel counts the start of a process."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def foreground(table: ProcessTable[Entry], shell: int, since: int, jobs: Container[int]) -> dict[int, Entry]:
+    """What the shell started since then and waits for, and all below: not its background jobs.
+
+    The clock of process starts ticks a hundred times a second, so the `jobs` that are known count too.
+    """
+    children = (table.entries[pid] for pid in table.children.get(shell, ()) if pid not in jobs)
+    return table.descendants(
+        child.pid for child in children if int(child.started) >= since and not _is_background(child.pid)
+    )
+
+
+def _is_background(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"SigIgn:"):
+                    return int(line.split()[1], 16) & _INT_AND_QUIT == _INT_AND_QUIT
+    except OSError:
+        pass  # gone
+    return False
+
+
+def open_stat(pid: int) -> int:
+    """A descriptor of its /proc/PID/stat, or -1."""
+    try:
+        return os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def reaped_faults(stat: int) -> int:
+    """Page faults of the children that a process has waited for: more of them, and it has had another child.
+
+    -1 if it cannot be told.
+    """
+    try:
+        text = os.pread(stat, 512, 0)
+    except OSError:
+        return -1
+    return int(stat_fields(text)[8])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read(512)
+    except OSError:
+        return False
+    return stat_fields(text)[0] == b"T"
+
+
+def waits_for(pid: int, inode: int) -> bool:
+    """Whether it is blocked in read(2) on the file with this inode; False where the kernel does not tell."""
+    fd = blocked_in_read(pid)
+    try:
+        return fd is not None and os.stat(f"/proc/{pid}/fd/{fd}").st_ino == inode
+    except OSError:
+        return False
+
+
+def command_line(pid: int) -> bytes:
+    """What it was executed with; empty for one that is at its end."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def copies(pid: int, paths: dict[str, int]) -> list[tuple[int, int]]:
+    """Descriptors 3 to 9 of files that have these paths, each with what the path stands for.
+
+    Those above are the shell's own: it may be in the middle of a redirection.
+    """
+    found: list[tuple[int, int]] = []
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return found
+    for name in names:
+        if len(name) > 1 or name < "3":
+            continue
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        if target in paths:
+            found.append((int(name), paths[target]))
+    return found

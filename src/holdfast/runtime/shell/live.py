@@ -1,0 +1,723 @@
+"""A live shell whose state persists, and the queue of commands for it. Lives on the event loop.
+
+    idle --run--> running --answer--> idle
+      |              |
+      |              +-- timeout, interrupt: its foreground ends, then the command, then idle;
+      |              |   if the program does not come back: a new one (`shell_restarted`)
+      +-- close      +-- the program ends: closed, or a new one if an option ended it (`set -e`)
+
+A command's output and exit are recorded like a process's (`recorded`); what comes after the end of its command
+belongs to the shell. How a command is handed over and an answer taken is `shell_program`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec.structs import replace
+
+from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClosed, UnknownProcess
+from holdfast.runtime.confine.composing import still_there
+from holdfast.runtime.confine.jail import inside_pid
+from holdfast.runtime.durability.shell_replay import KEPT_INTERRUPTS, KNOWN_COMMANDS
+from holdfast.runtime.output.job import Recorded
+from holdfast.runtime.process.process import ManagedProcess
+from holdfast.runtime.shell.command import ShellCommand
+from holdfast.runtime.shell.dialect import Answer, Dialect
+from holdfast.runtime.shell.files import ShellFiles
+from holdfast.runtime.shell.foreground import command_line, foreground, is_stopped, ticks_since_boot
+from holdfast.runtime.shell.program import ShellProgram
+from holdfast.runtime.shell.saved_state import SavedState
+from holdfast.runtime.tree.process_table import Entry, TableReader
+from holdfast.runtime.tree.process_tree import end_all
+from holdfast.runtime.tree.usage import Activity, Asked
+from holdfast.types import (
+    CommandEnded,
+    CommandSpec,
+    Confinement,
+    ExitStatus,
+    ProcessSpec,
+    ShellSpec,
+    ShellState,
+    ShellStatus,
+)
+
+if TYPE_CHECKING:
+    from holdfast.config import ExecServerConfig
+    from holdfast.runtime.durability.shell_log import CommandNotes, ShellNotes
+    from holdfast.runtime.durability.shell_records import NotedEnd
+    from holdfast.runtime.output.output_log import Spool
+    from holdfast.runtime.output.poller import Poller
+
+#: Starts a program on this stdin and calls back when it has ended.
+StartProcess = Callable[
+    [ProcessSpec, int | None, Callable[[ManagedProcess], None]], Coroutine[None, None, ManagedProcess]
+]
+#: Ends a program and all that it started.
+EndProcess = Callable[[ManagedProcess, float], Coroutine[None, None, None]]
+Restored = Literal["state", "exports"]
+
+#: A shell that reads long profile files may take this long until it takes commands.
+START_SECONDS: Final = 30.0
+#: How long a shell whose foreground is gone may take to come back before it is replaced.
+COME_BACK_SECONDS: Final = 1.0
+#: And how often its foreground is looked for again meanwhile: it may have been about to start somebody.
+LOOK_AGAIN_SECONDS: Final = 0.05
+#: Ended commands that a client whose connection broke can ask for again.
+KEPT_COMMANDS: Final = 4
+#: Without an answer for this long, and then twice as long each time, look whether the shell can still answer.
+SILENCE_SECONDS: Final = (0.2, 3.0)
+#: With nothing to do for this long, a shell writes its exported variables down: a new one would need them.
+IDLE_SECONDS: Final = 0.02
+#: Replaced programs whose background jobs end with the shell.
+KEPT_FORMER: Final = 64
+#: A program that was executed in place of the shell may be gone before we look.
+_EXEC: Final = re.compile(r"(?:^|[;&|\n])\s*exec\s+[^\s<>&|;\d]")
+TIMED_OUT: Final = 124
+INTERRUPTED: Final = 130
+#: The shell did not say how the command ended.
+UNKNOWN_STATUS: Final = 125
+
+
+class LiveShell:
+    """One shell by its id, through as many programs as it takes."""
+
+    def __init__(
+        self,
+        spec: ShellSpec,
+        path: str,
+        dialect: Dialect,
+        files: ShellFiles,
+        *,
+        start_process: StartProcess,
+        end_process: EndProcess,
+        spool: Spool,
+        poller: Poller,
+        config: ExecServerConfig,
+        tables: TableReader,
+        on_growth: Callable[[], None],
+        on_closed: Callable[[LiveShell], None],
+        on_forget: Callable[[ShellCommand], None],
+        notes: ShellNotes | None = None,
+    ) -> None:
+        """With `notes` it outlives the server."""
+        self.spec = spec
+        self.path = path
+        self.dialect = dialect
+        self.started_at = time.time()
+        self.state: ShellState = "idle"
+        #: Why it is closed.
+        self.reason = ""
+        self.restarts = 0
+        self.commands_run = 0
+        #: Bytes of commands that have ended.
+        self._printed_before = 0
+        #: What background jobs print after their command has ended, and what a profile prints.
+        self.record = Recorded(
+            spec.shell_id,
+            (0, 1),
+            overflow="follow",
+            spool=spool,
+            poller=poller,
+            config=config,
+            on_growth=on_growth,
+            notes=notes,
+        )
+        self._notes = notes
+        self._files = files
+        self._start_process = start_process
+        self._end_process = end_process
+        self._spool = spool
+        self._poller = poller
+        self._config = config
+        self._tables = tables
+        self._on_growth = on_growth
+        self._on_closed = on_closed
+        self._on_forget = on_forget
+        self._loop = asyncio.get_running_loop()
+        self._saved = self._open_saved()
+        try:
+            self._program = self._first_program()
+        except BaseException:
+            self._saved.close()
+            raise
+        self._ready: asyncio.Future[Answer] | None = None
+        self._queue: deque[ShellCommand] = deque()
+        self._current: ShellCommand | None = None
+        self._ended: deque[ShellCommand] = deque()
+        #: How many came while others waited or ran: their callers may ask for all the ends at once.
+        self._sent_ahead = 0
+        self._known: dict[str, None] = {}
+        self._restarting: asyncio.Task[None] | None = None
+        #: Programs that were replaced: their background jobs are this shell's.
+        self._former: deque[ManagedProcess] = deque(maxlen=KEPT_FORMER)
+        self._closing: asyncio.Task[None] | None = None
+        self._interrupts: dict[str, ShellCommand | None] = {}
+        #: One timer each, for however many commands: to cancel and make one for each would cost more than they do.
+        self._silence: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+
+    def _open_saved(self) -> SavedState:
+        return SavedState(self._files, self._poller, self._notes)
+
+    def _first_program(self) -> ShellProgram:
+        return self._new_program()
+
+    def _new_program(self) -> ShellProgram:
+        return ShellProgram(
+            self.dialect,
+            self._files,
+            self.record,
+            self._poller,
+            saved=self._saved,
+            on_answer=self._answered,
+            notes=self._notes,
+            number=self.restarts,
+        )
+
+    # --- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self.spec.shell_id
+
+    @property
+    def cwd(self) -> str:
+        return self._program.cwd
+
+    def info(self) -> ShellStatus:
+        current, status = self._current, self.record.status
+        return ShellStatus(
+            shell_id=self.id,
+            path=self.path,
+            pid=self._program.leader,
+            state=self.state,
+            cwd=self.cwd,
+            started_at=self.started_at,
+            reason=self.reason,
+            exit_code=status.exit_code if status else None,
+            command=current.spec.command if current else None,
+            command_id=current.process_id if current else None,
+            queued=len(self._queue),
+            commands_run=self.commands_run,
+            restarts=self.restarts,
+            stdout_bytes=self.record.logs[0].end,
+            stderr_bytes=self.record.logs[1].end,
+            user=self.spec.user,
+            login=self.spec.login,
+        )
+
+    def asked(self) -> Asked:
+        """What is to be known to tell what it uses: its program, and those that it had before."""
+        programs = [*self._former, self._program.process] if self._program.pid else [*self._former]
+        printed = self._printed_before + sum(log.end for log in self.record.logs.values())
+        activity, current = Activity(), self._current
+        if current is not None and current.began is not None:
+            printed += sum(log.end for log in current.logs.values())
+            activity = Activity(seconds=self._loop.time() - current.began, since_ticks=current.began_ticks)
+        trees = tuple(program.tree for program in programs)
+        own = tuple(pid for program in programs for pid in program.own_pids)
+        return Asked(self.id, trees, self.state != "closed", printed, activity, own)
+
+    def process_spec(
+        self, process_id: str, cwd: str | None, *, login: bool = False, start_id: str | None = None
+    ) -> ProcessSpec:
+        """A program of this kind, to be given its commands on stdin."""
+        return ProcessSpec(
+            process_id=process_id,
+            argv=(self.path, *self.dialect.arguments(login=login)),
+            arg0=self.dialect.arg0(self.path),
+            cwd=cwd,
+            env=self.spec.env,
+            env_policy=self.spec.env_policy,
+            user=self.spec.user,
+            limits=self.spec.limits,
+            confinement=self._confinement(),
+            start_id=start_id,
+        )
+
+    def _confinement(self) -> Confinement | None:
+        """With the files by which we talk to it. It only reads them: they are on our spool, which it could fill."""
+        given = self.spec.confinement
+        return None if given is None else replace(given, readable=(*given.readable, self._files.path))
+
+    # --- starting --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the program; on return it takes commands."""
+        await self._launch(self.spec.cwd, login=self.spec.login, restore=None)
+
+    async def _launch(
+        self,
+        cwd: str | None,
+        *,
+        login: bool,
+        restore: str | None,
+        restored: str = "",
+        command: ShellCommand | None = None,
+        exit_code: int = 0,
+    ) -> None:
+        """After the first it is for a `command` that ended like this and has cost the program before."""
+        program = self._program
+        spec = self.process_spec(f"{self.id}:{self.restarts}", cwd, login=login)
+        if self._notes is not None:
+            key = 0 if command is None or command.notes is None else command.notes.key
+            self._notes.program_begins(
+                program.number, program.inode, cwd, restored=restored, command=key, exit_code=exit_code
+            )
+        process = await self._start_process(spec, program.stdin, self._program_ended)
+        self._ready = ready = self._loop.create_future()
+        program.started(process, restore)
+        await self._become_ready(program, ready)
+
+    async def _become_ready(self, program: ShellProgram, ready: asyncio.Future[Answer]) -> None:
+        process = program.process
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                program.ready(await ready)
+            if not process.running:
+                # It ended right after its answer, while its end still counted as that of a start.
+                self._loop.call_soon(self._program_ended, process)
+        except builtins.TimeoutError:
+            await self._end_process(process, 0.0)
+            raise NotExecutable(
+                f"{self.path}: took no command within {START_SECONDS:g} s: is it a shell?"
+            ) from None
+        except BaseException:
+            await asyncio.shield(self._end_process(process, 0.0))
+            raise
+        finally:
+            self._ready = None
+
+    # --- commands --------------------------------------------------------------------------------------------
+
+    def run(self, spec: CommandSpec) -> ShellCommand:
+        """Queue a command; the same id again is the same command."""
+        if spec.command_id in self._known:
+            return self._find(spec.command_id)
+        self._check_open()
+        if len(self._queue) >= self._config.max_queued_commands:
+            raise LimitReached(
+                f"{len(self._queue)} commands wait in shell {self.id!r}: that is max_queued_commands"
+            )
+        if self._current is None and not self._queue and self._restarting is None:
+            self._sent_ahead = 0
+            ticks = ticks_since_boot()
+            notes = None if self._notes is None else self._notes.command()
+            self._program.begin(spec, ticks, notes)
+            # The shell works by now.
+            command = self._new_command(spec, notes)
+            self._begun(command, ticks)
+        else:
+            notes = None if self._notes is None else self._notes.command()
+            if notes is not None:
+                notes.queued(spec)
+            command = self._new_command(spec, notes)
+            self._queue.append(command)
+            self._sent_ahead = max(self._sent_ahead, len(self._queue))
+        return command
+
+    def _new_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
+        self._known[spec.command_id] = None
+        if len(self._known) > KNOWN_COMMANDS:
+            del self._known[next(iter(self._known))]
+        return self._make_command(spec, notes)
+
+    def _make_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
+        return ShellCommand(
+            spec,
+            spool=self._spool,
+            poller=self._poller,
+            config=self._config,
+            on_growth=self._on_growth,
+            on_end=self._command_over,
+            notes=notes,
+        )
+
+    def _find(self, command_id: str) -> ShellCommand:
+        for command in self.commands():
+            if command.process_id == command_id:
+                return command
+        raise UnknownProcess(f"command {command_id!r} ran in shell {self.id!r}; its result is no longer kept")
+
+    def commands(self) -> list[ShellCommand]:
+        """All that can be asked for."""
+        return [command for command in (self._current, *self._queue, *self._ended) if command is not None]
+
+    def withdraw(self, command: ShellCommand) -> None:
+        """Its caller gave up: one that waits is taken out, one that runs is interrupted."""
+        if command in self._queue:
+            self._queue.remove(command)
+            self._refuse(command, ShellClosed("taken out of the queue: its caller gave up"))
+        elif command is self._current:
+            self._stop(command)
+
+    def _refuse(self, command: ShellCommand, error: HoldfastError) -> None:
+        command.refuse(error)
+        if self.state == "closed":
+            # It did not run: who asks again, after a broken connection, hears why.
+            self._known.pop(command.process_id, None)
+        self._on_forget(command)
+
+    def _begin(self, command: ShellCommand) -> None:
+        """One whose turn has come."""
+        ticks = ticks_since_boot()
+        try:
+            self._program.begin(command.spec, ticks, command.notes)
+        except HoldfastError as error:
+            self._refuse(command, error)
+            self._loop.call_soon(self._next)
+            return
+        self._begun(command, ticks)
+
+    def _begun(self, command: ShellCommand, ticks: int) -> None:
+        """The shell was told, not before `ticks`."""
+        command.began_ticks = ticks
+        self._program.give_streams(command)
+        self._program.give_input(command)
+        self._current = command
+        self.state = "running"
+        command.begin(self._timed_out)
+        if self._silence is None:
+            self._silence = self._loop.call_later(SILENCE_SECONDS[0], self._look, SILENCE_SECONDS[0], None)
+
+    def _next(self) -> None:
+        if self._current is None and self._queue and self._restarting is None and self.state != "closed":
+            self._begin(self._queue.popleft())
+
+    def _answered(self, answer: Answer) -> None:
+        if self._ready is not None:
+            if not self._ready.done():
+                if self._notes is not None:
+                    self._notes.ready(answer, command_line(self._program.pid))
+                self._ready.set_result(answer)
+        elif (command := self._current) is not None and command.ended is None:
+            stopped_as = None if command.stop is None else _stopped_as(command)
+            self._finish(command, self._program.finish(answer, spec=command.spec, stopped_as=stopped_as))
+            self._program.settle()
+
+    def _finish(self, command: ShellCommand, exit_code: int, restored: Restored | None = None) -> None:
+        assert command.began is not None
+        closed = self.state == "closed"
+        ended = CommandEnded(
+            exit_code=exit_code,
+            cwd=self.cwd,
+            duration=self._loop.time() - command.began,
+            timed_out=command.timed_out,
+            shell_restarted=restored is not None,
+            restored=restored or "",
+            state="closed" if closed else "idle",
+            reason=self.reason,
+        )
+        if command.notes is None:
+            command.finish(ended)
+        else:
+            self._finish_noted(
+                command, ended, self._program.noted_end(ended, reason=self.reason if closed else None)
+            )
+
+    def _finish_noted(self, command: ShellCommand, ended: CommandEnded, noted: NotedEnd) -> None:
+        notes = command.notes
+        assert notes is not None
+        command.finish(ended, lambda: notes.over(noted, KEPT_COMMANDS + self._sent_ahead))
+        if not command.is_over:
+            notes.answered(noted)  # its last output waits for its reader, and the shell's word is taken
+
+    def _command_over(self, command: ShellCommand) -> None:
+        """Its end is in its journal: what its streams print from now on is ours."""
+        command.give_streams(self.record)
+        self.commands_run += 1
+        self._printed_before += sum(log.end for log in command.logs.values())
+        self._ended.append(command)
+        while len(self._ended) > KEPT_COMMANDS + self._sent_ahead:
+            self._on_forget(self._ended.popleft())
+        self._current = None
+        if self.state == "closed":
+            return
+        self.state = "idle"
+        self._idle_since = self._loop.time()
+        if self._idle is None:
+            self._idle = self._loop.call_later(IDLE_SECONDS, self._write_down)
+        if self._queue:
+            # In a turn of its own, so that whoever waits for this end hears of it first.
+            self._loop.call_soon(self._next)
+
+    def _write_down(self) -> None:
+        self._idle = None
+        if self.state != "idle" or self._restarting is not None:
+            return
+        left = self._idle_since + IDLE_SECONDS - self._loop.time()
+        if left > 0:
+            self._idle = self._loop.call_later(left, self._write_down)
+        else:
+            self._program.save_exports()
+
+    # --- a shell that does not answer ------------------------------------------------------------------------
+
+    def _look(self, seconds: float, waiting: ShellCommand | None) -> None:
+        """No event tells that a shell cannot answer: it was stopped, or a command took our words from it.
+
+        `waiting` is the command whose shell was found waiting for our next line the last time.
+        """
+        self._silence = None
+        command = self._current
+        if command is None or command.ended is not None:
+            return  # it has spoken, and a slow reader is still owed output
+        if is_stopped(self._program.pid):
+            self._program.process.signal_leader(signal.SIGCONT)
+        waits = self._program.waits()
+        if waits and waiting is command:
+            self._replace(command, UNKNOWN_STATUS)
+            return
+        seconds = SILENCE_SECONDS[0] if waits else min(2 * seconds, SILENCE_SECONDS[1])
+        self._silence = self._loop.call_later(seconds, self._look, seconds, command if waits else None)
+
+    # --- ending a command ------------------------------------------------------------------------------------
+
+    async def interrupt(self, interrupt_id: str | None = None) -> bool:
+        """End the command that runs, and all it started in the foreground; False if none runs.
+
+        The same `interrupt_id` again means the same command.
+        """
+        command = self._current
+        if interrupt_id is not None:
+            if self._notes is not None and interrupt_id not in self._interrupts:
+                self._notes.interrupted(interrupt_id, None if command is None else command.notes)
+            command = self._interrupts.setdefault(interrupt_id, command)
+            if len(self._interrupts) > KEPT_INTERRUPTS:
+                del self._interrupts[next(iter(self._interrupts))]
+        if command is None:
+            return False
+        if command is self._current:
+            await asyncio.shield(self._stop(command))
+        return True
+
+    def _timed_out(self, command: ShellCommand) -> None:
+        command.timed_out = True
+        self._stop(command)
+
+    def _stop(self, command: ShellCommand) -> asyncio.Task[None]:
+        # A reader that does not read must not keep it from ending.
+        command.stop_blocking()
+        if command.stop is None:
+            if command.notes is not None:
+                command.notes.stopping(timed_out=command.timed_out)
+            command.stop = self._loop.create_task(self._end_command(command))
+        return command.stop
+
+    async def _end_command(self, command: ShellCommand) -> None:
+        if command.ended is not None:
+            return  # it had, and only its reader was behind
+        process = self._program.process
+        process.signal_leader(signal.SIGCONT)
+        over = asyncio.ensure_future(command.wait_ended())
+        give_up_at: float | None = None
+        while not over.done():
+            # First: once its foreground is gone the shell would go on with the rest of the command.
+            process.signal_leader(self.dialect.interrupt_signal)
+            command.end_input()  # the shell itself may be reading it
+            await end_all(self._foreground, self._config.interrupt_grace_seconds)
+            await asyncio.wait((over,), timeout=LOOK_AGAIN_SECONDS)
+            now = self._loop.time()
+            give_up_at = give_up_at or now + COME_BACK_SECONDS
+            if not over.done() and now >= give_up_at:
+                self._replace(command, _stopped_as(command))
+                await asyncio.wait((over,))
+
+    async def _foreground(self) -> dict[int, Entry]:
+        if self._current is None or self._current.stop is None:
+            return {}
+        since, program = self._current.began_ticks, self._program
+        table, jobs = await self._tables.read(), frozenset(program.jobs)
+        if program.process.jail is not None:
+            # The shell tells the numbers that its jobs have inside.
+            jobs = frozenset(pid for pid in table.children.get(program.pid, ()) if inside_pid(pid) in jobs)
+        return foreground(table, program.pid, since, jobs)
+
+    # --- the program ends ------------------------------------------------------------------------------------
+
+    def _program_ended(self, process: ManagedProcess) -> None:
+        """However it came about. What it had told us before is read first."""
+        program = self._program
+        if process is not program.process or (self._restarting is not None and self._ready is None):
+            return
+        try:
+            program.hang_up()
+        finally:
+            self._after_end(process)
+
+    def _after_end(self, process: ManagedProcess) -> None:
+        """Report the end to the start, the command or the close that waits for it."""
+        assert process.status is not None
+        status = process.status
+        if self._ready is not None:
+            if not self._ready.done():
+                text = f"{self.path} ended with exit code {status.exit_code} before it took a command"
+                self._ready.set_exception(NotExecutable(text))
+            return
+        command = self._current
+        if command is not None and self._closing is None:
+            if command.stop is not None:
+                self._replace(command, _stopped_as(command))
+                return
+            if status.signal is None and self._program.has_saved_state():
+                self._replace(command, status.exit_code)
+                return
+        self._closed(self._why(status), status)
+
+    def _why(self, status: ExitStatus) -> str:
+        if self._closing is not None:
+            return "closed"
+        told = self._current is not None and _EXEC.search(self._current.spec.command) is not None
+        if self._program.replaced or (told and status.exit_code not in (126, 127)):
+            return f"replaced by another program (exec), which ended with exit code {status.exit_code}"
+        if status.signal is not None:
+            return f"killed by {status.signal}"
+        return f"exited with code {status.exit_code}"
+
+    def _closed(self, reason: str, status: ExitStatus) -> None:
+        if self.state == "closed":
+            return
+        refuses = self._current is not None and self._program.left_unread
+        if self._notes is not None:
+            self._notes.closes(reason, status, refuses=refuses)
+        self._wind_up(reason, status, refuses=refuses)
+
+    def _wind_up(self, reason: str, status: ExitStatus, *, refuses: bool) -> None:
+        """It is closed: whoever waits for anything hears of it."""
+        self.state = "closed"
+        self.reason = reason
+        for timer in (self._silence, self._idle):
+            if timer is not None:
+                timer.cancel()
+        if (command := self._current) is not None and refuses:
+            self._current = None
+            self._refuse(command, self._closed_error())
+        elif command is not None:
+            self._finish(command, status.exit_code)
+        while self._queue:
+            self._refuse(self._queue.popleft(), self._closed_error())
+        self._saved.close()
+        self._files.remove()
+        notes = self._notes
+        if self.record.running:
+            self.record.end(status, None if notes is None else lambda: notes.ended(status))
+        self._on_closed(self)
+
+    def _closed_error(self) -> ShellClosed:
+        why = "" if self.reason == "closed" else f": {self.reason}"
+        return ShellClosed(f"shell {self.id!r} is closed{why}", reason=self.reason)
+
+    def _check_open(self) -> None:
+        if self.state == "closed":
+            raise self._closed_error()
+        if self._closing is not None:
+            raise ShellClosed(f"shell {self.id!r} is being closed", reason="closed")
+
+    # --- a new program ---------------------------------------------------------------------------------------
+
+    def _replace(self, command: ShellCommand, exit_code: int) -> None:
+        """End the program and go on with another, in the same directory, with what is known of the old one."""
+        if self._restarting is None:
+            if self._notes is not None and command.notes is not None:
+                self._notes.given_up(command.notes.key, exit_code)
+            self._restarting = self._loop.create_task(self._restart(command, exit_code))
+
+    async def _restart(self, command: ShellCommand, exit_code: int) -> None:
+        old = self._program
+        restored: Restored = "state" if not old.process.running and old.has_saved_state() else "exports"
+        old.process.signal_leader(signal.SIGKILL)
+        status = await old.process.wait_exit()
+        old.hang_up()
+        self._saved.take()
+        command.take_what_is_there()
+        command.give_streams(self.record)
+        self.restarts += 1
+        self._former.append(old.process)
+        await self._start_anew(old, command, exit_code, restored, status)
+
+    async def _start_anew(
+        self, old: ShellProgram, command: ShellCommand, exit_code: int, restored: Restored, status: ExitStatus
+    ) -> None:
+        """The next program, after the `old` one has ended with this status."""
+        try:
+            self._program = self._new_program()
+            await self._launch(
+                still_there(self.spec.confinement, old.cwd),
+                login=False,
+                restore=self._files.existing(restored),
+                restored=restored,
+                command=command,
+                exit_code=exit_code,
+            )
+        except (HoldfastError, OSError) as error:
+            if self._program is not old:
+                self._program.hang_up()
+                self._program = old
+            self._restarting = None
+            self._closed(f"it did not start again after a command had to be ended: {error}", status)
+            return
+        self._started_anew(command, exit_code, restored, old.cwd)
+
+    def _started_anew(self, command: ShellCommand, exit_code: int, restored: Restored, cwd: str) -> None:
+        self._files.forget("state")
+        self._program.set_status(exit_code)
+        if command.spec.cwd is not None:
+            self._program.go_back(still_there(self.spec.confinement, cwd))
+        self._restarting = None
+        self._finish(command, exit_code, restored)
+
+    # --- closing ---------------------------------------------------------------------------------------------
+
+    async def close(self, *, keep: bool, grace: float) -> None:
+        """End the shell and, unless they are to be kept, all that it started.
+
+        One that is closed may still have jobs.
+        """
+        kept = self._closing is not None and self._closing.done() and not keep
+        if self._closing is None or kept:
+            if self._notes is not None:
+                self._notes.closing(keep=keep, grace=grace)
+            self._closing = self._loop.create_task(self._close(keep, grace))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, keep: bool, grace: float) -> None:
+        if self._restarting is not None:
+            await asyncio.wait((self._restarting,))
+        process = self._program.process
+        self._program.end_input()
+        if self._current is None or keep:
+            with contextlib.suppress(builtins.TimeoutError):
+                async with asyncio.timeout(grace):
+                    await process.wait_exit()
+        if keep:
+            process.signal_leader(signal.SIGKILL)
+            await process.wait_exit()
+        else:
+            await asyncio.gather(*(self._end_process(each, grace) for each in (*self._former, process)))
+
+    def discard(self) -> None:
+        """Forget everything."""
+        with contextlib.ExitStack() as stack:  # each step, whichever of them fails
+            stack.callback(self._files.remove)
+            stack.callback(self._saved.close)
+            stack.callback(self.record.discard)
+            for command in (*self._ended, *self._queue, self._current):
+                if command is not None:
+                    stack.callback(command.forget)
+            stack.callback(self._program.hang_up)
+            if self._notes is not None:
+                stack.callback(self._notes.gone)
+
+
+def _stopped_as(command: ShellCommand) -> int:
+    return TIMED_OUT if command.timed_out else INTERRUPTED

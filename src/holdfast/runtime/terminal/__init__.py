@@ -1,0 +1,1 @@
+"""Terminals: programs on a PTY, their prompts, keys and state."""

@@ -1,0 +1,419 @@
+"""Whether a program waits for input from its terminal, as the kernel tells it. Reads /proc and our side of a PTY.
+
+A program waits if nothing is left for it to read and one of its threads is blocked in a read of the terminal, or in
+a poll, select or epoll that watches it for input. Programs that count are those of the terminal's foreground group
+and those that a member of it has started in another session (`su USER -c`, `setsid -w`): job control stops readers
+of the terminal's own session alone. /proc/PID/syscall says in which call a thread is blocked; one that was woken
+and has not run yet counts as running there. Not told: programs that wait in io_uring, and programs of 32 bits on a
+kernel of 64.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import stat
+import struct
+import termios
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import chain, islice
+from typing import Final, Literal, NamedTuple
+
+from holdfast.runtime.libc import look_at, open_other_side
+from holdfast.runtime.tree.process_table import read_entry, stat_fields
+
+Kind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
+
+#: The calls that can wait for a terminal, by machine. A `splice` reads its first descriptor as `read` does.
+CALLS: Final[dict[str, dict[int, Kind]]] = {
+    "x86_64": {
+        0: "read",
+        19: "read",  # readv
+        275: "read",  # splice
+        7: "poll",
+        271: "poll",  # ppoll
+        23: "select",
+        270: "select",  # pselect6
+        232: "epoll",  # epoll_wait
+        281: "epoll",  # epoll_pwait
+        441: "epoll",  # epoll_pwait2
+        219: "restart",
+        426: "ring",  # io_uring_enter
+    },
+    "aarch64": {
+        63: "read",
+        65: "read",  # readv
+        76: "read",  # splice
+        73: "poll",  # ppoll
+        72: "select",  # pselect6
+        22: "epoll",  # epoll_pwait
+        441: "epoll",  # epoll_pwait2
+        128: "restart",
+        426: "ring",
+    },
+}
+
+_LOCAL_FLAGS: Final = 3
+_DEV_TTY: Final = os.makedev(5, 0)
+#: poll(2) and epoll(7) give both the same numbers.
+_FOR_INPUT: Final = select.POLLIN | select.POLLRDNORM
+_POLLFD: Final = struct.Struct("=ihh")
+_EPOLL_TARGET: Final = re.compile(rb"^tfd:\s*(\d+)\s+events:\s*([0-9a-f]+)", re.MULTILINE)
+_INT: Final = 0xFFFF_FFFF
+#: Both the stack and the code of a program of 32 bits lie below, and its calls have other numbers.
+_WIDE: Final = 1 << 32
+_HIGHEST_ADDRESS: Final = 1 << 63
+
+#: How often to look again when the foreground changes while we look. It changes twice a command of a shell.
+_LOOKS: Final = 4
+#: 10 us each. What has more threads is not told rather than holding up every other terminal.
+_MOST_THREADS: Final = 1024
+#: 5 to 9 us each, the lowest first: a program has its terminal before it has its thousand sockets.
+_MOST_DESCRIPTORS: Final = 1024
+#: 8192 entries of poll(2).
+_MOST_MEMORY: Final = 64 * 1024
+#: 10,000 descriptors in an epoll.
+_MOST_FDINFO: Final = 1024 * 1024
+#: 8,000 pids.
+_MOST_CHILDREN: Final = 64 * 1024
+#: The kernel gives files of /proc a few pages at a time.
+_PAGES: Final = 16 * 1024
+
+#: Says which processes may be in the foreground, or descend from those: at least all that are.
+Candidates = Callable[[], Iterable[int]]
+
+
+def every_process() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name[0].isdecimal())
+
+
+class InputState(NamedTuple):
+    """What is known of the input of a terminal."""
+
+    #: None if the kernel does not tell: no permission, an unknown machine.
+    awaiting: bool | None
+    #: Who waits, if somebody does; else the leader of the foreground group, if it lives.
+    pid: int | None
+    echo: bool
+    #: The terminal gives whole lines and lets them be edited.
+    canonical: bool
+
+
+def input_state(master: int, candidates: Candidates = every_process) -> InputState:
+    """Ask for the terminal of which `master` is our side. Neither reads from it nor waits.
+
+    `candidates` are asked for only if the leader of the foreground group does not wait.
+
+    Right for all that was written to `master` before. Somebody must have the other side open, or have had it: to
+    open it first and close it again, as this does, would read as its end.
+    """
+    awaiting: bool | None
+    try:
+        peer = open_other_side(master, os.O_RDONLY)
+        try:
+            awaiting, pid = _ask(master, peer, candidates)
+        finally:
+            os.close(peer)
+    except OSError as error:
+        # Hung up; else no more descriptors, a kernel without this call, or a program that set TIOCEXCL.
+        awaiting, pid = (False if error.errno == errno.EIO else None), None
+    # The modes after the answer: a program sets them first and waits then.
+    mode = line_mode(master)
+    return InputState(False, None, False, False) if mode is None else InputState(awaiting, pid, *mode)
+
+
+def line_mode(master: int) -> tuple[bool, bool] | None:
+    """Whether the terminal echoes, and whether it gives whole lines; None if it was hung up."""
+    try:
+        flags: int = termios.tcgetattr(master)[_LOCAL_FLAGS]
+    except termios.error as error:
+        if error.args[0] != errno.EIO:
+            raise OSError(*error.args) from None  # not a terminal at all
+        return None
+    return bool(flags & termios.ECHO), bool(flags & termios.ICANON)
+
+
+def blocked_in_read(pid: int) -> int | None:
+    """The descriptor on which a process is blocked in read(2); None if it is not, or the kernel does not tell."""
+    try:
+        call = parse_call(_contents(f"/proc/{pid}/syscall"))
+    except OSError:
+        return None
+    if call is None or CALLS.get(os.uname().machine, {}).get(call.number) != "read":
+        return None
+    return call.arguments[0] & _INT
+
+
+# --- who is in the foreground --------------------------------------------------------------------------------
+
+
+def _ask(master: int, peer: int, candidates: Candidates) -> tuple[bool | None, int | None]:
+    calls = CALLS.get(os.uname().machine)
+    poll = select.poll()
+    poll.register(peer, select.POLLIN)
+    for _ in range(_LOOKS):
+        group = os.tcgetpgrp(master)
+        # A poll of a terminal first takes in all that was written to our side, so there is no moment at which what
+        # we wrote is neither unread nor read.
+        if group <= 0 or poll.poll(0):
+            return False, _living(group)
+        if calls is None:
+            return None, _living(group)
+        look = _Look(calls, os.fstat(peer), candidates)
+        waiter = look.first_waiting(group)
+        if os.tcgetpgrp(master) != group or (waiter is not None and poll.poll(0)):
+            continue
+        if waiter is not None:
+            return True, waiter
+        return (None if look.unseen else False), _living(group)
+    return False, _living(os.tcgetpgrp(master))
+
+
+def _living(group: int) -> int | None:
+    return group if group > 0 and _group_of(group) == group else None
+
+
+def _group_of(pid: int) -> int:
+    """-1 if there is no such process."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return -1
+
+
+def _session_of(pid: int) -> int:
+    """-1 if there is no such process."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+class _Look:
+    """One look at the members of a group, and at what they have started in other sessions."""
+
+    def __init__(self, calls: dict[int, Kind], terminal: os.stat_result, candidates: Candidates) -> None:
+        self._calls = calls
+        self._candidates = candidates
+        #: Not the device number: each devpts that is mounted has a terminal of that number.
+        self._terminal = (terminal.st_dev, terminal.st_ino)
+        self._number = tty_number(terminal.st_rdev)
+        self._threads_left = self._children_left = _MOST_THREADS
+        #: Somebody sleeps, and we may not know in what.
+        self.unseen = False
+
+    def first_waiting(self, group: int) -> int | None:
+        """The leader if it waits: mostly it does, and the rest need not be looked for."""
+        if self._process_waits(group):
+            return group
+        # getpgid(2) takes 0.3 us for each process; to read its stat would take 9.
+        others = [pid for pid in self._candidates() if pid != group and _group_of(pid) == group]
+        members = chain(others, self._behind([group, *others]))
+        return next((pid for pid in members if self._process_waits(pid)), None)
+
+    def _behind(self, members: list[int]) -> Iterator[int]:
+        """What descends from members of the group in other sessions than theirs.
+
+        Job control does not stop these if they read. It stops a job in the background: neither that nor what is
+        below it is in front.
+        """
+        sessions = {-1, *map(_session_of, members)}
+        seen, parents = set(members), deque(members)
+        while parents:
+            for child in self._children(parents.popleft()):
+                if child not in seen and _session_of(child) not in sessions:
+                    seen.add(child)
+                    parents.append(child)
+                    yield child
+
+    def _children(self, pid: int) -> list[int]:
+        found: list[int] = []
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                self._children_left -= 1
+                text = _contents(f"/proc/{pid}/task/{thread}/children", _MOST_CHILDREN)
+                if self._children_left < 0 or len(text) == _MOST_CHILDREN:
+                    self.unseen = True
+                    break
+                found += map(int, text.split())
+        except OSError:
+            if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+                return self._by_parent.get(pid, [])  # a kernel without this file
+        return found  # without those of a thread that has ended meanwhile
+
+    @cached_property
+    def _by_parent(self) -> dict[int, list[int]]:
+        table: dict[int, list[int]] = {}
+        for entry in filter(None, map(read_entry, self._candidates())):
+            table.setdefault(entry.parent, []).append(entry.pid)
+        return table
+
+    def _process_waits(self, pid: int) -> bool:
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            # Gone, unless /proc hides the processes of others (hidepid).
+            self.unseen |= _group_of(pid) != -1
+            return False
+        return any(self._thread_waits(f"/proc/{pid}/task/{thread}") for thread in threads)
+
+    def _thread_waits(self, task: str) -> bool:
+        # The thread's own directory throughout: a process whose first thread has ended shows no descriptors.
+        self._threads_left -= 1
+        if self._threads_left < 0:
+            self.unseen = True
+            return False
+        try:
+            call = parse_call(_contents(f"{task}/syscall"))
+            if call is None:
+                return False
+            kind = self._calls.get(call.number)
+            if call.narrow or kind == "ring":
+                self.unseen |= _is_sleeping(task)
+                return False
+            if kind is None:
+                return False
+            # One that was stopped inside a call shows this call still.
+            return any(self._is_source(task, fd) for fd in _watched(task, kind, call)) and _is_sleeping(task)
+        except OSError:
+            # Gone, or not ours to look into, or no such file in this kernel. What sleeps is there.
+            self.unseen |= _is_sleeping(task)
+            return False
+
+    def _is_source(self, task: str, fd: int, nested: bool = True) -> bool:
+        """Whether a descriptor is the terminal, or an epoll that watches it."""
+        try:
+            file = look_at(f"{task}/fd/{fd}")
+        except FileNotFoundError:
+            return False  # an epoll can keep the number of a descriptor that was closed
+        if stat.S_ISCHR(file.mode):
+            if (file.device, file.inode) == self._terminal:
+                return True
+            return file.node == _DEV_TTY and _controlling_terminal(task) == self._number
+        if not nested or stat.S_ISSOCK(file.mode) or stat.S_ISFIFO(file.mode):
+            return False
+        return any(self._is_source(task, target, nested=False) for target in _epoll_targets(task, fd))
+
+
+# --- what /proc says of one thread ---------------------------------------------------------------------------
+
+
+def _watched(task: str, kind: Kind, call: Call) -> Iterable[int]:
+    """The descriptors from which this call waits for input."""
+    first, second = call.arguments[:2]
+    if kind == "read":
+        return (first & _INT,)
+    if kind == "epoll":
+        return _epoll_targets(task, first & _INT)
+    if kind == "select":
+        count = first & _INT
+        return islice(fd_set_members(_memory(task, second, (count + 7) // 8), count), _MOST_DESCRIPTORS)
+    if kind == "restart" and b"poll" not in _contents(f"{task}/wchan"):
+        # Of the calls above poll(2) alone goes on as this one after a stop, with its arguments; so do sleeps.
+        return ()
+    return islice(polled_for_input(_memory(task, first, (second & _INT) * _POLLFD.size)), _MOST_DESCRIPTORS)
+
+
+def _epoll_targets(task: str, fd: int) -> Iterable[int]:
+    targets = epoll_targets(_contents(f"{task}/fdinfo/{fd}", _MOST_FDINFO))
+    return islice(sorted(targets), _MOST_DESCRIPTORS)
+
+
+def _memory(task: str, address: int, size: int) -> bytes:
+    """Empty where nothing is mapped."""
+    size = min(size, _MOST_MEMORY)
+    if not 0 < address < _HIGHEST_ADDRESS - size:
+        return b""
+    fd = os.open(f"{task}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, size, address)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _contents(path: str, limit: int = 1024) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces: list[bytes] = []
+        while limit > 0 and (piece := os.read(fd, min(limit, _PAGES))):
+            pieces.append(piece)
+            limit -= len(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def _stat(task: str) -> list[bytes]:
+    """Empty if the thread is gone."""
+    try:
+        return stat_fields(_contents(f"{task}/stat"))
+    except OSError:
+        return []
+
+
+def _is_sleeping(task: str) -> bool:
+    return _stat(task)[:1] == [b"S"]
+
+
+def _controlling_terminal(task: str) -> int:
+    fields = _stat(task)
+    return int(fields[4]) & _INT if fields else 0
+
+
+# --- the kernel's formats ------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A system call in which a thread is blocked."""
+
+    number: int
+    #: Registers: where the call takes an int, the upper half may hold anything.
+    arguments: tuple[int, ...]
+    #: Made by a program of 32 bits, or so it seems.
+    narrow: bool
+
+
+def parse_call(text: bytes) -> Call | None:
+    """/proc/PID/syscall; None if the thread runs, or is blocked outside of a call."""
+    words = text.split()
+    if len(words) != 9:  # `running`, or `-1 SP PC`
+        return None
+    *arguments, stack, counter = (int(word, 16) for word in words[1:])
+    return Call(int(words[0]), tuple(arguments), 0 < stack < _WIDE and 0 < counter < _WIDE)
+
+
+def polled_for_input(array: bytes) -> Iterator[int]:
+    """The descriptors of an array of `struct pollfd` that are polled for input."""
+    whole = len(array) - len(array) % _POLLFD.size
+    for fd, events, _ in _POLLFD.iter_unpack(array[:whole]):
+        if fd >= 0 and events & _FOR_INPUT:
+            yield fd
+
+
+def fd_set_members(bits: bytes, count: int) -> Iterator[int]:
+    """The descriptors below `count` in an `fd_set` of a little-endian machine."""
+    for index, byte in enumerate(bits):
+        if byte:
+            for bit in range(8):
+                fd = index * 8 + bit
+                if byte >> bit & 1 and fd < count:
+                    yield fd
+
+
+def epoll_targets(fdinfo: bytes) -> list[int]:
+    """The descriptors that an epoll watches for input, of its /proc/PID/fdinfo/N; none for any other file."""
+    return [int(fd) for fd, events in _EPOLL_TARGET.findall(fdinfo) if int(events, 16) & _FOR_INPUT]
+
+
+def tty_number(device: int) -> int:
+    """A device number as /proc/PID/stat has it for the controlling terminal (the kernel's new_encode_dev)."""
+    major, minor = os.major(device), os.minor(device)
+    return minor & 0xFF | major << 8 | (minor & ~0xFF) << 12

@@ -1,0 +1,682 @@
+"""One terminal that somebody drives: what its shell's marks say, who waits for input, what is typed, and its end.
+
+The process below it has the output and the input queue; the timeline has what happened between the bytes. State
+comes from the shell's marks and from the kernel, never from what the output looks like. Running a command is
+`terminal_run`.
+
+    RUNNING --prompt--> IDLE --command--> BUSY --prompt--> IDLE ...        close: CLOSING --exit--> CLOSED
+    IDLE --continuation prompt--> BUSY, with `continuation` until the command begins or the prompt is back
+    the program ended: CLOSED; it was killed, and not by us: ERROR
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import TerminalClosed
+from holdfast.runtime.durability.records import TerminalMemory
+from holdfast.runtime.terminal.input_wait import InputState, every_process, input_state, line_mode
+from holdfast.runtime.terminal.keys import encode_keys
+from holdfast.runtime.terminal.mark_filter import Mark, MarkFilter, Modes
+from holdfast.runtime.terminal.paste import CLEAR_LINE, ENTER, INTERRUPT
+from holdfast.runtime.terminal.timeline import Timeline
+from holdfast.runtime.tree.usage import Activity
+from holdfast.types import (
+    CloseMode,
+    JobsAtClose,
+    TerminalCommandEnded,
+    TerminalRead,
+    TerminalSize,
+    TerminalSpec,
+    TerminalState,
+    TerminalStatus,
+    TerminalWait,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from holdfast.config import ExecServerConfig
+    from holdfast.runtime.process.process import ManagedProcess
+    from holdfast.runtime.terminal.run import CommandInFlight
+
+#: What may be the beginning of a mark goes to readers after so long, if nothing follows it.
+HOLD_SECONDS: Final = 0.02
+#: No event tells that a program waits for input: somebody who waits for it looks again, ever less often.
+LOOK_AGAIN_SECONDS: Final = (0.001, 0.1)
+#: How long a shell has to leave by `exit` before it is hung up: it may ask back, about stopped jobs.
+EXIT_SECONDS: Final = 1.0
+#: How long what was hung up has until it is hung up again, and twice as long each time.
+HANG_UP_SECONDS: Final = 0.05
+#: A prompt is no longer than this.
+_PROMPT_BYTES: Final = 4096
+_NOT_TEXT: Final = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x09\x0b-\x1f\x7f]"
+)
+
+_LINE_ENDS: Final = (b"\r", b"\n", b"\x03", b"\x1c")
+#: Ctrl-C, Ctrl-Z, Ctrl-\\.
+_SIGNAL_KEYS: Final = b"\x03\x1a\x1c"
+_CONTROL_KEYS: Final = bytes(range(0x20))
+_NOBODY: Final = InputState(False, None, True, True)
+_OVER: Final = ("CLOSED", "ERROR")
+
+
+class LiveTerminal:
+    """A terminal of ours, from its start until it is forgotten."""
+
+    def __init__(
+        self,
+        spec: TerminalSpec,
+        argv: tuple[str, ...],
+        *,
+        integration: str,
+        nonce: str,
+        config: ExecServerConfig,
+        end_process: Callable[[ManagedProcess, float], Coroutine[None, None, None]],
+        on_first_prompt: Callable[[], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.spec = spec
+        self.argv = argv
+        self.integration = integration
+        #: Commands that `run` was asked for, by their ids, and the last ones that ended.
+        self.runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
+        self.timeline = Timeline(config.retained_terminal_events)
+        self.process: ManagedProcess
+        self.changes = 0
+        self.reason = ""
+        self.last_exit_code: int | None = None
+        self.prompt: str | None = None
+        #: How many prompts were shown.
+        self.prompts = 0
+        #: A continuation prompt is shown: the shell asks for the rest of a command.
+        self.continuation = False
+        #: Something was typed since the last line was sent off: it stands on the line, or has its editor wait.
+        self.typed = False
+        #: An interrupt was typed or sent, and no line was entered since. bash notes an interrupt that comes while
+        #: it does not block in read(2), and acts on it when it has taken the first byte of the next line from its
+        #: line editor: that byte is lost, and the rest of the line runs.
+        self.interrupted = False
+        self.modes = Modes()
+        #: The command that `run` has typed.
+        self.in_flight: CommandInFlight | None = None
+        self.turn = asyncio.Lock()
+        #: How long a command has between Ctrl-C, TERM and KILL.
+        self.grace = config.interrupt_grace_seconds
+        self._filter = MarkFilter(nonce) if integration else None
+        self._release: asyncio.TimerHandle | None = None
+        #: A line editor prints its prompt again whenever it draws its line anew: only what follows a D is new.
+        self._prompt_due = False
+        self._prompt_start: int | None = None
+        self._command_runs = False
+        #: How many keys were sent that may start something, and whose effect has not been seen.
+        self._unsettled = 0
+        #: How many prompts there had been when something was typed last.
+        self._typed_at = 0
+        self._awaiting: bool | None = False
+        #: When the state became what it is, by the loop's clock.
+        self._state_since = asyncio.get_running_loop().time()
+        self._closing = False
+        self._prints = 0
+        #: What was written down last.
+        self._remembered: TerminalMemory | None = None
+        self._waiters: set[asyncio.Event] = set()
+        self._loop = asyncio.get_running_loop()
+        self._now = now
+        self._end_process = end_process
+        self._on_first_prompt = on_first_prompt
+
+    def attach(self, process: ManagedProcess) -> None:
+        """This is what runs in it. Nothing was read from it yet."""
+        self._belong_to(process)
+        self.timeline.add("resize", 0, self._now(), size=process.size)
+
+    def _belong_to(self, process: ManagedProcess) -> None:
+        self.process = process
+        process.watcher = self
+        process.input.on_put = self._on_typed
+        if process.notes is not None:
+            self.timeline.on_add = process.notes.happened
+
+    def attach_again(self, process: ManagedProcess, memory: TerminalMemory | None) -> None:
+        """This ran in it under an earlier server; the timeline has what had happened."""
+        self._belong_to(process)
+        if memory is not None:
+            self._restore(memory)
+        if process.status is not None and not self.is_over:
+            self.ended(process)
+        elif self._filter is not None and self._filter.held:
+            self._hold()
+
+    # --- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self.spec.terminal_id
+
+    @property
+    def state(self) -> TerminalState:
+        return self.timeline.state
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _OVER
+
+    def status(self, *, look: bool = True) -> TerminalStatus:
+        """How it is at this moment; who waits for input is not told without a look."""
+        seen = self._look() if look else self._mode()
+        self._catch_up()
+        process, group = self.process, self.process.foreground_group()
+        return TerminalStatus(
+            terminal_id=self.id,
+            pid=process.pid,
+            argv=self.argv,
+            state=self.state,
+            size=process.size or TerminalSize(),
+            cwd=self._cwd(),
+            started_at=process.started_at,
+            token=self.timeline.token(process.logs[2]),
+            changes=self.changes,
+            prompt=self.prompt,
+            continuation=self.continuation,
+            awaiting_input=seen.awaiting,
+            echo=seen.echo,
+            canonical=seen.canonical,
+            foreground=_name(seen.pid or group),
+            foreground_pid=seen.pid or group or None,
+            input_queued=process.input.queued_bytes,
+            last_exit_code=self.last_exit_code,
+            exit_code=process.status.exit_code if process.status else None,
+            signal=process.status.signal if process.status else None,
+            reason=self.reason,
+            integration=self.integration,
+            alternate_screen=self.modes.alternate_screen,
+            bracketed_paste=self.modes.bracketed_paste,
+            application_cursor=self.modes.application_cursor,
+            user=self.spec.user,
+            interrupted=self.interrupted,
+        )
+
+    def activity(self) -> Activity:
+        """What is in its foreground, and for how long: a command that outlives a server is counted anew."""
+        group = self.process.foreground_group()
+        if group == self.process.own_group:
+            group = 0
+        runs = self.state == "BUSY" and not self.continuation
+        busy = self._loop.time() - self._state_since if runs else None
+        # Nobody asks who waits at a prompt: a look costs a few files of /proc.
+        awaiting = self._ask().awaiting if group or busy is not None else False
+        return Activity(group=group, seconds=busy, awaiting=awaiting)
+
+    def _cwd(self) -> str:
+        try:
+            return (
+                os.readlink(f"/proc/{self.process.program_pid}/cwd") if self.process.running else self.process.cwd
+            )
+        except OSError:
+            return self.process.cwd
+
+    # --- output ----------------------------------------------------------------------------------------------
+
+    def printed(self, data: bytes) -> bytes:
+        marks: list[Mark] = []
+        if self._filter is not None:
+            data, marks = self._filter.feed(data)
+            if self._filter.held:
+                self._hold()
+        # One time for all that came together: marks are never older than the bytes behind them.
+        now = self._now()
+        if data:
+            self._note_output(data, now)
+        offset = self.process.logs[2].end
+        last_command = max((at for at, mark in enumerate(marks) if mark.letter == "C"), default=-1)
+        for at, mark in enumerate(marks):
+            self._marked(mark, offset, data, now, went_on=at < last_command)
+        self._remember()
+        return data
+
+    def printing_ended(self) -> bytes:
+        held = self._filter.release() if self._filter is not None else b""
+        if held:
+            self._note_output(held, self._now())
+            if self.process.notes is not None:
+                self.process.notes.hold_back(self._memory(self.process.notes.key))
+        return held
+
+    def _note_output(self, data: bytes, now: float) -> None:
+        self.timeline.note_output(self.process.logs[2].end, now)
+        if self.process.notes is not None:
+            self.process.notes.printed_at = now
+        self.modes.feed(data)
+        self._prints += 1
+
+    def _hold(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+        self._release = self._loop.call_later(HOLD_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        held = self.printing_ended()
+        if held:
+            self.process.print_late(held)
+
+    def _catch_up(self) -> None:
+        """What was printed by now counts."""
+        if self.process.running:
+            self.process.take_what_is_there()
+
+    def read(self, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False) -> TerminalRead:
+        """What is there after a position, without waiting."""
+        found = self.timeline.read(self.process.logs[2], since, max_bytes, timing=timing, marks=marks)
+        at_end = found.token >= self.timeline.token(self.process.logs[2])
+        return TerminalRead(found.events, found.token, found.state, found.truncated, at_end and self.process.closed)
+
+    async def wait_news(self, since: int) -> None:
+        """Until there is something after a position."""
+        while self.timeline.token(self.process.logs[2]) <= since and not self.process.closed:
+            await self.process.changed()
+
+    # --- the shell's marks -----------------------------------------------------------------------------------
+
+    def _marked(self, mark: Mark, offset: int, data: bytes, now: float, *, went_on: bool) -> None:
+        """A mark at a place in `data`, which is not in the log yet and begins at `offset` there.
+
+        `went_on`: the shell has begun a command since.
+        """
+        place = offset + mark.position
+        if self._closing and mark.letter != "D":
+            # What is typed to close it is no command of anybody's, and the prompt that comes back is noticed.
+            self.prompts += mark.letter == "B"
+        elif mark.letter == "A" and self._prompt_due:
+            self._prompt_start = place
+            self.timeline.add("promptStart", place, now)
+        elif mark.letter == "B" and self._prompt_start is not None:
+            text = self._between(self._prompt_start, place, offset, data)
+            self._prompt_start = None
+            # Where the shell is by now: with a command that was typed ahead, this may be where that one took it.
+            self._prompt_shown(place, text, now, None if went_on else self._cwd())
+        elif mark.letter == "C":
+            self._command_runs = True
+            self._continue(False)
+            if self.in_flight is not None:
+                self.in_flight.began(place)
+            self.timeline.add("command", place, now)
+            self._become("BUSY", place, now)
+        elif mark.letter == "D":
+            self._command_ended(place, mark.argument, now)
+        elif mark.letter == "P":
+            self._become("BUSY", place, now)
+            self._continue(not self._command_runs)
+            self.timeline.add("continuation", place, now)
+        self._tell()
+
+    def _continue(self, continuation: bool) -> None:
+        if continuation != self.continuation:
+            self.continuation = continuation
+            self.changes += 1
+
+    def _prompt_shown(self, place: int, text: str, now: float, cwd: str | None) -> None:
+        self._command_runs = self._prompt_due = False
+        self._continue(False)
+        if self._unsettled <= 1:
+            self._unsettled = 0
+        self.prompts += 1
+        if self.prompts == 1:
+            self._on_first_prompt()
+        if text != self.prompt:
+            self.prompt = text
+            self.changes += 1
+        self._become("IDLE", place, now)
+        self.timeline.add("prompt", place, now, prompt=text, cwd=cwd)
+
+    def _command_ended(self, place: int, argument: str, now: float) -> None:
+        self._prompt_due = True
+        code = int(argument) if argument.isdecimal() else 0
+        in_flight = self.in_flight
+        # A line that the shell could not parse, or that holds a comment alone, ends without having begun.
+        typed_by_us = in_flight is not None and in_flight.was_typed
+        if not self._command_runs and not typed_by_us:
+            return
+        self._command_runs = False
+        self.last_exit_code = code
+        if in_flight is not None and typed_by_us:
+            in_flight.ended(place, code, self.prompts)
+        self.timeline.add("ended", place, now, exit_code=code)
+
+    def _between(self, start: int, end: int, offset: int, data: bytes) -> str:
+        start = max(start, end - _PROMPT_BYTES)
+        earlier = self.process.logs[2].read(start, min(end, offset) - start) if start < offset else b""
+        text = earlier + data[max(0, start - offset) : max(0, end - offset)]
+        return _NOT_TEXT.sub(b"", text.replace(b"\r\n", b"\n")).decode("utf-8", "replace")
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def _become(
+        self,
+        state: TerminalState,
+        place: int | None = None,
+        now: float | None = None,
+        *,
+        reason: str = "",
+        exit_code: int | None = None,
+    ) -> None:
+        if state == self.state:
+            return
+        self.timeline.state = state
+        self._state_since = self._loop.time()
+        self.changes += 1
+        self.reason = reason
+        place = self.process.logs[2].end if place is None else place
+        self.timeline.add("state", place, now or self._now(), exit_code=exit_code, reason=reason)
+
+    def ended(self, process: ManagedProcess) -> None:
+        """Its program ended; all that it printed is in the log."""
+        status = process.status
+        assert status is not None
+        name = self.argv[0]
+        self._continue(False)
+        if self._closing or status.signal is None:
+            reason = f"{name} ended with exit code {status.exit_code}"
+            self._become("CLOSED", reason=reason, exit_code=status.exit_code)
+        else:
+            reason = f"{name} was killed by {status.signal}"
+            self._become("ERROR", reason=reason, exit_code=status.exit_code)
+        if self._release is not None:
+            self._release.cancel()
+        self._awaiting = False
+        self._tell()
+
+    def check_open(self) -> None:
+        if self.is_over:
+            raise TerminalClosed(f"terminal {self.id!r} is closed: {self.reason}")
+
+    def _tell(self) -> None:
+        """Something other than output has happened. Who waits looks once this turn of the loop is over."""
+        self._remember()
+        for event in self._waiters:
+            event.set()
+        self.process.wake_waiters()
+
+    # --- waiting ---------------------------------------------------------------------------------------------
+
+    def _look(self) -> InputState:
+        """Who waits for input at this moment, as the kernel sees it."""
+        look = self._ask()
+        if self.process.input.queued_bytes:
+            look = look._replace(awaiting=False)  # there is more to read than the terminal has taken
+        if look.awaiting != self._awaiting:
+            self._awaiting = look.awaiting
+            self.changes += 1
+            self._tell()
+        return look
+
+    def _mode(self) -> InputState:
+        """The same without who waits."""
+        terminal = self.process.terminal
+        mode = line_mode(terminal) if terminal >= 0 and self.process.running else None
+        return _NOBODY if mode is None else InputState(None, None, *mode)
+
+    def _ask(self) -> InputState:
+        process = self.process
+        if process.terminal < 0 or not process.running:
+            return _NOBODY
+        return input_state(process.terminal, every_process if process.jail is None else process.jail.inside)
+
+    def is_idle(self) -> bool:
+        """Whether the prompt is shown and nothing that was typed is on its way.
+
+        The shell's mark of a command that was just typed may not have come yet. So the kernel is asked whether the
+        shell waits again; and only then what it has printed by then is looked at.
+        """
+        if self._unsettled and self.state != "BUSY":
+            awaiting = self._look().awaiting
+            self._catch_up()
+            if self.state == "IDLE" and (awaiting or (awaiting is None and self.prompts > self._typed_at)):
+                self._unsettled = 0
+            return self.state == "IDLE" and not self._unsettled
+        return self.state == "IDLE"
+
+    def wants_more(self) -> bool:
+        """Whether somebody waits for input now."""
+        return self._look().awaiting is True
+
+    async def wait_for_line(self, timeout: float | None) -> bool:
+        """Until the shell takes a line: at its prompt, or at a continuation prompt. False if the time was over."""
+
+        def takes_line() -> bool:
+            return self.is_idle() or (self.continuation and self._look().awaiting is not False)
+
+        return await self.until(takes_line, timeout, look=lambda: self._unsettled > 0 or self.continuation)
+
+    async def wait(self, until: TerminalWait, timeout: float | None, changes: int) -> bool:
+        """Wait for a condition; False if the time was over first, `TerminalClosed` if it cannot come any more."""
+        if until == "idle":
+            return await self.until(self.is_idle, timeout, look=lambda: self._unsettled > 0)
+        if until == "awaitingInput":
+            return await self.until(self.wants_more, timeout, look=lambda: True)
+        if until == "change":
+            return await self.until(
+                lambda: self._has_changed(changes), timeout, look=lambda: True, over_is_fine=True
+            )
+        return await self.until(lambda: self.is_over, timeout, over_is_fine=True)
+
+    def _has_changed(self, since: int) -> bool:
+        self._look()
+        return self.changes > since
+
+    async def until(
+        self,
+        condition: Callable[[], bool],
+        timeout: float | None,
+        *,
+        look: Callable[[], bool] = lambda: False,
+        over_is_fine: bool = False,
+    ) -> bool:
+        """Until a condition holds. `look` tells whether no event will say so, and it has to be looked for."""
+        now = self._loop.time
+        deadline = None if timeout is None else now() + timeout
+        shortest, longest = LOOK_AGAIN_SECONDS
+        pause, prints = shortest, self._prints
+        event = asyncio.Event()
+        self._waiters.add(event)
+        try:
+            while not condition():
+                if self.is_over and not over_is_fine:
+                    self.check_open()
+                left = None if deadline is None else deadline - now()
+                if left is not None and left <= 0:
+                    return False
+                rest = left
+                if look():
+                    pause = shortest if self._prints != prints else min(2 * pause, longest)
+                    prints = self._prints
+                    rest = pause if left is None else min(left, pause)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rest):
+                        await event.wait()
+                event.clear()
+            return True
+        finally:
+            self._waiters.discard(event)
+
+    # --- input -----------------------------------------------------------------------------------------------
+
+    def _on_typed(self, data: bytes) -> None:
+        self.typed = data[-1:] not in _LINE_ENDS
+        interrupt, line_end = data.rfind(INTERRUPT), max(data.rfind(b"\r"), data.rfind(b"\n"))
+        if interrupt != line_end:
+            self.interrupted = interrupt > line_end
+        self._typed_at = self.prompts
+        # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
+        self._unsettled += _count(data, _CONTROL_KEYS) + _count(data, _SIGNAL_KEYS)
+        self._remember()
+        if self.spec.record_input and not self._is_secret():
+            self.timeline.add("input", self.process.logs[2].end, self._now(), payload=data)
+            self.process.wake_waiters()
+
+    def _is_secret(self) -> bool:
+        """Whether a line is typed that the terminal does not show: a password, most likely."""
+        return self.process.terminal >= 0 and line_mode(self.process.terminal) == (False, True)
+
+    def type_line(self, line: bytes, write_id: str = "") -> None:
+        """Type at the prompt what is one command, whatever it holds; by the same id, if it has one, once."""
+        if not self.process.input.has_taken(write_id):
+            self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER, write_id or None)
+            self._unsettled = 1
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as a person would."""
+        self.process.input.put(INTERRUPT)
+
+    def press(self, keys: Sequence[str], write_id: str | None = None) -> None:
+        """Keys by their names, as the program in the foreground wants them encoded."""
+        self.check_open()
+        self.process.input.put(encode_keys(keys, application_cursor=self.modes.application_cursor), write_id)
+
+    def signalled(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT:
+            self.interrupted = True
+            self._typed_at = self.prompts
+            self._unsettled += 2  # as Ctrl-C
+            self._remember()
+
+    def resized(self, size: TerminalSize) -> None:
+        self.changes += 1
+        self.timeline.add("resize", self.process.logs[2].end, self._now(), size=size)
+        self._tell()
+
+    def signal_foreground(self, number: signal.Signals) -> None:
+        """To what the shell runs, and not to the shell."""
+        group = self.process.foreground_group()
+        if group not in (0, self.process.pid, self.process.own_group):
+            self.process.signal_group(group, number)
+
+    # --- its end ---------------------------------------------------------------------------------------------
+
+    async def close(self, mode: CloseMode, jobs: JobsAtClose, grace: float) -> None:
+        """End it: graceful is `exit` at the prompt, else a hang-up, and KILL after the grace. May be repeated."""
+        process = self.process
+        deadline = self._loop.time() + (grace if mode == "graceful" else 0.0)
+        if not self.is_over:
+            idle, asks_for_rest = self.is_idle(), self.continuation
+            self._closing = True
+            self._continue(False)
+            self._become("CLOSING")
+            self._tell()
+            if mode == "graceful":
+                await self._leave(idle, asks_for_rest, jobs, grace, deadline)
+        if jobs == "kill":
+            # Also of one that ended by itself: its background jobs may still run.
+            await self._end_process(process, max(0.0, deadline - self._loop.time()))
+        elif process.running:
+            self.signal_foreground(signal.SIGKILL)
+            process.signal_leader(signal.SIGKILL)
+            await process.wait_exit()
+
+    async def _leave(
+        self, idle: bool, asks_for_rest: bool, jobs: JobsAtClose, grace: float, deadline: float
+    ) -> None:
+        if asks_for_rest:
+            # `exit` would be more of the command that is not complete.
+            before = self.prompts
+            self.interrupt()
+            idle = await self.until(
+                lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
+            )
+        elif not idle and jobs == "keep" and self.integration:
+            # To hang up the shell would make it hang up its background jobs: only what is in front ends.
+            before = self.prompts
+            self.signal_foreground(signal.SIGHUP)
+            idle = await self.until(lambda: self.prompts > before or self.is_over, grace / 2, over_is_fine=True)
+        if idle and not self.is_over:
+            before = self.prompts
+            self.type_line(b"exit")
+            await self.until(
+                lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
+            )
+        pause = HANG_UP_SECONDS
+        while jobs == "kill" and not self.is_over and self._loop.time() < deadline:
+            # A shell that has just shown its prompt notes a signal, and then waits for a key to act on it.
+            self._hang_up()
+            await self.until(lambda: self.is_over, pause, over_is_fine=True)
+            pause *= 2
+        await self.until(lambda: self.is_over, max(0.0, deadline - self._loop.time()), over_is_fine=True)
+
+    def _hang_up(self) -> None:
+        for group in {self.process.own_group, self.process.foreground_group()} - {0}:
+            self.process.signal_group(group, signal.SIGHUP)
+            self.process.signal_group(group, signal.SIGCONT)
+
+    # --- across servers --------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        """Write down what changed, if there is a keeper to go on for."""
+        if self.process.notes is not None:
+            memory = self._memory(self.process.notes.key)
+            if memory != self._remembered:
+                self._remembered = memory
+                self.process.notes.remember_terminal(memory)
+
+    def _memory(self, key: int) -> TerminalMemory:
+        return TerminalMemory(
+            key=key,
+            changes=self.changes,
+            reason=self.reason,
+            last_exit_code=self.last_exit_code,
+            prompt=self.prompt,
+            prompts=self.prompts,
+            continued=self.continuation,
+            typed=self.typed,
+            typed_at=self._typed_at,
+            unsettled=self._unsettled,
+            prompt_due=self._prompt_due,
+            prompt_start=self._prompt_start,
+            command_runs=self._command_runs,
+            closing=self._closing,
+            held=b"" if self._filter is None else self._filter.held,
+            mode_tail=self.modes.tail,
+            alternate_screen=self.modes.alternate_screen,
+            application_cursor=self.modes.application_cursor,
+            bracketed_paste=self.modes.bracketed_paste,
+            interrupted=self.interrupted,
+        )
+
+    def _restore(self, memory: TerminalMemory) -> None:
+        self._remembered = memory
+        self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
+        self.prompt, self.prompts = memory.prompt, memory.prompts
+        self.typed, self._typed_at, self._unsettled = memory.typed, memory.typed_at, memory.unsettled
+        self.interrupted, self._closing = memory.interrupted, memory.closing
+        self._prompt_due, self._prompt_start = memory.prompt_due, memory.prompt_start
+        self._command_runs = memory.command_runs
+        # Earlier servers kept it while the command ran, and were IDLE before.
+        self.continuation = memory.continued and not memory.command_runs
+        if self.continuation and self.state == "IDLE":
+            self._become("BUSY")
+        if self._filter is not None:
+            self._filter.held = memory.held
+        self.modes.tail = memory.mode_tail
+        self.modes.alternate_screen = memory.alternate_screen
+        self.modes.application_cursor = memory.application_cursor
+        self.modes.bracketed_paste = memory.bracketed_paste
+
+
+def _count(data: bytes, of: bytes) -> int:
+    return len(data) - len(data.translate(None, of))
+
+
+def _name(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return None

@@ -1,0 +1,257 @@
+"""A command typed at a terminal's prompt: typed, awaited by the shell's marks, stopped when its time is over.
+
+What it printed is what the terminal showed between the mark of its start and the mark of its end. Types into a
+`LiveTerminal`, and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import InvalidRequest, SandboxError, TimeoutError
+from holdfast.runtime.durability.records import RunTyped
+from holdfast.runtime.terminal.paste import keystrokes
+from holdfast.types import TerminalCommandEnded
+
+if TYPE_CHECKING:
+    from holdfast.runtime.terminal.live import LiveTerminal
+
+#: What a shell prints when it leaves its line editor: behind it begins the output of a line that never ran.
+_LINE_IS_OVER: Final = b"\x1b[?2004l\r"
+#: A command whose time is over has the exit code that timeout(1) gives.
+TIMED_OUT: Final = 124
+#: How long a line editor has to show a new prompt after Ctrl-C, and how often it is tried: one that quotes the next
+#: key takes the first for text.
+INTERRUPT_SECONDS: Final = 0.5
+_INTERRUPTS: Final = 3
+
+
+class CommandInFlight:
+    """What is known of a command that was typed."""
+
+    def __init__(self, prompt_end: int) -> None:
+        #: Where its line begins.
+        self.prompt_end = prompt_end
+        self.was_typed = False
+        self.start: int | None = None
+        self.end: int | None = None
+        self.exit_code: int | None = None
+        #: How many prompts there had been by its end.
+        self.prompts = 0
+        #: When it was typed: the marks of a short command come together, and say nothing of its time.
+        self.began_at = 0.0
+        self.ended_at = 0.0
+
+    def began(self, place: int) -> None:
+        # Of several commands on one line, the first.
+        if self.start is None and self.was_typed:
+            self.start = place
+
+    def ended(self, place: int, exit_code: int, prompts: int) -> None:
+        if self.exit_code is None:
+            self.end, self.exit_code, self.prompts, self.ended_at = place, exit_code, prompts, time.monotonic()
+
+
+#: What a shell tells: after a line was due, it says that the line was typed.
+_SHELL_EVENTS: Final = frozenset(("command", "ended", "continuation", "promptStart", "prompt"))
+#: Writes down that a command is about to be typed.
+NoteRun = Callable[[RunTyped], None]
+
+
+async def run_typed(
+    terminal: LiveTerminal,
+    command: str,
+    *,
+    timeout: float | None,
+    max_bytes: int,
+    run_id: str = "",
+    note: NoteRun | None = None,
+) -> TerminalCommandEnded:
+    """Type a command at the prompt, and wait for the prompt to come back; `note` it by its id first."""
+    terminal.check_open()
+    if not terminal.integration:
+        raise InvalidRequest(
+            f"terminal {terminal.id!r} runs {terminal.argv[0]!r}, which does not mark its prompt: "
+            "type with send, and read"
+        )
+    keystrokes(command, paste=True)  # an error before anything is waited for
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout is None else loop.time() + timeout
+    try:
+        async with asyncio.timeout_at(deadline):
+            await terminal.turn.acquire()
+    except builtins.TimeoutError:
+        raise TimeoutError(f"terminal {terminal.id!r} is busy: other commands came before") from None
+    try:
+        left = None if deadline is None else max(0.0, deadline - loop.time())
+        if not await terminal.wait_for_line(left):
+            raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout or 0.0:g} s")
+        await _empty_line(terminal)
+        flight = CommandInFlight(terminal.process.logs[2].end)
+        flight.began_at = time.monotonic()
+        events, began_at = terminal.timeline.count, flight.began_at
+        run = RunTyped(terminal.id, run_id, command, flight.prompt_end, events, began_at, deadline, max_bytes)
+        if note is not None:
+            note(run)
+        return await _fly(terminal, flight, run)
+    finally:
+        terminal.turn.release()
+
+
+def flight_again(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | None:
+    """What is known, by what happened in its terminal, of a command that an earlier server typed or was about to.
+
+    None if that is no longer known.
+    """
+    events = terminal.timeline.after(run.events)
+    if events is None:
+        return None
+    flight = CommandInFlight(run.prompt_end)
+    flight.began_at = run.at
+    for event in events:
+        if event.type in _SHELL_EVENTS:
+            flight.was_typed = True
+        if event.type == "command":
+            flight.began(event.offset)
+        elif event.type == "ended" and event.exit_code is not None:
+            flight.ended(event.offset, event.exit_code, terminal.prompts)
+        elif event.type == "prompt" and flight.exit_code is not None:
+            flight.prompts = -1  # it came back
+    return flight
+
+
+async def run_again(terminal: LiveTerminal, flight: CommandInFlight | None, run: RunTyped) -> TerminalCommandEnded:
+    """Wait for the end of such a command."""
+    if flight is None:
+        raise SandboxError(
+            f"the server was restarted after {_short(run.command)} was typed: read what it printed in the terminal"
+        )
+    if flight.exit_code is not None:
+        return await _run(terminal, flight, run)
+    async with terminal.turn:
+        return await _fly(terminal, flight, run)
+
+
+async def _fly(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
+    terminal.in_flight = flight
+    try:
+        return await _run(terminal, flight, run)
+    except asyncio.CancelledError:
+        if flight.was_typed and flight.exit_code is None and not terminal.is_over:
+            terminal.interrupt()
+        raise
+    finally:
+        terminal.in_flight = None
+
+
+async def _empty_line(terminal: LiveTerminal) -> None:
+    """Ctrl-C ends text on the line, lines that go on, and an earlier interrupt that has no effect yet."""
+    if not terminal.typed and not terminal.continuation:
+        if terminal.interrupted:
+            # The shell blocks in read(2) by now, where an interrupt takes effect at once. One that ignores
+            # interrupts shows no new prompt, and has none to act on later.
+            await _new_prompt(terminal)
+        return
+    for _ in range(_INTERRUPTS):
+        if await _new_prompt(terminal):
+            return
+    raise InvalidRequest(f"terminal {terminal.id!r}: what stands on its line does not go away by Ctrl-C")
+
+
+async def _new_prompt(terminal: LiveTerminal) -> bool:
+    before = terminal.prompts
+    terminal.interrupt()
+    return await terminal.until(
+        lambda: terminal.prompts > before and terminal.is_idle(), INTERRUPT_SECONDS, look=lambda: True
+    )
+
+
+async def _run(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
+    loop = asyncio.get_running_loop()
+    if not flight.was_typed and not terminal.is_over:
+        flight.was_typed = True
+        terminal.type_line(
+            keystrokes(run.command, paste=terminal.modes.bracketed_paste), run.run_id and f"run {run.run_id}"
+        )
+
+    def is_over() -> bool:
+        return (flight.exit_code is not None and terminal.prompts > flight.prompts) or terminal.is_over
+
+    def asks_for_more() -> bool:
+        # A continuation prompt shows while a long text is still being read, too: the kernel tells when it is not.
+        return terminal.continuation and flight.start is None and terminal.wants_more()
+
+    left = None if run.deadline is None else max(0.0, run.deadline - loop.time())
+    in_time = await terminal.until(
+        lambda: is_over() or asks_for_more(), left, look=lambda: terminal.continuation, over_is_fine=True
+    )
+    if in_time and not is_over():
+        await _new_prompt(terminal)
+        raise InvalidRequest(f"the command is not complete, the shell asks for more of it: {_short(run.command)}")
+    if not in_time:
+        await _stop(terminal, is_over)
+    return _result(terminal, flight, run, timed_out=not in_time)
+
+
+async def _stop(terminal: LiveTerminal, is_over: Callable[[], bool]) -> None:
+    """Ctrl-C as a person would, then ever harder on what runs in front. The shell itself stays."""
+    terminal.interrupt()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if await terminal.until(is_over, terminal.grace, over_is_fine=True):
+            return
+        terminal.signal_foreground(number)
+    await terminal.until(is_over, terminal.grace, over_is_fine=True)
+
+
+def _result(
+    terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped, *, timed_out: bool
+) -> TerminalCommandEnded:
+    log = terminal.process.logs[2]
+    end = log.end if flight.end is None else flight.end
+    if flight.start is not None:
+        start = flight.start
+    elif run.command.strip():
+        start = _line_end(terminal, flight.prompt_end, end)
+    else:
+        start = end  # nothing runs: zsh alone prints here, to begin its prompt on a new line
+    output, truncated = log.tail(start, end, run.max_bytes)
+    code = flight.exit_code
+    if timed_out:
+        code = TIMED_OUT
+    elif code is None:
+        status = terminal.process.status
+        code = status.exit_code if status is not None else 0
+    return TerminalCommandEnded(
+        exit_code=code,
+        duration=(flight.ended_at or time.monotonic()) - flight.began_at,
+        output=output,
+        start_token=terminal.timeline.position_of(start),
+        end_token=terminal.timeline.position_of(end),
+        timed_out=timed_out,
+        truncated=truncated,
+        state=terminal.state,
+        reason=terminal.reason,
+        prompt=terminal.prompt,
+        changes=terminal.changes,
+    )
+
+
+def _line_end(terminal: LiveTerminal, start: int, end: int) -> int:
+    """Where the echo of a line ends that never ran."""
+    log = terminal.process.logs[2]
+    shown = log.read(start, end - start)
+    for mark in (_LINE_IS_OVER, b"\r\n"):
+        place = shown.find(mark)
+        if place >= 0:
+            return start + place + len(mark)
+    return start
+
+
+def _short(command: str) -> str:
+    first = command.strip().partition("\n")[0]
+    return repr(first if len(first) <= 60 else f"{first[:60]}…")

@@ -1,0 +1,268 @@
+"""What happened in a terminal and when: the events between the bytes of its output, and the bytes' times. Pure.
+
+A position counts one for each byte and one for each event before it. So a single number says how far a reader has
+come in both, it only grows, every value is a place to read on from, and reading needs no state on this side:
+
+    bytes    h e l l o          w o
+    events            [prompt]      [resize]
+    position 0 1 2 3 4 5        6 7 8        9
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from holdfast.errors import InvalidParams
+from holdfast.types import TerminalEvent, TerminalEventType, TerminalRead, TerminalSize, TerminalState
+
+if TYPE_CHECKING:
+    from holdfast.runtime.durability.records import Happened
+
+#: Times of output that are kept; of more, the older half gets coarser. 16 bytes each.
+MAX_TIMES: Final = 32_768
+#: Output within so many seconds has one time.
+_TIME_STEP: Final = 0.001
+#: What one read returns at most.
+_MAX_EVENTS: Final = 4_096
+
+
+class Log(Protocol):
+    """The bytes: `runtime.output_log.OutputLog`, or a fake of it."""
+
+    end: int
+    lost_start: int
+    lost_end: int
+
+    def read(self, offset: int, length: int) -> bytes: ...
+
+
+class Event(NamedTuple):
+    """One event as it is kept."""
+
+    #: Its own place: events before it and bytes before it.
+    position: int
+    offset: int
+    timestamp: float
+    type: TerminalEventType
+    #: The state after it.
+    state: TerminalState
+    payload: bytes
+    exit_code: int | None
+    prompt: str | None
+    size: TerminalSize | None
+    reason: str
+    cwd: str | None
+
+
+class Timeline:
+    """The events of one terminal, the latest of them, by position."""
+
+    __slots__ = ("_dropped", "_events", "_horizon", "_limit", "_now", "_offsets", "_times", "on_add", "state")
+
+    def __init__(self, max_events: int) -> None:
+        self._limit = max_events
+        self._events: list[Event] = []
+        self._dropped = 0
+        #: Positions before this one can no longer be told apart.
+        self._horizon = 0
+        self._offsets = array("Q")
+        self._times = array("d")
+        #: The time of the latest; a clock that is set back does not turn the order round.
+        self._now = 0.0
+        self.state: TerminalState = "RUNNING"
+        #: Told of each event, before anybody reads it.
+        self.on_add: Callable[[Event], None] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many events there were."""
+        return self._dropped + len(self._events)
+
+    def after(self, count: int) -> list[Event] | None:
+        """What happened after the first so many events; None if some of it is no longer known."""
+        return None if count < self._dropped else self._events[count - self._dropped :]
+
+    def add(
+        self,
+        type: TerminalEventType,
+        offset: int,
+        timestamp: float,
+        *,
+        payload: bytes = b"",
+        exit_code: int | None = None,
+        prompt: str | None = None,
+        size: TerminalSize | None = None,
+        reason: str = "",
+        cwd: str | None = None,
+    ) -> int:
+        """Note an event at this offset of the output; returns the position after it."""
+        position = offset + self.count
+        timestamp = self._now = max(timestamp, self._now)
+        if self._times and timestamp > self._times[-1]:
+            self._sample(offset, timestamp)  # what is behind it is not older than it
+        event = Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd)
+        self._events.append(event)
+        if self.on_add is not None:
+            self.on_add(event)
+        if len(self._events) > self._limit + self._limit // 8:
+            surplus = len(self._events) - self._limit
+            self._horizon = self._events[surplus - 1].position + 1
+            del self._events[:surplus]
+            self._dropped += surplus
+        return position + 1
+
+    def skip(self, count: int, horizon: int) -> None:
+        """So many events had happened that are no longer known, up to this position."""
+        self._dropped, self._horizon = count, horizon
+
+    def replay(self, event: Happened) -> None:
+        """Note an event that was noted before, by another server."""
+        self.state = event.state
+        self.add(
+            event.type,
+            event.offset,
+            event.at,
+            payload=event.payload,
+            exit_code=event.exit_code,
+            prompt=event.prompt,
+            size=event.size,
+            reason=event.reason,
+            cwd=event.cwd,
+        )
+
+    def note_output(self, offset: int, timestamp: float) -> None:
+        """What is printed from this offset on was printed at this time."""
+        timestamp = self._now = max(timestamp, self._now)
+        if not self._times or timestamp - self._times[-1] >= _TIME_STEP:
+            self._sample(offset, timestamp)
+
+    def _sample(self, offset: int, timestamp: float) -> None:
+        self._offsets.append(offset)
+        self._times.append(timestamp)
+        if len(self._times) > MAX_TIMES:
+            half = MAX_TIMES // 2
+            for samples in (self._offsets, self._times):
+                del samples[1:half:2]
+
+    def token(self, log: Log) -> int:
+        """The position after everything so far."""
+        return log.end + self.count
+
+    def position_of(self, offset: int) -> int:
+        """Where the byte at this offset stands, before the events that happened there."""
+        return offset + self._dropped + bisect_left(self._events, offset, key=_offset)
+
+    def read(
+        self, log: Log, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False
+    ) -> TerminalRead:
+        """What came after `since`, up to `max_bytes` of output. `timing` gives each time its own event."""
+        if since < 0:
+            raise InvalidParams(f"since {since}: must not be negative")
+        found: list[TerminalEvent] = []
+        truncated = False
+        position = min(since, self.token(log))
+        if position < self._horizon:
+            found.append(self._gap(position, self._horizon, self._horizon - self._dropped))
+            position = self._horizon
+            truncated = True
+        number = self._dropped + bisect_left(self._events, position, key=_position)
+        offset = position - number
+        while len(found) < _MAX_EVENTS:
+            event = self._events[number - self._dropped] if number < self.count else None
+            stop = log.end if event is None else event.offset
+            if offset >= stop:
+                if event is None:
+                    break
+                number += 1
+                found.append(_told(event, marks))
+                continue
+            if log.lost_start <= offset < log.lost_end:
+                # Events that happened there are kept: the gap ends where the next one stands.
+                end = min(log.lost_end, stop)
+                found.append(self._gap(offset + number, end + number, end))
+                offset, truncated = end, True
+                continue
+            if max_bytes <= 0:
+                break
+            data = log.read(
+                offset, min(stop, self._same_time_until(offset) if timing else stop, offset + max_bytes) - offset
+            )
+            if not data:
+                break
+            found.append(
+                TerminalEvent(
+                    token=offset + len(data) + number,
+                    timestamp=self._time_of(offset),
+                    type="output",
+                    payload=data,
+                    offset=offset,
+                    state=self._state_before(number),
+                )
+            )
+            max_bytes -= len(data)
+            offset += len(data)
+        return TerminalRead(tuple(found), offset + number, self.state, truncated)
+
+    def _gap(self, start: int, end: int, offset: int) -> TerminalEvent:
+        return TerminalEvent(
+            token=end,
+            timestamp=self._time_of(offset),
+            type="gap",
+            offset=offset,
+            state=self.state,
+            length=end - start,
+        )
+
+    def _state_before(self, number: int) -> TerminalState:
+        index = number - self._dropped - 1
+        if index >= 0:
+            return self._events[index].state
+        return self._events[0].state if self._dropped and self._events else "RUNNING"
+
+    def _time_of(self, offset: int) -> float:
+        index = bisect_right(self._offsets, offset) - 1
+        return self._times[index] if index >= 0 else 0.0
+
+    def _same_time_until(self, offset: int) -> int:
+        index = bisect_right(self._offsets, offset)
+        return self._offsets[index] if index < len(self._offsets) else (1 << 63)
+
+
+def _position(event: Event) -> int:
+    return event.position
+
+
+def _offset(event: Event) -> int:
+    return event.offset
+
+
+#: The convention's own marks, for readers that ask for them.
+_MARKS: Final[dict[str, bytes]] = {"promptStart": b"A", "prompt": b"B", "command": b"C"}
+
+
+def _told(event: Event, marks: bool) -> TerminalEvent:
+    more: dict[str, Any] = {}
+    if event.type == "prompt":
+        more["prompt_detected"] = True
+    if marks and event.type in _MARKS:
+        more["payload"] = b"\x1b]133;" + _MARKS[event.type] + b"\x07"
+    elif marks and event.type == "ended":
+        more["payload"] = b"\x1b]133;D;%d\x07" % (event.exit_code or 0)
+    else:
+        more["payload"] = event.payload
+    return TerminalEvent(
+        token=event.position + 1,
+        timestamp=event.timestamp,
+        type=event.type,
+        offset=event.offset,
+        state=event.state,
+        exit_code=event.exit_code,
+        prompt=event.prompt,
+        size=event.size,
+        reason=event.reason,
+        cwd=event.cwd,
+        **more,
+    )

@@ -1,0 +1,1 @@
+"""Process trees: found in /proc, ended as a whole, and measured."""

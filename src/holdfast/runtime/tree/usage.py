@@ -1,0 +1,328 @@
+"""What processes use, each with all that it started: one look at /proc for however many are asked for.
+
+Reads /proc and the files of cgroups; changes nothing. Who belongs to whom is found as a kill finds it
+(`process_table`). A look is done in short slices between which the event loop runs, because a thousand processes
+take some tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from holdfast.runtime.shell.foreground import ticks_since_boot
+from holdfast.runtime.tree.process_table import MARK_BASE, ProcessTable, read_mark
+from holdfast.runtime.tree.process_tree import Tree
+from holdfast.types import USAGE_PIDS, ProcessUsage, UsageSample
+
+#: How long the event loop waits for us at a time: a turn of it costs microseconds, which a slice this long hides.
+SLICE_SECONDS: Final = 0.001
+#: Only what is older can be a stray: one that is being started is nobody's for a moment.
+STRAY_SECONDS: Final = 1.0
+_FILE_BYTES: Final = 4096
+
+
+class Activity(NamedTuple):
+    """What the owner of a process knows of its foreground, beyond what /proc shows."""
+
+    #: The foreground group of a terminal; 0 if there is none.
+    group: int = 0
+    #: How long a command has run; None if none does, or if nobody can tell.
+    seconds: float | None = None
+    #: By the kernel's clock of process starts: what a shell started before this is in the background.
+    since_ticks: int | None = None
+    awaiting: bool | None = False
+
+
+class Asked(NamedTuple):
+    """One whose usage is wanted: a shell has had several programs, anything else has one."""
+
+    process_id: str
+    trees: tuple[Tree, ...]
+    running: bool
+    printed: int
+    activity: Activity = Activity()
+    #: Pids that are no command of its: the program itself first, then what a jail has around it.
+    own: tuple[int, ...] = ()
+
+
+class Stat(NamedTuple):
+    """One process as /proc/PID/stat shows it. Times are in clock ticks, memory is in pages."""
+
+    name: str
+    parent: int
+    group: int
+    session: int
+    cpu: int
+    threads: int
+    started: bytes
+    resident: int
+    dead: bool
+
+
+def parse_stat(text: bytes) -> Stat:
+    """The name stands in parentheses and may hold anything, parentheses included."""
+    start, end = text.index(b"("), text.rindex(b")")
+    f = text[end + 2 :].split(b" ", 22)
+    # Of what has ended the parent has the times, once it has waited for it.
+    cpu = int(f[11]) + int(f[12]) + int(f[13]) + int(f[14])
+    return Stat(
+        text[start + 1 : end].decode("utf-8", "replace"),
+        int(f[1]),
+        int(f[2]),
+        int(f[3]),
+        cpu,
+        int(f[17]),
+        f[19],
+        int(f[21]),
+        f[0] in (b"Z", b"X"),
+    )
+
+
+def counter(text: bytes, name: bytes) -> int:
+    """The number behind a name at the start of a line, as /proc/PID/io and the files of cgroups have it; 0 if there
+    is none. A thousand processes are a thousand such files: the rest of them is not parsed."""
+    start = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
+    end = text.find(b"\n", start)
+    if end < 0 or not text.startswith(name, start):
+        return 0  # not there, or cut off where we stopped reading
+    return int(text[start + len(name) : end])
+
+
+class Transferred(NamedTuple):
+    """What processes had read and written when their cgroup had used so much CPU time."""
+
+    cpu_seconds: float
+    processes: tuple[tuple[int, bytes], ...]
+    read: int
+    written: int
+
+
+class UsageSampler:
+    """Looks for all who ask, one look at a time."""
+
+    def __init__(self, keeper: int | None = None) -> None:
+        self._turn = asyncio.Lock()
+        self._parents = (os.getpid(),) if keeper is None else (os.getpid(), keeper)
+        #: Orphans' marks, by pid and start: they do not change. Only those of the last look are kept.
+        self._marks: dict[tuple[int, bytes], int | None] = {}
+        #: By the mark of the tree; only of those that are not forgotten.
+        self._transferred: dict[int, Transferred] = {}
+        self._tick = 1.0 / os.sysconf("SC_CLK_TCK")
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._slice_began = 0.0
+
+    async def sample(
+        self,
+        asked: Sequence[Asked],
+        *,
+        leaders: Callable[[], Container[int]],
+        known_marks: Callable[[], Container[int]],
+    ) -> UsageSample:
+        """`leaders` are the processes that we started, `known_marks` those of all that are not forgotten; both are
+        asked once the table is read, in which there may be some that were started meanwhile."""
+        async with self._turn:
+            self._slice_began = time.perf_counter()
+            # As it is before the table is read: see `Tree.members`.
+            lives = {tree.leader: tree.leader_lives for each in asked for tree in each.trees}
+            table = ProcessTable(await self._read_all())
+            orphans = await self._orphans(table, leaders())
+            now = ticks_since_boot()
+            usages: list[ProcessUsage] = []
+            for each in asked:
+                inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
+                members = self._members(each, table, orphans, lives, inside)
+                usages.append(await self._usage(each, members, inside, now))
+                if self._is_over_time():
+                    await self._breathe()
+            known = known_marks()
+            self._transferred = {mark: each for mark, each in self._transferred.items() if mark in known}
+            return UsageSample(tuple(usages), self._strays(table, orphans, known, now))
+
+    def _is_over_time(self) -> bool:
+        return time.perf_counter() - self._slice_began > SLICE_SECONDS
+
+    async def _breathe(self) -> None:
+        await asyncio.sleep(0)
+        self._slice_began = time.perf_counter()
+
+    async def _read_all(self) -> dict[int, Stat]:
+        stats: dict[int, Stat] = {}
+        for name in os.listdir("/proc"):
+            if name[0].isdecimal():
+                text = _read(f"/proc/{name}/stat")
+                if text:
+                    stats[int(name)] = parse_stat(text)
+                if self._is_over_time():
+                    await self._breathe()
+        return stats
+
+    # --- who belongs to whom ---------------------------------------------------------------------------------
+
+    async def _orphans(self, table: ProcessTable[Stat], leaders: Container[int]) -> dict[int, list[int]]:
+        """Those whose parent died, by the mark that they carry."""
+        found: dict[int, list[int]] = {}
+        marks: dict[tuple[int, bytes], int | None] = {}
+        for pid in table.adopted:
+            if pid in leaders:
+                continue
+            key = (pid, table.entries[pid].started)
+            mark = marks[key] = self._marks[key] if key in self._marks else read_mark(pid)
+            if mark is not None:
+                found.setdefault(mark, []).append(pid)
+            if self._is_over_time():
+                await self._breathe()
+        self._marks = marks
+        return found
+
+    def _members(
+        self,
+        asked: Asked,
+        table: ProcessTable[Stat],
+        orphans: Mapping[int, list[int]],
+        lives: Mapping[int, bool],
+        inside: Iterable[int],
+    ) -> dict[int, Stat]:
+        """As `ProcessTable.members` has it, with the orphans looked at once for all."""
+        roots = set(inside)
+        for tree in asked.trees:
+            of_session = table.sessions.get(tree.leader, ())
+            if lives[tree.leader]:
+                roots.add(tree.leader)
+                roots.update(of_session)
+            else:
+                roots.update(pid for pid in of_session if table.carries(pid, tree.mark))
+            roots.update(orphans.get(tree.mark, ()))
+        return table.descendants(roots)
+
+    def _strays(
+        self, table: ProcessTable[Stat], orphans: Mapping[int, list[int]], known_marks: Container[int], now: int
+    ) -> tuple[int, ...]:
+        ours = {child for parent in self._parents for child in table.children.get(parent, ())}
+        roots = [
+            pid
+            for mark, pids in orphans.items()
+            if mark >= MARK_BASE and mark not in known_marks
+            for pid in pids
+            if pid in ours and (now - int(table.entries[pid].started)) * self._tick > STRAY_SECONDS
+        ]
+        return tuple(sorted(table.descendants(roots))[:USAGE_PIDS])
+
+    # --- what they use ---------------------------------------------------------------------------------------
+
+    async def _usage(
+        self, asked: Asked, members: Mapping[int, Stat], inside: Container[int], now: int
+    ) -> ProcessUsage:
+        ticks = threads = pages = 0
+        for stat in members.values():
+            ticks += stat.cpu
+            threads += stat.threads
+            pages += stat.resident
+        cpu, memory, in_cgroups = ticks * self._tick, pages * self._page, 0.0
+        cgroups = [tree.cgroup.path for tree in asked.trees if tree.cgroup is not None]
+        if cgroups:
+            in_cgroups = sum(cgroup_cpu_seconds(path) for path in cgroups)
+            # A cgroup counts what ended and was never waited for; the tree what ran before the cgroup was there.
+            cpu = max(cpu, in_cgroups)
+            memory = sum(cgroup_memory(path) for path in cgroups) or memory
+        whole = bool(in_cgroups) and len(asked.trees) == 1 and all(pid in inside for pid in members)
+        read, written = await self._storage(members, asked.trees[0].mark if whole else None, in_cgroups)
+        name, seconds, background = _activity(asked, members, now, self._tick)
+        return ProcessUsage(
+            process_id=asked.process_id,
+            running=asked.running,
+            process_count=len(members),
+            thread_count=threads,
+            pids=tuple(sorted(members)[:USAGE_PIDS]),
+            cpu_seconds=round(cpu, 3),
+            memory_bytes=memory,
+            read_bytes=read,
+            written_bytes=written,
+            printed_bytes=asked.printed,
+            foreground=name,
+            foreground_seconds=round(seconds, 3),
+            awaiting_input=asked.activity.awaiting if name is not None else False,
+            background_seconds=round(background, 3),
+        )
+
+    async def _storage(self, members: Mapping[int, Stat], mark: int | None, cpu_seconds: float) -> tuple[int, int]:
+        """What they have read and written. With the mark of a tree whose cgroup has all of them, and had used so
+        much CPU time before: where nobody ran since the last look, nobody has read or written.
+
+        A process's own CPU time would not tell: it is counted in hundredths of a second, a cgroup's in millionths.
+        """
+        processes = tuple((pid, stat.started) for pid, stat in members.items()) if mark is not None else ()
+        before = self._transferred.get(mark) if mark is not None else None
+        if before is not None and before.cpu_seconds == cpu_seconds and before.processes == processes:
+            return before.read, before.written
+        read = written = 0
+        all_told = True
+        for pid in members:
+            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone, or we lack a descriptor
+            all_told &= bool(counters)
+            read += counter(counters, b"read_bytes:")
+            written += counter(counters, b"write_bytes:")
+            if self._is_over_time():
+                await self._breathe()
+        if mark is not None and all_told:
+            self._transferred[mark] = Transferred(cpu_seconds, processes, read, written)
+        return read, written
+
+
+def cgroup_cpu_seconds(path: str) -> float:
+    """0 where the kernel does not count it: version 1 has it in another hierarchy."""
+    return counter(_read(f"{path}/cpu.stat"), b"usage_usec ") / 1e6
+
+
+def cgroup_memory(path: str) -> int:
+    """What the limit of a cgroup is compared with, less the file pages that the kernel would give up first.
+
+    0 where nobody gave it a memory controller.
+    """
+    current = _read(f"{path}/memory.current").strip()
+    if not current.isdigit():
+        return 0
+    spare = counter(_read(f"{path}/memory.stat"), b"inactive_file ")
+    return max(0, int(current) - spare)
+
+
+def _activity(asked: Asked, members: Mapping[int, Stat], now: int, tick: float) -> tuple[str | None, float, float]:
+    """The name of what is in the foreground, for how long, and how old the oldest of the others is."""
+    activity = asked.activity
+    others = {pid: stat for pid, stat in members.items() if pid not in asked.own}
+    if activity.group:
+        front = {pid: stat for pid, stat in others.items() if stat.group == activity.group}
+    elif activity.since_ticks is not None:
+        front = {pid: stat for pid, stat in others.items() if int(stat.started) >= activity.since_ticks}
+    else:
+        front = {}
+    background = _oldest((stat for pid, stat in others.items() if pid not in front), now) * tick
+    if front:
+        first = front.get(activity.group) or min(front.values(), key=lambda stat: int(stat.started))
+        return first.name, max(_oldest(front.values(), now) * tick, activity.seconds or 0.0), background
+    if activity.seconds is not None:
+        # A builtin, or a loop between two programs: the shell itself works.
+        own = next((members[pid].name for pid in asked.own if pid in members), "")
+        return own, activity.seconds, background
+    return None, 0.0, background
+
+
+def _oldest(stats: Iterable[Stat], now: int) -> int:
+    return max((now - int(stat.started) for stat in stats), default=0)
+
+
+def _read(path: str) -> bytes:
+    """What a small file of the kernel says; nothing if there is none, or if it is not for us."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _FILE_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

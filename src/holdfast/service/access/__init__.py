@@ -1,0 +1,1 @@
+"""Which callers are admitted, and how often they may call."""

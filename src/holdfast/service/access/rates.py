@@ -1,0 +1,151 @@
+"""How often and how much at once an agent may ask: token buckets and counters, in memory; pure, time is given.
+
+Each replica counts for itself: with N of them an agent gets at most N times as much, which is still a bound, and
+needs no row that every call writes. Limits on sessions are the store's and exact.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from holdfast.service.clock import Clock
+from holdfast.service.problems import Exhausted
+from holdfast.service.types import Struct
+
+#: Agents (or peers) whose buckets are kept. Full ones are forgotten first: they say nothing.
+MOST_KEPT: Final = 10_000
+
+
+class RateSettings(Struct, frozen=True):
+    """The limits of one agent on one replica; 0 switches a limit off."""
+
+    #: One replica answers some thousands of small calls a second on a core; one agent should not get them all.
+    calls_per_second: float = 500.0
+    calls_burst: int = 1_000
+    #: A session is processes in a sandbox: tens of milliseconds of work there.
+    creates_per_second: float = 10.0
+    creates_burst: int = 50
+    #: Long polls count: one for each of an agent's sessions, and some calls beside them.
+    concurrent_calls: int = 256
+    #: A stream holds a connection to the sandbox's output for as long as it lasts.
+    concurrent_streams: int = 128
+
+
+class TokenBucket:
+    """`burst` at once, `per_second` in the long run."""
+
+    def __init__(self, per_second: float, burst: int, now: float) -> None:
+        self._per_second = per_second
+        self._burst = float(max(1, burst))
+        self._tokens = self._burst
+        self._at = now
+
+    def take(self, now: float) -> float:
+        """0 if there was a token; else the seconds until there is one."""
+        self._refill(now)
+        if self._tokens >= 1.0:
+            self._tokens -= 1.0
+            return 0.0
+        return (1.0 - self._tokens) / self._per_second
+
+    def full(self, now: float) -> bool:
+        self._refill(now)
+        return self._tokens >= self._burst
+
+    def _refill(self, now: float) -> None:
+        # The wall clock may be set back: then nothing is refilled for that step, and nothing taken away.
+        if now > self._at:
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
+        self._at = now
+
+
+class Buckets:
+    """A bucket for each name, bounded."""
+
+    def __init__(self, per_second: float, burst: int, clock: Clock, *, most: int = MOST_KEPT) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._clock = clock
+        self._most = most
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, name: str) -> float:
+        """0 if `name` may; else in how many seconds."""
+        if self._per_second <= 0:
+            return 0.0
+        now = self._clock.time()
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            self._make_room(now)
+            bucket = self._buckets[name] = TokenBucket(self._per_second, self._burst, now)
+        self._buckets.move_to_end(name)
+        return bucket.take(now)
+
+    def _make_room(self, now: float) -> None:
+        if len(self._buckets) < self._most:
+            return
+        for name in [name for name, bucket in self._buckets.items() if bucket.full(now)]:
+            del self._buckets[name]
+        while len(self._buckets) >= self._most:
+            self._buckets.popitem(last=False)
+
+
+class Rates:
+    """What every call of an agent passes before it does anything."""
+
+    def __init__(self, settings: RateSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._calls = Buckets(settings.calls_per_second, settings.calls_burst, clock)
+        self._creates = Buckets(settings.creates_per_second, settings.creates_burst, clock)
+        self._running: dict[tuple[str, bool], int] = {}
+
+    def begin(self, agent_id: str, *, stream: bool = False) -> None:
+        """One call more. One that asks too much is refused with the time after which it may ask again."""
+        settings = self._settings
+        key = (agent_id, stream)
+        most, name = (
+            (settings.concurrent_streams, "concurrent_streams")
+            if stream
+            else (settings.concurrent_calls, "concurrent_calls")
+        )
+        if most and self._running.get(key, 0) >= most:
+            raise Exhausted(
+                f"{agent_id} has {most} {'streams' if stream else 'calls'} open, as many as {name} allows",
+                reason="CONCURRENCY_LIMIT",
+                retry_after=1.0,
+                limit=name,
+                value=most,
+            )
+        if wait := self._calls.take(agent_id):
+            raise _too_often(agent_id, "calls", settings.calls_per_second, wait)
+        self._running[key] = self._running.get(key, 0) + 1
+
+    def end(self, agent_id: str, *, stream: bool = False) -> None:
+        """Once for each that began."""
+        key = (agent_id, stream)
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+
+    def create(self, agent_id: str) -> None:
+        """Before a session is made."""
+        if wait := self._creates.take(agent_id):
+            raise _too_often(agent_id, "creates", self._settings.creates_per_second, wait)
+
+    def running(self, agent_id: str, *, stream: bool = False) -> int:
+        """Calls, or streams, of an agent that are under way."""
+        return self._running.get((agent_id, stream), 0)
+
+
+def _too_often(agent_id: str, what: str, per_second: float, wait: float) -> Exhausted:
+    return Exhausted(
+        f"{agent_id} asks more often than {what}_per_second = {per_second:g} allows",
+        reason="RATE_LIMIT",
+        retry_after=wait,
+        limit=f"{what}_per_second",
+        value=f"{per_second:g}",
+    )

@@ -1,0 +1,73 @@
+"""The users that sessions of a root server run as: a range of uids, of which each agent gets one for good.
+
+Reads the machine's lists of users, to see that the range is free.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.errors import InvalidParams
+from holdfast.service.types import Struct
+
+#: Below are the machine's own accounts.
+LOWEST: Final = 1_000
+#: 2**32 - 1 is no uid, and programs that keep uids as signed numbers go wrong above 2**31 - 1.
+HIGHEST: Final = 2**31 - 1
+#: `nobody`, to whom the kernel maps uids that a namespace has no name for; and the 16-bit "no uid".
+_NOT_FOR_USE: Final = (65_534, 65_535)
+#: Files of `NAME:FIRST:COUNT` lines: ranges that user namespaces of containers have.
+_SUBORDINATE: Final = ("/etc/subuid", "/etc/subgid")
+_ACCOUNTS: Final = ("/etc/passwd", "/etc/group")
+
+
+class UidRange(Struct, frozen=True):
+    """The first and the last uid; group ids are the same numbers."""
+
+    first: int
+    last: int
+
+    def overlap(self, first: int, last: int) -> bool:
+        return first <= self.last and self.first <= last
+
+
+def parse_uids(text: str) -> UidRange:
+    """The range that a setting `FIRST-LAST` names."""
+    match = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text)
+    if match is None:
+        raise InvalidParams(f"settings: session_uids is {text!r}: give FIRST-LAST, as in 1900000000-1900065535")
+    uids = UidRange(int(match[1]), int(match[2]))
+    if not LOWEST <= uids.first <= uids.last <= HIGHEST:
+        raise InvalidParams(f"settings: session_uids is {text!r}: from {LOWEST} to {HIGHEST}, the lower one first")
+    if any(uids.overlap(uid, uid) for uid in _NOT_FOR_USE):
+        raise InvalidParams(f"settings: session_uids is {text!r}: 65534 and 65535 are the users of nobody")
+    return uids
+
+
+def check_free(uids: UidRange, etc: str = "/etc") -> None:
+    """`InvalidParams` if an account of this machine, or a range of its containers, has uids of the range."""
+    for path in (*_SUBORDINATE, *_ACCOUNTS):
+        for line in _lines(path.replace("/etc", etc, 1)):
+            fields = line.split(":")
+            # NAME:FIRST:COUNT, and NAME:PASSWORD:ID of the others.
+            numbers = fields[1:3] if path in _SUBORDINATE else fields[2:3]
+            if not numbers or not all(number.isdecimal() for number in numbers):
+                continue
+            first = int(numbers[0])
+            last = first + int(numbers[1]) - 1 if len(numbers) == 2 else first
+            if uids.overlap(first, last):
+                raise InvalidParams(
+                    f"settings: session_uids {uids.first}-{uids.last} overlaps {first}-{last} of {fields[0]!r} in "
+                    f"{path}: choose a range that is free"
+                )
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InvalidParams(f"settings: session_uids: {path} cannot be read: {error.strerror}") from None

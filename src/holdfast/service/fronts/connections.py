@@ -1,0 +1,216 @@
+"""Raw connections of a port, counted from `accept(2)` on, in all and by address, and bounded before a request.
+
+A connection is half-open until its first complete request head; a TLS handshake is part of that. The oldest
+half-open one is closed when there are too many of them, so a flood that never completes a head delays no client
+that does. Touches sockets that it accepted; the rules of `Gate` are pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import os
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.service.types import Struct
+
+#: Connections accepted before the event loop runs other work: a flood must not hold up calls that are under way.
+_AT_ONCE: Final = 16
+#: Without a descriptor there is nothing to close for a new one: look again after this long.
+_PAUSE_SECONDS: Final = 0.1
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_log = logging.getLogger("holdfast.service.fronts.connections")
+
+
+class ConnectionLimits(Struct, frozen=True):
+    """How many connections one port takes."""
+
+    #: In all.
+    most: int = 4_096
+    #: From one address. Agents behind one proxy share its address; half of all stays for others.
+    by_address: int = 2_048
+    #: Without a complete request head.
+    half_open: int = 512
+    #: How long a request head, or a TLS handshake, may take. 16 KiB come through 20 kbit/s in it.
+    head_seconds: float = 10.0
+
+    def within(self, descriptors: int) -> ConnectionLimits:
+        """The same for a port that may have so many descriptors."""
+        most = max(4, min(self.most, descriptors))
+        return ConnectionLimits(
+            most,
+            max(2, min(self.by_address, (most + 1) // 2 if most < self.most else self.by_address)),
+            max(1, min(self.half_open, most // 4)),
+            self.head_seconds,
+        )
+
+
+def descriptors_for_ports(wanted: int, reserved: int) -> int:
+    """How many descriptors connections may take: `wanted`, or what the limit leaves beside `reserved` ones.
+
+    Raises the process's own limit as far as it may.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = wanted + reserved
+    if soft != resource.RLIM_INFINITY and soft < need:
+        soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return wanted
+    left = max(soft // 4, soft - reserved)
+    _log.warning("%d open files are allowed: %d of %d connections at a time (ulimit -n)", soft, left, wanted)
+    return left
+
+
+class Guest:
+    """One accepted connection."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        #: Ends the connection without a reply.
+        self.close: Callable[[], object] = lambda: None
+        #: Its transport has the socket.
+        self.connected = False
+
+
+class Gate:
+    """Which connections there are, and whether one more is taken."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._guests: set[Guest] = set()
+        #: In the order in which they came.
+        self._half_open: dict[Guest, None] = {}
+        self._by_address: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        return len(self._guests)
+
+    @property
+    def half_open(self) -> int:
+        return len(self._half_open)
+
+    def admits(self, address: str) -> bool:
+        """Whether there is room for one more from an address; closes the oldest half-open connection to make room.
+
+        The address of the peers of a Unix socket is empty: they have no limit of their own.
+        """
+        limits = self.limits
+        if address and self._by_address[address] >= limits.by_address:
+            oldest = next((guest for guest in self._half_open if guest.address == address), None)
+        elif self.open >= limits.most or self.half_open >= limits.half_open:
+            oldest = next(iter(self._half_open), None)
+        else:
+            return True
+        if oldest is None:
+            return False
+        self.leave(oldest)
+        oldest.close()
+        return True
+
+    def enter(self, guest: Guest) -> None:
+        self._guests.add(guest)
+        self._half_open[guest] = None
+        self._by_address[guest.address] += 1
+
+    def complete(self, guest: Guest) -> None:
+        """Its first request head has arrived."""
+        self._half_open.pop(guest, None)
+
+    def leave(self, guest: Guest) -> None:
+        """It is closed; may be repeated."""
+        if guest not in self._guests:
+            return
+        self._guests.discard(guest)
+        self._half_open.pop(guest, None)
+        self._by_address[guest.address] -= 1
+        if not self._by_address[guest.address]:
+            del self._by_address[guest.address]
+
+
+class Acceptor:
+    """Accepts connections of one listening socket and gives each a protocol, if the gate admits it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        gate: Gate,
+        make_protocol: Callable[[Guest], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._listener = listener
+        self._gate = gate
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._paused: asyncio.TimerHandle | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    def start(self, backlog: int) -> None:
+        self._listener.setblocking(False)
+        self._listener.listen(backlog)
+        self._resume()
+
+    def stop(self) -> None:
+        """Accept nothing more; handshakes that are under way end."""
+        if self._paused is not None:
+            self._paused.cancel()
+        self._loop.remove_reader(self._listener)
+        for task in list(self._handshakes):
+            task.cancel()
+
+    def _resume(self) -> None:
+        self._paused = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, peer = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
+                # The listening socket stays readable: without a pause, the loop would do nothing else.
+                _log.error("a connection cannot be accepted: %s", os.strerror(error.errno))
+                self._loop.remove_reader(self._listener)
+                self._paused = self._loop.call_later(_PAUSE_SECONDS, self._resume)
+                return
+            address = str(peer[0]) if isinstance(peer, tuple) else ""
+            if not self._gate.admits(address):
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            guest = Guest(address)
+            self._gate.enter(guest)
+            task = self._loop.create_task(self._take(accepted, guest))
+            guest.close = task.cancel
+            self._handshakes.add(task)
+            task.add_done_callback(functools.partial(self._taken, accepted, guest))
+
+    async def _take(self, accepted: socket.socket, guest: Guest) -> None:
+        limit = self._gate.limits.head_seconds if self._tls is not None else None
+        # A handshake that fails or takes too long is the client's fault.
+        with contextlib.suppress(OSError):
+            await self._loop.connect_accepted_socket(
+                lambda: self._make_protocol(guest), accepted, ssl=self._tls, ssl_handshake_timeout=limit
+            )
+            guest.connected = True
+
+    def _taken(self, accepted: socket.socket, guest: Guest, task: asyncio.Task[None]) -> None:
+        # Here and not in the task: a task that is cancelled before it begins runs nothing.
+        self._handshakes.discard(task)
+        if not guest.connected:
+            self._gate.leave(guest)
+            accepted.close()

@@ -1,0 +1,183 @@
+"""One method for each of the protocol's: a message in, a call of the service, a message out.
+
+gRPC and HTTP stand before it and share it, so that they cannot differ. It knows neither: no status, no header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, cast
+
+from holdfast.service.api import SessionApi
+from holdfast.service.fronts import replies, requests
+from holdfast.service.problems import Denied
+from holdfast.service.types import Caller, Struct
+from holdfast.session.v1 import session_pb2 as pb
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["SessionService"]
+SERVICE_NAME: Final[str] = SERVICE.full_name
+
+Unary = Callable[[Caller, Any], Awaitable[Any]]
+Stream = Callable[[Caller, Any], AsyncIterator[Any]]
+# These wait for others and change nothing: a service that stops ends them, and their clients come back elsewhere.
+_WAITING: Final = frozenset({"ReadOutput", "StreamOutput", "SubscribeSessionEvents"})
+
+
+class Method(Struct, frozen=True):
+    """A method as the descriptor has it."""
+
+    name: str
+    request: type[Any]
+    reply: type[Any]
+    stream: bool
+    #: Whether the service may end it early when it stops.
+    waits: bool
+
+    @property
+    def path(self) -> str:
+        return f"/{SERVICE_NAME}/{self.name}"
+
+    def makes_session(self, request: Any) -> bool:
+        """Whether this request opens one, be it for a single command."""
+        return self.name == "CreateSession" or (self.name == "RunCommand" and not request.session_id)
+
+
+def methods() -> list[Method]:
+    """All of the protocol's, in its order."""
+    return [
+        Method(
+            name=each.name,
+            request=getattr(pb, each.input_type.name),
+            reply=getattr(pb, each.output_type.name),
+            stream=each.server_streaming,
+            waits=each.name in _WAITING,
+        )
+        for each in SERVICE.methods
+    ]
+
+
+class Handler:
+    """Behind both front ends. Raises `Problem` alone, unless a bug of ours shows."""
+
+    def __init__(self, api: SessionApi) -> None:
+        self._api = api
+
+    def unary(self, method: Method) -> Unary:
+        """The function for a method with one reply."""
+        return cast(Unary, getattr(self, _function_name(method)))
+
+    def stream(self, method: Method) -> Stream:
+        """The function for a method with a stream of replies."""
+        return cast(Stream, getattr(self, _function_name(method)))
+
+    async def create_session(self, caller: Caller, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
+        asked = requests.create_request(request)
+        _only_own(caller, asked.agent_id)
+        return replies.created(await self._api.create(caller, asked))
+
+    async def send_input(self, caller: Caller, request: pb.SendInputRequest) -> pb.SendInputResponse:
+        taken = await self._api.send_input(
+            caller,
+            requests.session_id(request),
+            requests.input_data(request),
+            requests.controls(request.actions),
+            requests.identifier(request.request_id, "request_id"),
+        )
+        return replies.input_taken(taken)
+
+    async def read_output(self, caller: Caller, request: pb.ReadOutputRequest) -> pb.ReadOutputResponse:
+        read = await self._api.read_output(
+            caller,
+            requests.session_id(request),
+            since=requests.identifier(request.since.value, "since.value"),
+            max_bytes=min(requests.read_size(request.max_bytes), replies.LARGEST_REPLY),
+            wait=requests.wait_seconds(request.wait_timeout_ms),
+        )
+        return replies.output(read)
+
+    async def stream_output(self, caller: Caller, request: pb.StreamOutputRequest) -> AsyncIterator[pb.OutputChunk]:
+        chunks = self._api.stream_output(
+            caller, requests.session_id(request), requests.identifier(request.since.value, "since.value")
+        )
+        async with _closing(chunks):
+            async for chunk in chunks:
+                yield replies.chunk(chunk)
+
+    async def get_session(self, caller: Caller, request: pb.GetSessionRequest) -> pb.GetSessionResponse:
+        return replies.session(await self._api.get(caller, requests.session_id(request)))
+
+    async def list_sessions(self, caller: Caller, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
+        agent_id = requests.identifier(request.agent_id, "agent_id")
+        _only_own(caller, agent_id)
+        found, next_page = await self._api.find(
+            caller,
+            agent_id=agent_id,
+            states=requests.states(request.states),
+            labels=requests.labels(request.labels),
+            page_size=requests.page_size(request.page_size),
+            page_token=requests.identifier(request.page_token, "page_token"),
+        )
+        return pb.ListSessionsResponse(sessions=map(replies.session, found), next_page_token=next_page)
+
+    async def close_session(self, caller: Caller, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
+        closed = await self._api.close(caller, requests.session_id(request), requests.close_mode(request.mode))
+        return pb.CloseSessionResponse(final_state=closed.state, summary=closed.summary)
+
+    async def subscribe_session_events(
+        self, caller: Caller, request: pb.SubscribeSessionEventsRequest
+    ) -> AsyncIterator[pb.SessionEvent]:
+        events = self._api.events(
+            caller,
+            requests.session_id(request, required=False),
+            requests.identifier(request.since, "since"),
+            requests.event_types(request.types),
+        )
+        async with _closing(events):
+            async for event in events:
+                yield replies.event(event)
+
+    async def run_command(self, caller: Caller, request: pb.RunCommandRequest) -> pb.RunCommandResponse:
+        asked = requests.run_request(request)
+        if asked.create is not None:
+            _only_own(caller, asked.create.agent_id)
+        return replies.ran(await self._api.run_command(caller, asked))
+
+    async def list_audit(self, caller: Caller, request: pb.ListAuditRequest) -> pb.ListAuditResponse:
+        which = requests.audit_filter(request)
+        _only_own(caller, which.agent_id)
+        rows, next_page = await self._api.audit(
+            caller,
+            which,
+            page_size=requests.page_size(request.page_size),
+            page_token=requests.identifier(request.page_token, "page_token"),
+        )
+        return replies.audit(rows, next_page)
+
+    async def list_approvals(self, caller: Caller, request: pb.ListApprovalsRequest) -> pb.ListApprovalsResponse:
+        session_id = requests.session_id(request, required=False)
+        return replies.approvals(await self._api.approvals(caller, session_id, ended=request.ended))
+
+    async def answer_approval(self, caller: Caller, request: pb.AnswerApprovalRequest) -> pb.AnswerApprovalResponse:
+        outcome = await self._api.answer_approval(
+            caller,
+            requests.identifier(request.approval_id, "approval_id", required=True),
+            request.approve,
+            requests.text(request.comment, "comment", requests.LONGEST_COMMENT),
+        )
+        return pb.AnswerApprovalResponse(outcome=outcome)
+
+
+def _only_own(caller: Caller, agent_id: str) -> None:
+    if agent_id and not caller.may_see(agent_id):
+        raise Denied("only an operator may name another agent", reason="NOT_OPERATOR", field="agent_id")
+
+
+def _closing(iterator: AsyncIterator[Any]) -> aclosing[AsyncGenerator[Any, None]]:
+    # What the sessions return are generators; the interface says the least that a reader of them needs.
+    return aclosing(cast("AsyncGenerator[Any, None]", iterator))
+
+
+def _function_name(method: Method) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()

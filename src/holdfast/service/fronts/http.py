@@ -1,0 +1,355 @@
+"""The session service over HTTP/1.1: the Connect protocol in JSON and binary, metrics, probes, the console.
+
+Endpoints are built from the protocol's descriptor. Touches the network through uvicorn, on the loop that it is
+started on; signals are none of its business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import os
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+import h11
+import uvicorn
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
+from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from holdfast.service.access.admission import Admission, bug
+from holdfast.service.fronts.connect import connect_application
+from holdfast.service.fronts.connections import Acceptor, ConnectionLimits, Gate, Guest
+from holdfast.service.fronts.handler import SERVICE_NAME, Handler, methods
+from holdfast.service.fronts.listening import TlsFiles, bind, check_address, parse_address
+from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.fronts.requests import KIB, MOST_INPUT
+from holdfast.service.fronts.status_details import message_of
+from holdfast.service.fronts.web_guard import WebGuard
+from holdfast.service.problems import Problem
+from holdfast.service.types import Struct
+
+#: What a request may be. gRPC has a port of its own; its framing over HTTP/1.1 is of no use to anybody.
+_CONTENT_TYPES: Final = frozenset(
+    {"application/json", "application/proto", "application/connect+json", "application/connect+proto"}
+)
+_PATHS: Final = frozenset(method.path for method in methods())
+#: Connections that may be told that there are too many, at a time.
+_TURNED_AWAY: Final = 16
+_ACCEPTED_COMPRESSION: Final = (b"accept-encoding", b"connect-accept-encoding")
+
+
+class HttpSettings(Struct, frozen=True):
+    """How the HTTP port behaves."""
+
+    listen: str = "127.0.0.1:7401"
+    tls: TlsFiles | None = None
+    #: Listen beyond this machine without TLS: a proxy has it.
+    allow_plaintext: bool = False
+    #: A request: the largest input in base64, and what is around it.
+    max_request_bytes: int = MOST_INPUT * 4 // 3 + 64 * KIB
+    #: How long a request may take to arrive. 4 MiB come through 1 Mbit/s in it.
+    request_seconds: float = 60.0
+    #: Each long poll and each stream is a connection. Those that complete a request head beyond the limit get 503.
+    connections: ConnectionLimits = ConnectionLimits()
+    #: How long an unused connection is kept. Longer than an agent thinks between two calls, most of the time.
+    keep_alive_seconds: int = 75
+    #: `/metrics` without a token, as scrapers expect it. They name no session and no command.
+    open_metrics: bool = True
+    #: Names that a request may be for, as patterns, beside those that no web page can take over.
+    allowed_hosts: tuple[str, ...] = ()
+
+
+class HttpFront:
+    """The HTTP server. `start`, then `stop` once."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        admission: Admission,
+        readiness: Readiness,
+        settings: HttpSettings,
+        *,
+        metrics: Callable[[], tuple[bytes, str]] | None = None,
+        console: ASGIApp | None = None,
+    ) -> None:
+        """`metrics` gives a page and its content type; `console` gets every path that nothing else has."""
+        self._admission = admission
+        self._readiness = readiness
+        self._settings = settings
+        self._metrics = metrics
+        self._address = parse_address(settings.listen)
+        app = Starlette(routes=self._routes(handler, console))
+        # To a path that was almost right: it would be made of the request's `Host`, which may be anything.
+        app.router.redirect_slashes = False
+        loopback = self._address.stays_here and not self._address.is_unix
+        self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._tls: ssl.SSLContext | None = None
+        #: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.
+        self.url = ""
+
+    async def start(self) -> None:
+        settings, address = self._settings, self._address
+        check_address(address, settings.tls, allow_plaintext=settings.allow_plaintext)
+        # Read first: wrong files must not leave a port taken.
+        self._tls = settings.tls.context() if settings.tls is not None else None
+        listener = bind(address)
+        config = uvicorn.Config(
+            self._app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            # What goes wrong in a call is logged where the call is known; what is left is noise of broken clients.
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            # A header could forge the address that wrong tokens are counted by.
+            proxy_headers=False,
+            limit_concurrency=settings.connections.most,
+            timeout_keep_alive=settings.keep_alive_seconds,
+        )
+        self._server = _Server(config, settings.connections, self._tls)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        up = asyncio.create_task(self._server.is_up.wait())
+        await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._serving.done():
+            listener.close()
+            await self._serving
+        if address.is_unix:
+            self.url = str(address)
+        else:
+            host, port = listener.getsockname()[:2]
+            scheme = "http" if self._tls is None else "https"
+            self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Streams and long polls end with UNAVAILABLE now; other calls have `grace` seconds to finish."""
+        self._admission.stop()
+        if self._server is None or self._serving is None:
+            return
+        if self._address.is_unix:
+            # While we still listen on it, so that it is ours and not that of the service that comes next.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._address.path)
+        self._server.stop_within(grace)
+        await self._serving
+
+    def reload_tls(self) -> None:
+        """Take the certificate and key from their files again. Another client CA needs a new start."""
+        if self._tls is not None and self._settings.tls is not None:
+            self._settings.tls.load_into(self._tls)
+
+    # --- what is where -------------------------------------------------------------------------------------------
+
+    def _routes(self, handler: Handler, console: ASGIApp | None) -> list[BaseRoute]:
+        service = _Guard(
+            connect_application(handler, self._admission, self._settings.max_request_bytes), self._settings
+        )
+        routes: list[BaseRoute] = [
+            Route(f"/{SERVICE_NAME}/{{method}}", service),
+            # The same for a misspelt service. Pages of the console are not posted to.
+            Route("/{service}/{method}", _unknown_service, methods=["POST"]),
+            Route("/healthz", self._healthz, methods=["GET"]),
+            Route("/readyz", self._readyz, methods=["GET"]),
+            Route("/metrics", self._metrics_page, methods=["GET"]),
+        ]
+        return [*routes, Mount("/", console) if console is not None else Route("/", self._front_page)]
+
+    async def _front_page(self, request: Request) -> Response:
+        return PlainTextResponse(f"{SERVICE_NAME}: POST /{SERVICE_NAME}/METHOD; docs/service.md has examples.\n")
+
+    async def _healthz(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, request: Request) -> Response:
+        waiting = self._readiness.waiting_for()
+        return JSONResponse({"ready": not waiting, "waiting_for": waiting}, status_code=503 if waiting else 200)
+
+    async def _metrics_page(self, request: Request) -> Response:
+        if self._metrics is None:
+            return PlainTextResponse("no metrics are kept\n", status_code=404)
+        if not self._settings.open_metrics:
+            peer = request.client.host if request.client is not None else "unix"
+            try:
+                await self._admission.access.authenticate(request.headers.get("authorization"), peer)
+            except Problem as problem:
+                status = 401 if problem.status == "UNAUTHENTICATED" else 429
+                return PlainTextResponse(f"{message_of(problem)}\n", status_code=status)
+        page, content_type = self._metrics()
+        return Response(page, headers={"content-type": content_type})
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, its accepting and its clock that ticks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+        self._asked_to_stop = asyncio.Event()
+        # Room for connections that get 503 for an answer.
+        self.gate = Gate(replace(limits, most=limits.most + _TURNED_AWAY))
+        self._tls = tls
+        self._acceptor: Acceptor | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        self.servers = []
+        self._acceptor = Acceptor(sockets[0], self.gate, self._protocol, self._tls)
+        self._acceptor.start(self.config.backlog)
+        self.started = True
+        self.is_up.set()
+
+    def _protocol(self, guest: Guest) -> asyncio.Protocol:
+        return _Connection(self, guest)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.stop()
+        await super().shutdown(sockets=sockets)
+
+    async def main_loop(self) -> None:
+        await self._asked_to_stop.wait()
+
+    def stop_within(self, grace: float) -> None:
+        # An int as its type says, and None would be for ever; the loop's timer takes any number.
+        self.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
+        self._asked_to_stop.set()
+
+
+class _Connection(H11Protocol):
+    """A connection whose request heads must arrive in time; uvicorn limits the time between requests alone."""
+
+    def __init__(self, server: _Server, guest: Guest) -> None:
+        super().__init__(server.config, server.server_state, server.lifespan.state)
+        self._gate = server.gate
+        self._guest = guest
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._guest.close = transport.abort
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gate.leave(self._guest)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        """The time begins with the connection, or with the first byte of a later head; further bytes add none."""
+        if self.conn.their_state is not h11.IDLE:
+            self._gate.complete(self._guest)
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
+
+
+class _Guard:
+    """Before the Connect application: what it would read, or take as a bug, though nobody can mean it."""
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in _PATHS:
+            refused = no_such_method(scope["path"])
+            return await refused(scope, receive, send)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        content_type = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+        if content_type not in _CONTENT_TYPES and scope["method"] == "POST":
+            refused = _plain_error(415, "invalid_argument", f"send one of {', '.join(sorted(_CONTENT_TYPES))}")
+            return await refused(scope, receive, send)
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._settings.max_request_bytes:
+            largest = self._settings.max_request_bytes
+            refused = _plain_error(429, "resource_exhausted", f"the request is larger than {largest} bytes")
+            return await refused(scope, receive, send)
+        # Compressing a large reply would keep the loop from everybody else; a proxy on the way can do it. Requests
+        # may be compressed: what they become is bounded. A header that is not ASCII is none of ours, and what reads
+        # them next takes them all for UTF-8.
+        kept = [each for each in scope["headers"] if each[0] not in _ACCEPTED_COMPRESSION and each[1].isascii()]
+        scope = {**scope, "headers": kept}
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, self._in_time(receive), watched_send)
+        except Exception as error:
+            problem = bug(error, scope["path"])
+            if not started:
+                refused = _plain_error(500, "internal", message_of(problem))
+                await refused(scope, receive, send)
+            else:
+                raise
+
+    def _in_time(self, receive: Receive) -> Receive:
+        """A body must arrive within its time; what comes after it (a client that leaves) may come whenever."""
+        deadline = asyncio.get_running_loop().time() + self._settings.request_seconds
+        arrived = False
+
+        async def received() -> Message:
+            nonlocal arrived
+            try:
+                async with asyncio.timeout_at(None if arrived else deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise ConnectError(Code.DEADLINE_EXCEEDED, "the request did not arrive in time") from None
+            arrived = arrived or not message.get("more_body", False)
+            return message
+
+        return received
+
+
+def no_such_method(path: str) -> Response:
+    """A Connect error for a path that is no method, with the nearest one."""
+    service, _, name = path.strip("/").rpartition("/")
+    # Names come from the caller: whole in a message, they could be megabytes.
+    message = f"there is no method {name[:100]!r}"
+    if service != SERVICE_NAME:
+        message = f"there is no service {service[:100]!r}"
+    known = {method.name.lower(): method.name for method in methods()}
+    nearest = difflib.get_close_matches(name[:100].lower(), known, n=1)
+    if nearest:
+        message += f"; did you mean /{SERVICE_NAME}/{known[nearest[0]]}?"
+    else:
+        message += f"; {SERVICE_NAME} has {', '.join(known.values())}"
+    # Connect clients read the code; the status says the same to proxies and to clients that know HTTP alone.
+    return _plain_error(404, "unimplemented", message)
+
+
+async def _unknown_service(request: Request) -> Response:
+    return no_such_method(request.url.path)
+
+
+def _plain_error(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"code": code, "message": message}, status_code=status, headers={"connection": "close"})

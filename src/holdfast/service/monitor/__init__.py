@@ -1,0 +1,1 @@
+"""Resource usage of sessions, compared with their limits."""

@@ -1,0 +1,67 @@
+"""The store, with a clock beside what callers wait for: how long appends and look-ups take, and whether they fail.
+
+Nothing is decided here, and nothing else of the store is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from holdfast.service.observability.metrics import Metrics
+from holdfast.service.store import Agent, Fence, Lease, Store
+from holdfast.service.types import Approval, AuditEntry, AuditRow, SessionRecord
+
+
+class MeteredStore(Store):
+    """`metrics` is set by whoever opens it, before anything is asked of it."""
+
+    metrics: Metrics
+
+    async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
+        with self.metrics.audit_append():
+            return await super().append(entries, fence=fence)
+
+    async def session(self, session_id: str) -> SessionRecord:
+        with self.metrics.store("session"):
+            return await super().session(session_id)
+
+    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord:
+        with self.metrics.store("update_session"):
+            return await super().update_session(session_id, **fields)
+
+    async def find_agent(self, token_hash: str) -> Agent | None:
+        with self.metrics.store("find_agent"):
+            return await super().find_agent(token_hash)
+
+    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[Lease]:
+        with self.metrics.store("claim"):
+            return await super().claim(replica, seconds, limit)
+
+    async def renew(self, replica: str, seconds: float) -> list[str]:
+        with self.metrics.store("renew"):
+            return await super().renew(replica, seconds)
+
+    async def answer_approval(
+        self, approval_id: str, outcome: Literal["approved", "refused"], *, by: str = "", comment: str = ""
+    ) -> Approval:
+        answered = await super().answer_approval(approval_id, outcome, by=by, comment=comment)
+        self.metrics.approvals.labels(outcome).inc()
+        return answered
+
+    async def end_approvals(self) -> list[Approval]:
+        ended = await super().end_approvals()
+        for approval in ended:
+            self.metrics.approvals.labels(approval.outcome).inc()
+        return ended
+
+    async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
+        abandoned = await super().abandon_approvals(caller, why)
+        self.metrics.approvals.labels("abandoned").inc(len(abandoned))
+        return abandoned
+
+    async def ping(self) -> None:
+        """Also counts what waits for an answer: nobody but the database knows it for all replicas."""
+        with self.metrics.store("ping"):
+            await super().ping()
+            self.metrics.approvals_waiting.set(len(await self.open_approvals()))

@@ -1,0 +1,1 @@
+"""A session in its sandbox: opened, confined, typed into and read."""

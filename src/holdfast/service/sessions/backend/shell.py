@@ -1,0 +1,247 @@
+"""The shell kind of session: each text that is sent is one command, with stdout and stderr apart.
+
+Its server records each command by itself and forgets the old ones. What puts them in one order, for every replica
+and over restarts, is the audit log: a command's row is written before it runs, and its number is its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from holdfast.client.collect import StreamTails
+from holdfast.errors import HoldfastError, UnknownProcess, UnknownShell
+from holdfast.exec_api import CommandStream, ExecApi
+from holdfast.service.api import Chunk, Control, OutputRead
+from holdfast.service.positions import FINISHED, Position, read_token, write_token
+from holdfast.service.problems import BadToken, Bug, Invalid, NotNow
+from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.output import Piece, command_chunks, lost_chunk
+from holdfast.service.sessions.backend.terminal import Now, Ran
+from holdfast.service.sessions.following.command_log import CommandLog
+from holdfast.service.sessions.ports import Enforcement
+from holdfast.service.settings import ServiceSettings
+from holdfast.service.types import CloseMode, SessionRecord, State
+from holdfast.types import CommandEnded, CommandSpec, EnvPolicy, ShellSpec, ShellStatus
+
+_STATES: Final[dict[str, State]] = {"idle": "IDLE", "running": "BUSY", "closed": "CLOSED"}
+
+
+class ShellLive:
+    """A session with a live shell."""
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        pool: SandboxPool,
+        settings: ServiceSettings,
+        commands: CommandLog,
+        time: Callable[[], float],
+    ) -> None:
+        self._record = record
+        self._id = record.session_id
+        self._pool = pool
+        self._settings = settings
+        self._commands = commands
+        self._time = time
+        #: Commands that nobody waits for. Their output is taken as it comes, so that they do not wait for a reader.
+        self._sent: set[asyncio.Task[None]] = set()
+
+    async def open(self, environment: dict[str, str], plan: Enforcement) -> tuple[Now, str]:
+        record = self._record
+        spec = ShellSpec(
+            shell_id=self._id,
+            shell=record.shell or None,
+            cwd=record.initial_cwd or None,
+            env=environment,
+            env_policy=EnvPolicy.minimal(*record.policy.inherited_variables),
+            limits=plan.limits,
+            user=plan.user,
+            login=True,
+            start_id=self._id,
+        )
+        if plan.confinement is not None:
+            spec = msgspec.structs.replace(spec, confinement=plan.confinement)
+        async with self._pool.use(record.sandbox) as api:
+            status = await api.open_shell(spec)
+        return shell_now(status), write_token(self._id, Position())
+
+    async def now(self, *, look: bool = True) -> Now:
+        async with self._pool.use(self._record.sandbox) as api:
+            return shell_now(await api.describe_shell(self._id))
+
+    async def settled(self) -> Now:
+        return await self.now()
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, command_id: str, data: bytes, controls: Sequence[Control], *, new_line: bool = False
+    ) -> None:
+        self.check_controls(controls)
+        if data:
+            await self.type_command(command_id, command_text(data))
+        async with self._pool.use(self._record.sandbox) as api:
+            for number, _ in enumerate(controls):
+                await api.interrupt_shell(self._id, interrupt_id=f"{command_id}.{number}")
+
+    def check_controls(self, controls: Sequence[Control]) -> None:
+        """A shell's command has no keys and no size; every signal ends it and what it started."""
+        for control in controls:
+            if control.type in ("RESIZE", "CTRL_D"):
+                raise Invalid(
+                    f"actions: {control.type} is for a terminal, and session {self._id!r} has a shell",
+                    reason="NOT_A_TERMINAL",
+                    field="actions",
+                )
+
+    async def type_command(self, command_id: str, command: str) -> None:
+        begun = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(self._take(command_id, command, begun))
+        self._sent.add(task)
+        task.add_done_callback(self._sent.discard)
+        await asyncio.wait([begun, task], return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            await task
+
+    async def _take(self, command_id: str, command: str, begun: asyncio.Future[None]) -> None:
+        """Take what it prints. How it ended is in its record, for the follower."""
+        async with self._pool.use(self._record.sandbox) as api:
+            await self._check_open(api)
+            stream = api.run_in_shell(self._id, CommandSpec(command_id, command))
+            begun.set_result(None)
+            # A connection that breaks for good ends this, and the command goes on: nothing is withdrawn here.
+            with contextlib.suppress(HoldfastError):
+                async for _ in stream:
+                    pass
+
+    async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> Ran:
+        async with self._pool.use(self._record.sandbox) as api:
+            await self._check_open(api)
+            stream = api.run_in_shell(self._id, CommandSpec(command_id, command, timeout=timeout))
+            try:
+                printed, ended = await _collect(stream, max_bytes)
+            finally:
+                # A caller that gave up interrupts the command.
+                await stream.aclose()
+        return Ran(
+            exit_code=ended.exit_code,
+            stdout=printed.stdout.value(),
+            stderr=printed.stderr.value(),
+            duration=ended.duration,
+            state=_STATES[ended.state],
+            cwd=ended.cwd,
+            timed_out=ended.timed_out,
+            truncated=printed.truncated,
+        )
+
+    async def _check_open(self, api: ExecApi) -> None:
+        status = await api.describe_shell(self._id)
+        if status.state == "closed":
+            raise NotNow(f"session {self._id!r} is closed: {status.reason}", reason="SESSION_CLOSED")
+
+    # --- output --------------------------------------------------------------------------------------------------
+
+    async def read(self, since: str, max_bytes: int, wait: float) -> OutputRead:
+        position = read_token(self._id, since)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        chunks: list[Chunk] = []
+        room, more = max_bytes, False
+        with self._commands.watch() as news:
+            async with self._pool.use(self._record.sandbox) as api:
+                while True:
+                    left = 0.0 if chunks else max(0.0, deadline - loop.time())
+                    news.clear()
+                    step = await self._step(api, position, room, left)
+                    if step is not None:
+                        chunks += step.chunks
+                        room -= sum(len(chunk.payload) for chunk in step.chunks)
+                        moved, position = position != step.position, step.position
+                        more = step.more or room <= 0
+                        if more or (not moved and not left):
+                            break
+                    elif left:
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(left):
+                                await news.wait()
+                    else:
+                        break
+                state = await self._state(api)
+        return OutputRead(tuple(chunks), state, write_token(self._id, position), more)
+
+    async def _step(self, api: ExecApi, position: Position, room: int, wait: float) -> Piece | None:
+        """What comes next of one command. None: there is none yet, and only a row of the log will tell of it."""
+        number = position.command
+        over = position.seq == FINISHED or number == 0
+        following = await self._commands.after(number if over else number - 1)
+        if not following and over:
+            return None
+        if over:
+            position = Position(following[0].number)
+        elif not following or following[0].number != number:
+            raise BadToken("since: a position that this session never had", reason="BAD_TOKEN")
+        command_id = following[0].command_id
+        try:
+            found = await api.read(command_id, after_seq=position.seq, max_bytes=room + position.part, wait=wait)
+        except UnknownProcess:
+            return await self._lost(position, command_id)
+        return command_chunks(
+            self._id, command_id, position, found, room, at=self._time(), state="IDLE" if found.exited else "BUSY"
+        )
+
+    async def _lost(self, position: Position, command_id: str) -> Piece | None:
+        end = await self._commands.end_of(command_id)
+        if end is None:
+            return None  # on its way to the shell, or its end to the log: also that of one that never ran
+        chunk, after = lost_chunk(self._id, command_id, position, *end, self._time(), "IDLE")
+        return Piece([chunk] if chunk.truncated or chunk.exit_code is not None else [], after)
+
+    async def _state(self, api: ExecApi) -> State:
+        return shell_now(await api.describe_shell(self._id)).state
+
+    async def close(self, mode: CloseMode) -> None:
+        record = self._record
+        async with self._pool.use(record.sandbox) as api:
+            with contextlib.suppress(UnknownShell):
+                await api.close_shell(
+                    self._id,
+                    keep=record.policy.allow_background,
+                    grace=self._settings.close_grace if mode == "graceful" else 0.0,
+                )
+
+
+def command_text(data: bytes) -> str:
+    """One call's data as the command that it is."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise Invalid("data: a command for a shell must be UTF-8", reason="NOT_UTF8", field="data") from None
+    text = text.rstrip("\r\n")
+    if not text.strip():
+        raise Invalid("data: no command in it", reason="EMPTY_COMMAND", field="data")
+    return text
+
+
+def shell_now(status: ShellStatus) -> Now:
+    return Now(
+        state=_STATES[status.state],
+        cwd=status.cwd,
+        position=status.commands_run,
+        queue_busy=status.queued > 0,
+        exit_code=status.exit_code,
+        reason=status.reason,
+    )
+
+
+async def _collect(stream: CommandStream, max_bytes: int) -> tuple[StreamTails, CommandEnded]:
+    printed = StreamTails(max_bytes)
+    async for event in stream:
+        if isinstance(event, CommandEnded):
+            return printed, event
+        printed.take(event)
+    raise Bug("the events of a command ended without its end", reason="INTERNAL")

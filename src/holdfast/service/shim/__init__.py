@@ -1,0 +1,1 @@
+"""`BashExecutor`, a client of the session service for callers of a plain executor."""

@@ -1,0 +1,141 @@
+"""`BashExecutor`: single commands, as callers of a plain executor know them, run in a session of the service.
+
+The flag decides at construction who runs them: a session (`session_executor`, which needs gRPC and is imported
+then) or one `bash -lc` a command (`one_shot`). Callers see the same class and the same results either way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Protocol
+
+from holdfast.client.defaults import StrPath, optional_path
+from holdfast.errors import InvalidParams
+from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult, OneShotExecutor
+
+#: `on` or `off`; what the argument `sessions` says comes first.
+FLAG: Final = "HOLDFAST_SESSION_EXECUTOR"
+ADDRESS_VARIABLE: Final = "HOLDFAST_SERVICE_ADDRESS"
+TOKEN_VARIABLE: Final = "HOLDFAST_SERVICE_TOKEN"
+DEFAULT_ADDRESS: Final = "127.0.0.1:7400"
+#: What is kept of each stream of a command: sixteen times what `RunCommand` keeps unasked, a fraction of its most.
+MAX_OUTPUT_BYTES: Final = 1024 * 1024
+
+
+class Executor(Protocol):
+    """Who really runs the commands."""
+
+    def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult: ...
+
+    async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class BashExecutor:
+    """Runs one command after the other and returns what each printed and its exit code.
+
+        with holdfast.BashExecutor(token="hf_...") as bash:
+            print(bash.run("make test", timeout=600).stdout)
+
+    In an `async with` block `run_async` does the same on the event loop. All commands run in one session, made at
+    the first of them and made again should it have died: `cd`, `export` and functions stay. With
+    `persistent=False` each command has a session of its own, and nothing stays. With the flag off
+    (`HOLDFAST_SESSION_EXECUTOR=off`, or `sessions=False`) there is no session and no service: each command is a
+    `bash -lc` in `sandbox`. One executor is for one event loop, and for any number of threads.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        token: str | None = None,
+        sessions: bool | None = None,
+        persistent: bool = True,
+        sandbox: str = "",
+        cwd: StrPath | None = None,
+        env: Mapping[str, str] | None = None,
+        profile: str = "",
+        timeout: float | None = None,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+    ) -> None:
+        """`address` and `token` are those of the service, or HOLDFAST_SERVICE_ADDRESS and HOLDFAST_SERVICE_TOKEN.
+
+        `sandbox` is where commands run; the service's default if it is empty, and `local` without sessions.
+        `timeout` is for commands that name none. `tls_ca` is a file with the authority that vouches for the
+        service; `tls_cert` and `tls_key` are ours, if it asks for them.
+        """
+        self._timeout = timeout
+        self.sessions = sessions_wanted() if sessions is None else sessions
+        self._executor: Executor
+        if not self.sessions:
+            self._executor = OneShotExecutor(sandbox or "local", cwd=cwd, env=env)
+            return
+        try:
+            from holdfast.service.shim.session_executor import Line, SessionExecutor
+        except ModuleNotFoundError as error:
+            raise InvalidParams(
+                f"sessions need {error.name}: pip install 'holdfast[service]', or {FLAG}=off"
+            ) from None
+
+        token = token or os.environ.get(TOKEN_VARIABLE, "")
+        if not token:
+            raise InvalidParams(f"no token: give one, set {TOKEN_VARIABLE}; `holdfast service agent add` makes one")
+        address = address or os.environ.get(ADDRESS_VARIABLE, "") or DEFAULT_ADDRESS
+        line = Line(address, token, tls_ca, tls_cert, tls_key)
+        self._executor = SessionExecutor(
+            line,
+            persistent=persistent,
+            sandbox=sandbox,
+            cwd=optional_path(cwd) or "",
+            env=dict(env or {}),
+            profile=profile,
+            max_output_bytes=max_output_bytes,
+        )
+
+    def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
+        """Run a command to its end and wait. After `timeout` seconds it is ended, and `timed_out` is set."""
+        return self._executor.run(command, timeout=self._timeout if timeout is None else timeout)
+
+    async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
+        """The same on the running event loop."""
+        return await self._executor.run_async(command, timeout=self._timeout if timeout is None else timeout)
+
+    def close(self) -> None:
+        """Close the session, and the way to it. What was used in an event loop is closed by `aclose`."""
+        self._executor.close()
+
+    async def aclose(self) -> None:
+        """The same for what was used in the running event loop."""
+        await self._executor.aclose()
+
+    def __enter__(self) -> BashExecutor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> BashExecutor:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def sessions_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """What the flag in the environment says; unset, it is on."""
+    word = (os.environ if environ is None else environ).get(FLAG, "on")
+    if word not in ("on", "off"):
+        raise InvalidParams(f"{FLAG}={word!r}: on or off")
+    return word == "on"

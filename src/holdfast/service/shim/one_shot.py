@@ -1,0 +1,120 @@
+"""The plain executor: each command is a `bash -lc` of its own in a sandbox, with no session and no service.
+
+What `BashExecutor` falls back to when its flag is off. Talks to sandboxes through the client, and knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
+from typing import Final
+
+import holdfast
+from holdfast import sync
+from holdfast.client.defaults import StrPath
+from holdfast.client.exec_remote import ExecRemoteOptions, ExecResult
+from holdfast.client.sandbox import Sandbox
+from holdfast.errors import InvalidRequest, TimeoutError
+from holdfast.service.types import Struct
+from holdfast.types import EnvPolicy
+
+#: What `timeout` of coreutils exits with, and a shell's command that timed out.
+TIMED_OUT: Final = 124
+
+
+class ExecutionResult(Struct, frozen=True):
+    """What one command printed and how it ended, whoever ran it."""
+
+    stdout: str
+    stderr: str
+    #: 124 after a timeout.
+    exit_code: int
+    timed_out: bool = False
+    #: Seconds.
+    duration: float = 0.0
+    #: More was printed than is here: the most recent part is.
+    truncated: bool = False
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0
+
+
+class OneShotExecutor:
+    """Runs commands that share nothing but the sandbox: `cd` and `export` end with their command."""
+
+    def __init__(
+        self, sandbox: str = "local", *, cwd: StrPath | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._address = sandbox
+        self._cwd = cwd
+        self._env = dict(env) if env else None
+        self._blocking: tuple[ExitStack, sync.Sandbox] | None = None
+        self._awaited: tuple[AsyncExitStack, Sandbox, asyncio.AbstractEventLoop] | None = None
+
+    def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
+        """Run it to its end and wait."""
+        if self._blocking is None:
+            stack = ExitStack()
+            self._blocking = stack, stack.enter_context(sync.connect(self._address))
+        began = time.monotonic()
+        try:
+            done = self._blocking[1].exec_remote(["bash", "-lc", command], self._options(timeout), stream=False)
+        except TimeoutError as late:
+            return _timed_out(late, began)
+        return _ended(done, began)
+
+    async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
+        """The same on an event loop."""
+        box = await self._box()
+        began = time.monotonic()
+        try:
+            done = await box.exec_remote(["bash", "-lc", command], self._options(timeout), stream=False)
+        except TimeoutError as late:
+            return _timed_out(late, began)
+        return _ended(done, began)
+
+    def _options(self, timeout: float | None) -> ExecRemoteOptions:
+        # As a session: what the program that started the server has in its environment is no command's.
+        return ExecRemoteOptions(cwd=self._cwd, env=self._env, env_policy=EnvPolicy.minimal(), timeout=timeout)
+
+    async def _box(self) -> Sandbox:
+        loop = asyncio.get_running_loop()
+        if self._awaited is None:
+            stack = AsyncExitStack()
+            self._awaited = stack, await stack.enter_async_context(holdfast.connect(self._address)), loop
+        if self._awaited[2] is not loop:
+            raise InvalidRequest("this executor belongs to another event loop; make one for each")
+        return self._awaited[1]
+
+    def close(self) -> None:
+        if self._blocking is not None:
+            self._blocking[0].close()
+            self._blocking = None
+
+    async def aclose(self) -> None:
+        if self._awaited is not None:
+            stack, self._awaited = self._awaited[0], None
+            await stack.aclose()
+
+
+def _ended(done: ExecResult, began: float) -> ExecutionResult:
+    return ExecutionResult(
+        stdout=done.stdout,
+        stderr=done.stderr,
+        exit_code=done.returncode,
+        duration=time.monotonic() - began,
+        truncated=done.truncated,
+    )
+
+
+def _timed_out(late: TimeoutError, began: float) -> ExecutionResult:
+    return ExecutionResult(
+        stdout=late.stdout,
+        stderr=late.stderr,
+        exit_code=TIMED_OUT,
+        timed_out=True,
+        duration=time.monotonic() - began,
+    )

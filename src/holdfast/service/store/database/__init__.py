@@ -1,0 +1,1 @@
+"""The database below the tables: SQLite and PostgreSQL, schema and migrations."""

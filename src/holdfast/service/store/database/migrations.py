@@ -1,0 +1,165 @@
+"""How the tables came to be, step by step. A step that was released is never changed: a further one is added.
+
+The database keeps which steps it has had. Replicas that start at once wait for each other, and one of them makes
+the steps; a database that has had more of them than this program knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from sqlalchemy import func, insert, inspect, select, text
+
+from holdfast.service.problems import NotNow
+from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.schema import VERSIONS
+
+#: Held while the steps are made (PostgreSQL; SQLite has one writer anyway). Any number does that no other program
+#: uses on the same database.
+MIGRATION_LOCK: Final = 0x686F6C64_6D696772
+
+
+class Step(NamedTuple):
+    """One version: statements that SQLite and PostgreSQL both understand."""
+
+    version: int
+    statements: Sequence[str]
+
+
+# SQLite goes by what a type's name contains: BIGINT is an integer, DOUBLE a real, BYTEA takes what it gets.
+_FIRST: Final = (
+    "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """
+    CREATE TABLE sessions (
+        session_id TEXT PRIMARY KEY, agent_id TEXT NOT NULL, kind TEXT NOT NULL, sandbox TEXT NOT NULL,
+        policy TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, last_activity_at DOUBLE PRECISION NOT NULL,
+        initial_cwd TEXT NOT NULL, state TEXT NOT NULL, shell TEXT NOT NULL, environment TEXT NOT NULL,
+        labels TEXT NOT NULL, cols BIGINT NOT NULL, rows BIGINT NOT NULL, enforced TEXT NOT NULL,
+        unenforced TEXT NOT NULL, closed_at DOUBLE PRECISION, close_reason TEXT NOT NULL, summary TEXT NOT NULL,
+        request_id TEXT NOT NULL, audited_token BIGINT NOT NULL, commands_run BIGINT NOT NULL,
+        warned_at DOUBLE PRECISION, lease_owner TEXT NOT NULL DEFAULT '',
+        lease_expires DOUBLE PRECISION NOT NULL DEFAULT 0, lease_epoch BIGINT NOT NULL DEFAULT 0
+    )
+    """,
+    "CREATE UNIQUE INDEX sessions_by_request ON sessions (agent_id, request_id) WHERE request_id <> ''",
+    "CREATE INDEX sessions_open ON sessions (agent_id) WHERE state NOT IN ('CLOSED', 'ERROR')",
+    "CREATE INDEX sessions_by_age ON sessions (created_at, session_id)",
+    "CREATE INDEX sessions_by_close ON sessions (closed_at) WHERE closed_at IS NOT NULL",
+    """
+    CREATE TABLE session_labels (
+        session_id TEXT NOT NULL REFERENCES sessions (session_id) ON DELETE CASCADE,
+        name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (session_id, name)
+    )
+    """,
+    "CREATE INDEX session_labels_by_value ON session_labels (name, value)",
+    """
+    CREATE TABLE audit_streams (
+        session_id TEXT PRIMARY KEY, last_seq BIGINT NOT NULL, last_hash TEXT NOT NULL, size BIGINT NOT NULL,
+        base_seq BIGINT NOT NULL, base_hash TEXT NOT NULL, opened_seq BIGINT NOT NULL, marked_seq BIGINT NOT NULL,
+        removed_seq BIGINT NOT NULL, closed BOOLEAN NOT NULL
+    )
+    """,
+    "CREATE INDEX audit_streams_by_opening ON audit_streams (opened_seq)",
+    """
+    CREATE TABLE audit_rows (
+        session_id TEXT NOT NULL, seq BIGINT NOT NULL, at DOUBLE PRECISION NOT NULL, agent_id TEXT NOT NULL,
+        kind TEXT NOT NULL, command_id TEXT NOT NULL, body TEXT NOT NULL, previous TEXT NOT NULL,
+        hash TEXT NOT NULL, PRIMARY KEY (session_id, seq)
+    )
+    """,
+    "CREATE INDEX audit_rows_by_time ON audit_rows (at, session_id, seq)",
+    "CREATE INDEX audit_rows_by_agent ON audit_rows (agent_id, at, session_id, seq)",
+    "CREATE INDEX audit_rows_by_command ON audit_rows (command_id) WHERE command_id <> ''",
+    """
+    CREATE TABLE approvals (
+        approval_id TEXT PRIMARY KEY, session_id TEXT NOT NULL, agent_id TEXT NOT NULL, command TEXT NOT NULL,
+        reason TEXT NOT NULL, asked_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION NOT NULL,
+        command_id TEXT NOT NULL, data BYTEA NOT NULL, outcome TEXT NOT NULL, answered_by TEXT NOT NULL,
+        comment TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX approvals_open ON approvals (expires_at) WHERE outcome = ''",
+    "CREATE INDEX approvals_by_session ON approvals (session_id)",
+    """
+    CREATE TABLE agents (
+        agent_id TEXT PRIMARY KEY, role TEXT NOT NULL, token_hash TEXT NOT NULL UNIQUE,
+        created_at DOUBLE PRECISION NOT NULL, limits TEXT NOT NULL, disabled BOOLEAN NOT NULL,
+        token_at DOUBLE PRECISION NOT NULL
+    )
+    """,
+)
+
+#: Replicas of the version before this step run on beside it: they write neither the columns nor the table.
+_SECOND: Final = (
+    "ALTER TABLE approvals ADD COLUMN caller TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE approvals ADD COLUMN caller_expires DOUBLE PRECISION NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE session_usage (
+        session_id TEXT PRIMARY KEY REFERENCES sessions (session_id) ON DELETE CASCADE,
+        sampled_at DOUBLE PRECISION NOT NULL, usage TEXT NOT NULL
+    )
+    """,
+)
+
+#: Replicas of the version before this step run on beside it: they run sessions as their own user.
+_THIRD: Final = (
+    """
+    CREATE TABLE session_users (
+        agent_id TEXT PRIMARY KEY, uid BIGINT NOT NULL UNIQUE, made_at DOUBLE PRECISION NOT NULL
+    )
+    """,
+)
+
+STEPS: Final = (Step(1, _FIRST), Step(2, _SECOND), Step(3, _THIRD))
+
+
+async def migrate(connection: Connection, now: float, steps: Sequence[Step] = STEPS) -> list[int]:
+    """Make the steps that the database has not had, in the transaction that is open; returns which those were."""
+    if connection.dialect.name == "postgresql":
+        await connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+    await connection.execute(
+        text(
+            "CREATE TABLE IF NOT EXISTS holdfast_versions "
+            "(version BIGINT PRIMARY KEY, applied_at DOUBLE PRECISION NOT NULL)"
+        )
+    )
+    had = await _version(connection)
+    _refuse_newer(had, steps)
+    made = []
+    for step in steps:
+        if step.version > had:
+            for statement in step.statements:
+                await connection.execute(text(statement))
+            await connection.execute(insert(VERSIONS).values(version=step.version, applied_at=now))
+            made.append(step.version)
+    return made
+
+
+async def check_version(connection: Connection, steps: Sequence[Step] = STEPS) -> None:
+    """For who only looks: the tables must be those that this program knows."""
+    has_tables = await connection.run_sync(lambda each: inspect(each).has_table(VERSIONS.name))
+    had = await _version(connection) if has_tables else 0
+    _refuse_newer(had, steps)
+    if not had:
+        raise NotNow(
+            "this database holds no session service: start `holdfast service` on it first", reason="STORE_EMPTY"
+        )
+    if had < steps[-1].version:
+        raise NotNow(
+            f"the database has version {had}, this program {steps[-1].version}: start `holdfast service` on it",
+            reason="STORE_OLDER",
+        )
+
+
+async def _version(connection: Connection) -> int:
+    return int((await connection.execute(select(func.max(VERSIONS.c.version)))).scalar() or 0)
+
+
+def _refuse_newer(had: int, steps: Sequence[Step]) -> None:
+    if had > steps[-1].version:
+        raise NotNow(
+            f"the database has version {had}, and this program knows versions up to {steps[-1].version}: "
+            "use the holdfast that made it, or a later one",
+            reason="STORE_NEWER",
+        )

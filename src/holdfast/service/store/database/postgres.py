@@ -1,0 +1,77 @@
+"""PostgreSQL through asyncpg: a pool of connections, for reading and for writing."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from holdfast.service.problems import Invalid
+from holdfast.service.store.database.connection import Connection, Work
+
+T = TypeVar("T")
+
+#: Connections of one replica, PostgreSQL's default limit being 100 for everybody; one more listens.
+CONNECTIONS: Final = 10
+#: How long to wait for a connection, from the pool or from PostgreSQL: shorter than a caller's patience.
+CONNECT_SECONDS: Final = 10.0
+
+
+def tls_of(url: URL) -> tuple[dict[str, Any], URL]:
+    """What asyncpg is given for TLS, and the URL without it: asyncpg takes none of libpq's words but the mode."""
+    query = dict(url.query)
+    mode = str(query.pop("ssl", ""))
+    authority, certificate, key = (str(query.pop(name, "")) for name in ("sslrootcert", "sslcert", "sslkey"))
+    if not (authority or certificate or key):
+        return ({"ssl": mode} if mode else {}), url.set(query=query)
+    if mode not in ("verify-full", "verify-ca") or not authority:
+        raise Invalid(
+            "store: sslrootcert, sslcert and sslkey need sslmode=verify-full (or verify-ca) and sslrootcert",
+            reason="STORE_URL",
+        )
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        if certificate:
+            context.load_cert_chain(certificate, key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"store: the TLS files cannot be used: {error}", reason="STORE_URL") from error
+    context.check_hostname = mode == "verify-full"
+    return {"ssl": context}, url.set(query=query)
+
+
+class PostgresEngine:
+    """An `Engine`."""
+
+    def __init__(self, url: URL) -> None:
+        tls, url = tls_of(url)
+        self._engine = create_async_engine(
+            url,
+            pool_size=CONNECTIONS,
+            max_overflow=0,
+            pool_timeout=CONNECT_SECONDS,
+            connect_args={**tls, "timeout": CONNECT_SECONDS, "server_settings": {"application_name": "holdfast"}},
+        )
+
+    async def write(self, work: Work[T]) -> T:
+        async with self._engine.begin() as connection:
+            return await work(connection)
+
+    async def read(self, work: Work[T]) -> T:
+        return await self.write(work)
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Connection]:
+        async with self._engine.connect() as connection:
+            await connection.execution_options(isolation_level="REPEATABLE READ")
+            async with connection.begin():
+                yield connection
+
+    async def give_back(self) -> None:
+        """PostgreSQL sees to that by itself."""
+
+    async def close(self) -> None:
+        await self._engine.dispose()

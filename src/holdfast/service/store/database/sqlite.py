@@ -1,0 +1,225 @@
+"""SQLite in threads: one connection that writes and a few that read, each transaction as a whole in one thread.
+
+A transaction is half a dozen statements. Handing each of them to a thread and back costs more than SQLite itself,
+most of all on a busy machine, where every hand-over waits for its turn. So the work, a coroutine that awaits
+nothing but its connection, runs to its end in the thread, on a connection whose calls return at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import sqlalchemy
+from sqlalchemy import URL, Dialect, create_engine, event
+from sqlalchemy.pool import QueuePool
+
+from holdfast.service.problems import Bug, Invalid, Unavailable
+from holdfast.service.store.database.connection import Connection, Rows, Work
+from holdfast.service.store.database.file_watch import tell_change
+from holdfast.service.store.database.sqlite_statements import OFTEN, OftenRun, as_sqlalchemy
+
+T = TypeVar("T")
+
+#: Connections that read at once: each is a thread, and more than cores help nobody.
+READERS: Final = 4
+#: How long to wait for the write lock, which only another process can hold: longer than a slow disk's worst flush.
+BUSY_SECONDS: Final = 10.0
+#: Pages of 4 KiB that are given back at a time, while nobody can write: 0.16 s, measured on a busy machine.
+VACUUM_PAGES: Final = 10_000
+#: `?synchronous=` of the URL. `full`: a row that was told as written is there after the machine lost its power,
+#: too, and each group of rows waits for the disk. `normal`: after a crash of the service alone, and nobody waits.
+SYNCHRONOUS: Final = ("full", "normal")
+
+
+class SqliteEngine:
+    """An `Engine`."""
+
+    def __init__(self, url: URL, *, create: bool) -> None:
+        if str(url.query.get("synchronous", "full")) not in SYNCHRONOUS:
+            raise Invalid(f"store: synchronous is one of {', '.join(SYNCHRONOUS)}", reason="STORE_URL")
+        _prepare_file(str(url.database), create)
+        self._url = url
+        self._path = str(url.database)
+        self._writing = _engine(url, "BEGIN IMMEDIATE", 1)
+        #: The one connection that writes, once it is needed; of the writer's thread.
+        self._connection: sqlalchemy.Connection | None = None
+        self._often = OftenRun(self._writing.dialect)
+        self._reading = _engine(url, "BEGIN", READERS)
+        # One thread: those that write queue before it, in the order in which they came.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="holdfast-store-write")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-store-read")
+
+    async def write(self, work: Work[T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._write, work)
+
+    def _write(self, work: Work[T]) -> T:
+        """In the writer's thread, on a connection that stays: to take it from a pool costs a statement."""
+        connection = self._writing_connection()
+        with connection.begin():
+            value = _finished(work(_Near(connection, self._often)))
+        tell_change(self._path)
+        return value
+
+    def _writing_connection(self) -> sqlalchemy.Connection:
+        if self._connection is None or self._connection.invalidated:
+            self._close_writing()
+            self._connection = self._writing.connect()
+        return self._connection
+
+    def _close_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    async def read(self, work: Work[T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
+
+    def _read(self, work: Work[T]) -> T:
+        with self._reading.begin() as connection:
+            return _finished(work(_Near(connection, self._often)))
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Connection]:
+        # A connection of its own: it may be used for long.
+        engine = _engine(self._url, "BEGIN", 1)
+        run = _in(self._readers)
+        try:
+            connection = await run(engine.connect)
+            try:
+                await run(connection.begin)
+                yield _Distant(connection, self._often, run)
+            finally:
+                await run(connection.close)
+        finally:
+            await run(engine.dispose)
+
+    async def give_back(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._vacuum)
+
+    def _vacuum(self) -> None:
+        # A script, since each step of this statement frees one page, and only scripts are stepped to their end.
+        script = f"PRAGMA incremental_vacuum({VACUUM_PAGES})"
+        try:
+            _driver(self._writing_connection()).executescript(script)
+        except sqlite3.Error as error:
+            raise as_sqlalchemy(error, script) from error
+
+    async def close(self) -> None:
+        for executor, engine in ((self._writer, self._writing), (self._readers, self._reading)):
+            await asyncio.to_thread(executor.shutdown)
+            self._close_writing()
+            engine.dispose()
+
+
+class _Near:
+    """The connection in its own thread."""
+
+    def __init__(self, connection: sqlalchemy.Connection, often: OftenRun) -> None:
+        self._connection = connection
+        self._often = often
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._connection.dialect
+
+    async def execute(self, statement: Any, parameters: Any = None, /) -> Rows:
+        return self._execute(statement, parameters)
+
+    def _execute(self, statement: Any, parameters: Any) -> Rows:
+        if statement.get_execution_options().keys() >= OFTEN.keys():
+            return self._often.run(_driver(self._connection), statement, parameters)  # type: ignore[return-value]
+        return _whole(self._connection.execute(statement, parameters))
+
+    async def run_sync(self, look: Callable[..., T], /) -> T:
+        return look(self._connection)
+
+
+class _Distant(_Near):
+    """The connection from outside of its thread."""
+
+    def __init__(self, connection: sqlalchemy.Connection, often: OftenRun, run: Callable[..., Any]) -> None:
+        super().__init__(connection, often)
+        self._run = run
+
+    async def execute(self, statement: Any, parameters: Any = None, /) -> Rows:
+        result: Rows = await self._run(lambda: self._execute(statement, parameters))
+        return result
+
+
+def _finished(work: Awaitable[T]) -> T:
+    """What it comes to; it has nothing to wait for."""
+    steps = work.__await__()
+    try:
+        next(steps)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise Bug("a transaction waited for something else than its database", reason="STORE_BUG")
+
+
+def _driver(connection: sqlalchemy.Connection) -> sqlite3.Connection:
+    driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment]
+    return driver
+
+
+def _whole(result: Rows) -> Rows:
+    """All of its rows, so that it can be read when the connection has something else to do."""
+    return result.freeze()() if getattr(result, "returns_rows", False) else result
+
+
+def _in(executor: ThreadPoolExecutor) -> Callable[..., Any]:
+    loop = asyncio.get_running_loop()
+    return lambda call: loop.run_in_executor(executor, call)
+
+
+def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
+    synchronous = url.query.get("synchronous", "full")
+    engine = create_engine(
+        url.difference_update_query(["synchronous"]),
+        poolclass=QueuePool,
+        pool_size=connections,
+        max_overflow=0,
+        pool_timeout=BUSY_SECONDS,
+        connect_args={"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        # The first needs to come before the first table.
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute(f"PRAGMA synchronous={synchronous}")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        # The driver would begin at the first change only: two that read before they write would both go on, and
+        # one of them fail.
+        try:
+            _driver(connection).execute(begin)
+        except sqlite3.Error as error:
+            raise as_sqlalchemy(error, begin) from error
+
+    return engine
+
+
+def _prepare_file(path: str, create: bool) -> None:
+    """The file, readable by us alone: it holds what agents typed. SQLite gives its log beside it the same mode."""
+    try:
+        if create:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+        try:
+            if create and os.fstat(fd).st_mode & 0o077:
+                os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise Unavailable(f"store {path}: {error.strerror}", reason="STORE_UNAVAILABLE") from None
