@@ -39,8 +39,13 @@ def command() -> list[str]:
 def holdfast() -> list[str]:
     """The `holdfast` command; the caller adds the verb."""
     if PACKAGE_OPTION in sys._xoptions:
-        return [*command(), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+        return [*command(), os.path.dirname(package_directory())]
     return [*command(), "-m", "holdfast"]
+
+
+def package_directory() -> str:
+    """The directory of the package itself."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def in_bundle(directory: str) -> list[str]:

@@ -21,7 +21,7 @@ from holdfast.runtime.process.environment import Account
 #: Users at a time; a further one takes the place of the one that was asked last the longest ago.
 MAX_CHILDREN: Final = 16
 
-_PROGRAM: Final = self_exec.script(__file__, "file_work")
+_PROGRAM: Final = self_exec.script(__file__, "operations")
 #: Of the stderr of a child that failed: what a pipe holds. A traceback ends with the reason and is shorter.
 _COMPLAINT_BYTES: Final = 64 * 1024
 #: The machine has no more of something; a later try may succeed.

@@ -32,7 +32,7 @@ def main() -> None:
                 except OSError:
                     if needed:
                         raise
-            sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "confine"))
+            sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "confine"))
             import applying  # type: ignore[import-not-found]
 
             if confined["network"]:

@@ -237,7 +237,7 @@ def _imports(body: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _source_of(name: str) -> str | None:
-    root = os.path.dirname(os.path.abspath(self_exec.__file__))
+    root = self_exec.package_directory()
     path = os.path.join(root, *name.split(".")[1:])
     for candidate in (os.path.join(path, "__init__.py"), path + ".py"):
         if os.path.isfile(candidate):
