@@ -58,7 +58,7 @@ parts: $(VENV)/installed-dev ## install the engines, agents and databases that t
 	absent() { PATH="$$PATH:$$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | paste -sd:)"; for part in $(PARTS); do \
 		command -v $${part%%:*} >/dev/null || echo $$part; done; }; \
 	if [ -n "$$(absent)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		packages=$$(absent | sed 's/.*://' | sort -u); \
+		packages=$$(absent | sed 's/.*://' | tr , '\n' | sort -u); \
 		echo "installing for the tests:" $$packages; \
 		ours=; [ -e $(NO_START) ] || ours=$(NO_START); \
 		trap 'rm -f $(NO_CLUSTER) $$ours; rmdir -p $(dir $(NO_CLUSTER)) 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \

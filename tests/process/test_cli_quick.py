@@ -27,8 +27,8 @@ TOO_SLOW = {"asyncio", "typer", "rich", "msgspec", "subprocess", "holdfast.error
 FULL = ("--grace", "5")
 #: Announces itself, prints a line for each INT, and goes on.
 STUBBORN = """
-import signal, sys
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+import os, signal
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"interrupted\\n"))
 print("ready", flush=True)
 while True:
     signal.pause()

@@ -25,8 +25,8 @@ import pytest
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../src"))
 #: Announces itself, tells each INT, and goes on.
 STUBBORN = """
-import signal, sys
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+import os, signal
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"interrupted\\n"))
 print("ready", flush=True)
 while True:
     signal.pause()
@@ -34,7 +34,7 @@ while True:
 #: Tells the size of its terminal now and whenever it changes.
 SIZES = """
 import os, signal
-def tell(*_): print("size %d %d" % os.get_terminal_size()[::-1], flush=True)
+def tell(*_): os.write(1, b"size %d %d\\n" % os.get_terminal_size()[::-1])
 signal.signal(signal.SIGWINCH, tell)
 tell()
 while True:

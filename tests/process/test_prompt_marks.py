@@ -448,9 +448,10 @@ def test_zsh_reads_its_own_files_in_order(start: Start, tmp_path: Path) -> None:
 
 def test_zsh_leaves_no_trace_of_its_directory(start: Start) -> None:
     shell = start("zsh", files={".zshenv": "export SEEN=${ZDOTDIR-none}"})
-    assert shell.run("echo $SEEN ${ZDOTDIR-unset} $+functions[zsh-newuser-install]; env | grep -c hold").output == (
-        b"none unset 0\r\n0\r\n"
-    )
+    printed = shell.run("echo $SEEN ${ZDOTDIR-unset} $+functions[zsh-newuser-install]").output
+    assert printed == b"none unset 0\r\n"
+    # The project may lie in a directory of that name.
+    assert shell.run("env | grep -v PWD= | grep -c hold").output == b"0\r\n"
 
 
 @pytest.mark.parametrize(

@@ -314,24 +314,32 @@ async def test_no_confined_program_leaves_a_set_id_file(mode: Any, user: str | N
 # --- a service that is not root ----------------------------------------------------------------------------------
 
 
-#: Executes a program as another user. Where the directory of this Python is closed to others, it is shown to the
-#: program alone, in a mount namespace.
+#: Executes a program as another user. `SHOWN` are directories of this Python and of the project that lie in `CLOSED`
+#: ones, which other users cannot enter: the program alone sees them, in a mount namespace.
 BECOME = """
 set -e
-if [ -n "$CLOSED" ]; then
-    mkdir -p "$HOME/python"
-    mount --bind "$PREFIX" "$HOME/python"
-    mount -t tmpfs -o mode=755 none "$CLOSED"
-    mkdir -p "$PREFIX"
-    mount --bind "$HOME/python" "$PREFIX"
-fi
+for path in $SHOWN; do
+    mkdir -p "$HOME/shown$path"
+    mount --bind "$path" "$HOME/shown$path"
+done
+for path in $CLOSED; do
+    mount -t tmpfs -o mode=755 none "$path"
+done
+for path in $SHOWN; do
+    mkdir -p "$path"
+    mount --bind "$HOME/shown$path" "$path"
+done
 exec setpriv --reuid="$0" --regid="$0" --clear-groups -- "$@"
 """
 
 
 def becoming(home: Path) -> tuple[str, ...]:
-    closed = [each for each in Path(sys.base_prefix).parents if not each.stat().st_mode & stat.S_IXOTH]
-    names = (f"HOME={home}", f"CLOSED={closed[-1] if closed else ''}", f"PREFIX={sys.base_prefix}")
+    shown: dict[str, str] = {}
+    for path in (Path(sys.base_prefix), Path(__file__).parents[2]):
+        closed = [each for each in path.parents if not each.stat().st_mode & stat.S_IXOTH]
+        if closed:
+            shown[str(path)] = str(closed[-1])
+    names = (f"HOME={home}", f"SHOWN={' '.join(shown)}", f"CLOSED={' '.join(set(shown.values()))}")
     return ("env", *names, "unshare", "--mount", "--propagation", "private", "sh", "-c", BECOME, str(UID))
 
 

@@ -155,6 +155,17 @@ def test_what_is_hidden_counts_only_where_it_could_be_seen(tmp_path: Path) -> No
         visible_paths(confinement, (f"{tmp_path}/work",))
 
 
+def test_a_file_that_is_removed_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).touch(0o600)
+    found = unreadable_for_others(str(tmp_path))
+    first = Path(next(found))
+    for path in tmp_path.iterdir():
+        if path != first:
+            path.unlink()
+    assert list(found) == []
+
+
 def test_files_that_not_all_may_read(tmp_path: Path) -> None:
     (tmp_path / "open").write_text("")
     (tmp_path / "secret").write_text("")

@@ -119,7 +119,10 @@ def unreadable_for_others(directory: str, depth: int = _ETC_DEPTH) -> Iterator[s
     for entry in entries:
         if entry.is_symlink():
             continue
-        mode = entry.stat(follow_symlinks=False).st_mode
+        try:
+            mode = entry.stat(follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            continue  # removed since the directory was read
         needed = stat.S_IROTH | stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
         if mode & needed != needed:
             yield entry.path
