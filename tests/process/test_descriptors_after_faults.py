@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_exhaustion import fill, small_file_system
+from test_exhaustion import fill
 from test_recovery import DIE_BEFORE, Kill, kept
 from test_shell_recovery import go, nobody
 
@@ -29,6 +29,7 @@ from holdfast.runtime.durability import ledger as ledgers, records as r
 from holdfast.runtime.durability.ledger import Ledger, read_ledger
 from holdfast.testing.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
 from holdfast.types import Limits, TerminalSize
+from support.file_systems import small_file_system
 
 #: Descriptors are closed a moment after the reply; nothing reports it.
 SETTLE_SECONDS = PATIENCE_SECONDS

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -36,6 +35,7 @@ from holdfast.testing.servers import (
 )
 from holdfast.testing.signalling import send_signal
 from holdfast.types import OutputChunk, OutputGap, Overflow
+from support.file_systems import small_file_system
 from support.parts import require
 
 #: A process does not wait long for room that a test does not make, and for ever for a reader that can make it.
@@ -45,21 +45,6 @@ COUNT = "seq 1000000 1499999"
 COUNTED = b"".join(b"%d\n" % number for number in range(1_000_000, 1_500_000))
 #: Answers each line of input; the rest of the machine is none of its business.
 BYSTANDER = "echo ready; while read line; do echo got $line; done; exit 5"
-
-
-@contextmanager
-def small_file_system(options: str) -> Iterator[str]:
-    """A tmpfs of its own; it stands for a disk, too: both answer ENOSPC."""
-    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], capture_output=True)
-    try:
-        if mounted.returncode:
-            pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
-        yield path
-    finally:
-        if not mounted.returncode:
-            subprocess.run(["umount", "--lazy", path], check=True)
-        os.rmdir(path)
 
 
 def fill(path: str, leave: int = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import json
 import os
@@ -236,16 +237,25 @@ async def test_a_helper_that_does_not_start_is_no_error_of_the_path(
 
 
 @needs_root
-def test_no_descriptors_for_a_helper_is_no_error_of_the_path(children: UserChildren) -> None:
+@pytest.mark.parametrize("left", range(8))
+def test_no_descriptors_for_a_helper_is_no_error_of_the_path(children: UserChildren, left: int) -> None:
+    """Wherever on its way to a helper the server runs out: pipes for its streams, and one to learn of its exec."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 1, hard))
-    try:
-        with pytest.raises(ResourceExhausted, match="helper process for files as 'nobody' cannot be started"):
-            children.perform(resolve_user(NOBODY), "stat", {"path": "/", "follow": True})
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(os.listdir("/proc/self/fd")) == before
+    user = resolve_user(NOBODY)
+    with contextlib.ExitStack() as stack:
+        # The limit is one of numbers: without holes below the highest, it is one of descriptors.
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        while (fd := os.open(os.devnull, os.O_RDONLY)) <= highest:
+            stack.callback(os.close, fd)
+        os.close(fd)
+        before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fd + left, hard))
+        try:
+            with pytest.raises(ResourceExhausted, match="helper process for files as 'nobody' cannot be started"):
+                children.perform(user, "stat", {"path": "/", "follow": True})
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @needs_root

@@ -314,8 +314,8 @@ async def test_no_confined_program_leaves_a_set_id_file(mode: Any, user: str | N
 # --- a service that is not root ----------------------------------------------------------------------------------
 
 
-#: Executes a program as another user. `SHOWN` are directories of this Python and of the project that lie in `CLOSED`
-#: ones, which other users cannot enter: the program alone sees them, in a mount namespace.
+#: Executes a program as another user. `SHOWN` are directories of this Python and of the project in `CLOSED` ones,
+#: which other users cannot enter: the program alone sees them, in a mount namespace.
 BECOME = """
 set -e
 for path in $SHOWN; do

@@ -6,8 +6,6 @@ The server's spool is a small tmpfs of the test's own. All floods end by themsel
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
 from holdfast.testing.servers import running_server
 from holdfast.types import CommandSpec, Confinement
+from support.file_systems import small_file_system
 
 MIB = 1024 * 1024
 SPOOL_BYTES = 24 * MIB
@@ -55,17 +54,8 @@ PRINTED = 512 * 1024
 
 @pytest.fixture
 def spool() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    options = f"size={SPOOL_BYTES},nr_inodes={SPOOL_FILES},mode=0711"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], capture_output=True)
-    try:
-        if mounted.returncode:
-            pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    with small_file_system(f"size={SPOOL_BYTES},nr_inodes={SPOOL_FILES},mode=0711") as path:
         yield path
-    finally:
-        if not mounted.returncode:
-            subprocess.run(["umount", "--lazy", path], check=True)
-        os.rmdir(path)
 
 
 @pytest.fixture

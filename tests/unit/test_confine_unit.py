@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CommandNotFound, Forbidden, InvalidParams, PermissionRefused
-from holdfast.runtime.confine import bubblewrap, composing, landlock
+from holdfast.runtime.confine import bubblewrap, composing, landlock, offers
 from holdfast.runtime.confine.denials import was_denied
 from holdfast.runtime.confine.paths import Visible, is_beneath, unreadable_for_others, visible_paths
 from holdfast.runtime.confine.resource_groups import Hierarchy
@@ -451,3 +451,12 @@ def test_no_unix_sockets_need_the_filter() -> None:
             as_root=True,
             own=(),
         )
+
+
+def test_a_jail_that_fails_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["bwrap: Can't find source path /etc/removed", ""]
+    monkeypatch.setattr(offers, "_try_jail_once", lambda user: answers.pop(0))
+    assert offers._try_jail() == ""
+    assert answers == []
+    monkeypatch.setattr(offers, "_try_jail_once", lambda user: "bwrap: No permissions")
+    assert offers._try_jail() == "bwrap: No permissions"

@@ -22,6 +22,7 @@ from holdfast.types import Confinement
 
 _APPLYING: Final = self_exec.script(__file__, "applying")
 _OTHER_USER: Final = Account("nobody", 65534, 65534, (), "/", "/bin/sh")
+_JAIL_ATTEMPTS: Final = 3
 #: A jail stands within a tenth of a second; a machine that swaps may take longer.
 _SECONDS: Final = 10.0
 
@@ -73,6 +74,15 @@ def _try() -> dict[str, object]:
 
 
 def _try_jail(user: Account | None = None) -> str:
+    """Why no jail can be made; empty if one can. Tried again: a file of /etc that is to be masked may be removed
+    before bwrap mounts over it, and the answer counts for the server's whole life."""
+    for _ in range(_JAIL_ATTEMPTS - 1):
+        if not _try_jail_once(user):
+            return ""
+    return _try_jail_once(user)
+
+
+def _try_jail_once(user: Account | None) -> str:
     confinement = Confinement(mode="bubblewrap", network="none", seccomp=False)
     try:
         composed = compose(

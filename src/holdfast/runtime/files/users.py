@@ -39,28 +39,30 @@ class UserChild:
         self.name = account.name
         self._lock = threading.Lock()
         self._closed = False
+        opened: list[int] = []
         try:
-            # A pipe, because the user could read and write a file here by /proc/self/fd.
-            self._complaint, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise _not_started(error, account.name) from None
-        try:
+            # Opened here: `Popen` leaks a pipe of its own if the next one cannot be opened. The third carries
+            # errors; a file in its place could be read and written by the user through /proc/self/fd.
+            for _ in range(3):
+                opened += os.pipe2(os.O_CLOEXEC)
+            stdin, to, back, stdout, self._complaint, stderr = opened
+            os.set_blocking(self._complaint, False)
+            os.set_blocking(stderr, False)
             self._process = subprocess.Popen(
                 [*self_exec.command(), "-I", "-S", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=stdin,
+                stdout=stdout,
                 stderr=stderr,
                 cwd="/",
                 env={"LC_ALL": "C.UTF-8"},
             )
         except OSError as error:
-            os.close(self._complaint)
+            for fd in opened:
+                os.close(fd)
             raise _not_started(error, account.name) from None
-        finally:
-            os.close(stderr)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to, self._from = self._process.stdin, self._process.stdout
+        for fd in (stdin, stdout, stderr):
+            os.close(fd)
+        self._to, self._from = os.fdopen(to, "wb"), os.fdopen(back, "rb")
         self._send((account.uid, account.gid, list(account.groups), max_uploads))
         #: Unfinished in it. A child that has some is not ended for another.
         self.uploads: set[str] = set()
