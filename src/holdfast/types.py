@@ -374,6 +374,8 @@ class ServerStatus(Struct, frozen=True):
     #: The other clients that are connected, without the one that sent this request; None from a server that is too
     #: old to list them.
     clients: tuple[ClientInfo, ...] | None = None
+    #: Seconds since a client's last call, without calls that only observe the server; None from an older server.
+    idle_seconds: float | None = None
 
 
 class ShellSpec(Struct, frozen=True):

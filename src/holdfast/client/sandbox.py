@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeGuard, TypeVar, overload
 
 from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.command import (
@@ -485,6 +485,12 @@ class Sandbox(FileMethods):
         if tasks:
             await asyncio.wait(tasks)
         await self._api.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

@@ -64,15 +64,16 @@ class Container(CommandPlace):
             raise InvalidParams(f"{engine}:{name}: names no container")
         super().__init__(f"{engine}:{name}", Injection(directory=directory, bundle=bundle))
         self.engine = engine
+        self.program: str = engine
         self.name = name
         self.user = user
 
     def command(self, argv: Sequence[str]) -> list[str]:
         user = [] if self.user is None else ["--user", self.user]
-        return [self.engine, "exec", "--interactive", *user, self.name, *argv]
+        return [self.program, "exec", "--interactive", *user, self.name, *argv]
 
     async def copy_in(self, tree: Path, directory: str) -> bool:
-        done = await run_outside([self.engine, "cp", str(tree), f"{self.name}:{directory}"])
+        done = await run_outside([self.program, "cp", str(tree), f"{self.name}:{directory}"])
         if done.exit_code != 0:
             raise self.explain(done.stderr) or SandboxError(
                 f"{self.address}: nothing can be copied in: {done.said}"

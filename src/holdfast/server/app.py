@@ -303,6 +303,8 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
     elif address.startswith("unix:"):
         path = address.removeprefix("unix:")
         server.listening(address, unix.listen(path, server.accept, taken=server.taken(address)))
+    elif address.startswith("fd:"):
+        server.listening(address, unix.adopt(address, server.accept, taken=server.taken(address)))
     elif address.startswith("ws://"):
         try:
             from holdfast.transport import websocket

@@ -133,6 +133,7 @@ class ServerConnection:
             if len(self._tasks) >= self._exec.config.max_pending_requests:
                 raise LimitReached(f"{len(self._tasks)} requests are unanswered: that is max_pending_requests")
             method, handler = row
+            self._dispatcher.note_call(method.name)
             params = self._peer.codec.decode_body(request.params, method.params, f"params of {method.name}")
             answer = handler(self, params)
         except HoldfastError as error:

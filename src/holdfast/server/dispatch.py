@@ -7,6 +7,7 @@ coroutine, which becomes a task.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +49,8 @@ Waiting = Coroutine[None, None, R]
 Handler = Callable[["ServerConnection", Any], Any]
 
 _ACCEPTED = m.WriteResult("accepted")
+#: Methods that only observe the server.
+_NO_USE = frozenset({w.PING.name, w.ENVIRONMENT_STATUS.name, w.ENVIRONMENT_INFO.name})
 
 
 class Dispatcher:
@@ -66,6 +69,7 @@ class Dispatcher:
         self._listening = listening
         self._shutdown = shutdown
         self._exec_remote = ExecRemote(exec_)
+        self._called_at = time.monotonic()
         self.methods: dict[str, tuple[w.Method[Any, Any], Handler]] = {}
         remote = self._exec_remote
         self._add(w.PING, self._ping)
@@ -171,7 +175,13 @@ class Dispatcher:
             sessions=self._sessions.attached,
             listening=self._listening(),
             clients=self._sessions.clients(without=connection.session),
+            idle_seconds=time.monotonic() - self._called_at,
         )
+
+    def note_call(self, method: str) -> None:
+        """Note the time of a client's call. Questions about the server itself do not count as use."""
+        if method not in _NO_USE:
+            self._called_at = time.monotonic()
 
     def _stop(self, connection: ServerConnection, params: m.ShutdownParams) -> m.Empty:
         if self._shutdown is None:

@@ -100,6 +100,39 @@ class Listener:
         self._loop.add_reader(self._socket, self._acceptable)
 
 
+class AdoptedListener(Listener):
+    """A listening socket that the starter of this process made. Its file's permissions decide who may connect: the
+    uids of peers may be those of another user namespace, and mean nothing here."""
+
+    def __init__(self, sock: socket.socket, address: str, accept: Accept) -> None:
+        super().__init__(sock, "", accept, log.warning)
+        self._address = address
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def _admit(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        self._accept(peer)
+
+
+def adopt(address: str, accept: Accept, *, taken: int | None = None) -> AdoptedListener:
+    """Listen on the socket `fd:N` that was inherited, or on `taken`, which an earlier server listened on."""
+    number = address.removeprefix("fd:")
+    if not number.isdecimal():
+        raise InvalidParams(f"{address}: not fd:NUMBER")
+    try:
+        sock = socket.socket(fileno=int(number) if taken is None else taken)
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or sock.family != socket.AF_UNIX:
+            raise InvalidParams(f"{address}: not a Unix socket that listens")
+    except OSError as error:
+        raise InvalidParams(f"{address}: {error.strerror}") from None
+    sock.setblocking(False)
+    sock.set_inheritable(False)
+    return AdoptedListener(sock, address, accept)
+
+
 def listen(
     path: str, accept: Accept, *, refused: Callable[[str], None] | None = None, taken: int | None = None
 ) -> Listener:

@@ -1,0 +1,372 @@
+"""Sandboxes that are containers of Docker or Podman, made through the engine's client program.
+
+The record is a label of the container. Labels cannot be changed, so an extension is a volume without content whose
+name holds the new expiry. A fork is an image that is committed from the container and removed with the fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Final
+
+from holdfast.errors import InvalidParams, SandboxError, SandboxGone
+from holdfast.exec_api import ExecApi
+from holdfast.fleet.engine import Engine, Progress, make_ref
+from holdfast.fleet.record import (
+    Record,
+    SandboxRef,
+    State,
+    check_id,
+    decode_record,
+    encode_record,
+    has_ended,
+    is_id,
+)
+from holdfast.fleet.template import Template
+from holdfast.sandboxes.containers import Container
+from holdfast.sandboxes.host_command import Outcome, run_outside
+from holdfast.sandboxes.install.bundle import Bundle, bundle
+from holdfast.sandboxes.install.unpacking import unpacked
+from holdfast.sandboxes.opening import open_place
+
+#: On every container: its id, the record, and the directory of the server's files inside.
+ID_LABEL: Final = "holdfast.sandbox"
+RECORD_LABEL: Final = "holdfast.record"
+TREE_LABEL: Final = "holdfast.tree"
+#: On a volume that extends a lease, and on an image that was committed for a fork.
+LEASE_LABEL: Final = "holdfast.lease"
+FORK_LABEL: Final = "holdfast.fork"
+#: The repository of committed images; the tag is the id of the fork.
+FORK_REPOSITORY: Final = "holdfast/fork"
+#: `create` commits the image of a fork before its container exists; an image this old has no such maker any more.
+FORK_SECONDS: Final = 3_600.0
+COMMAND_SECONDS: Final = 120.0
+PULL_SECONDS: Final = 1_800.0
+#: Enough of the engine's output for the `inspect` of a thousand containers.
+LISTING_BYTES: Final = 64 * 1024 * 1024
+#: Ids of one `inspect`: a command line has its limits.
+INSPECT_COUNT: Final = 500
+#: Above this lifetime the server's files are copied into the container. Below it they are mounted: the tree on this
+#: machine stays at least as long (`unpacking`).
+MOUNT_SECONDS: Final = 7 * 86_400.0
+
+#: The first process of a container: it starts the server, reaps orphans, and ends on SIGTERM.
+_FIRST_PROCESS: Final = """
+import os, signal, sys
+signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+command = sys.argv[1:]
+null = os.open(os.devnull, os.O_RDWR)
+files = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
+os.posix_spawn(command[0], command, os.environ, file_actions=files, setsigmask=())
+while signal.sigwait(signals) == signal.SIGCHLD:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+"""
+
+_NO_IMAGE: Final = re.compile(
+    r"[Nn]o such image|image not known|Unable to find image|does not exist locally|unable to find"
+)
+_NO_SOURCE: Final = re.compile(r"bind source path does not exist|no such file or directory|permission denied", re.I)
+_NO_CONTAINER: Final = re.compile(r"[Nn]o such (container|object)|no container with|no such object", re.I)
+_STATES: Final[dict[str, State]] = {
+    "created": "creating",
+    "initialized": "creating",
+    "running": "running",
+    "paused": "paused",
+}
+
+
+class ContainerEngine(Engine):
+    """Docker, or an engine whose client takes the same commands."""
+
+    fields: ClassVar = frozenset(
+        {"image", "cpus", "memory", "disk", "processes", "network", "env", "user", "workdir", "mounts"}
+    )
+    #: `pull`: "missing" (default), "always" or "never"; `read_only`: the image cannot be written, /tmp and /run are
+    #: memory; `arguments`: further options of `docker run`.
+    options: ClassVar = frozenset({"pull", "read_only", "arguments"})
+
+    def __init__(self, *, program: str | None = None) -> None:
+        self.program = program or self.name
+
+    async def check(self, template: Template) -> None:
+        await super().check(template)
+        if template.image is None:
+            self.refuse("image", "missing")
+        if template.options.get("pull", "missing") not in ("missing", "always", "never"):
+            self.refuse("options", "pull: one of missing, always, never")
+        if not isinstance(template.options.get("arguments", ()), list | tuple):
+            self.refuse("options", "arguments: a list of options of `run`")
+
+    async def create(self, template: Template, record: Record, progress: Progress | None = None) -> SandboxRef:
+        assert template.image is not None
+        if template.options.get("pull") == "always":
+            await self._pull(template.image, progress)
+        try:
+            return await self._create(template, record, template.image)
+        except _ImageMissing as missing:
+            if template.options.get("pull") == "never":
+                raise SandboxError(f"{self.name}: image {template.image}: {missing}") from None
+        await self._pull(template.image, progress)
+        return await self._create(template, record, template.image)
+
+    async def _create(self, template: Template, record: Record, image: str) -> SandboxRef:
+        chosen = await bundle()
+        try:
+            async with unpacked(chosen) as tree:
+                mounted = template.lifetime is not None and template.lifetime <= MOUNT_SECONDS
+                inside = f"/{chosen.name}"
+                if mounted:
+                    mount = ["--mount", f"type=bind,src={tree},dst={inside},readonly"]
+                    done = await self._attempt(["run", "--detach", *mount], template, record, chosen, image)
+                    mounted = done.exit_code == 0
+                    if not mounted:
+                        await self._remove_container(record.id)
+                        if not _NO_SOURCE.search(done.stderr):
+                            raise self._explain(done, template, image)
+                if not mounted:
+                    # The engine does not see our files: it is on another machine, or runs as another user.
+                    if template.options.get("read_only"):
+                        self.refuse("options", "read_only: the engine cannot mount the server's files from here")
+                    done = await self._attempt(["create"], template, record, chosen, image)
+                    if done.exit_code != 0:
+                        raise self._explain(done, template, image)
+                    await self._run(["cp", str(tree), f"{record.id}:/"])
+                    await self._run(["start", record.id])
+        except BaseException:
+            await asyncio.shield(self._remove_container(record.id))
+            raise
+        return make_ref(self.name, f"{self.name}:{record.id}", record, "running")
+
+    async def _attempt(
+        self, verb: Sequence[str], template: Template, record: Record, chosen: Bundle, image: str
+    ) -> Outcome:
+        loader, *rest = chosen.interpreter(f"/{chosen.name}")
+        server = [*chosen.command(f"/{chosen.name}"), "connect"]
+        return await run_outside(
+            [
+                *(self.program, *verb, "--pull", "never", "--name", record.id),
+                *("--label", f"{ID_LABEL}={record.id}"),
+                *("--label", f"{RECORD_LABEL}={encode_record(record)}"),
+                *("--label", f"{TREE_LABEL}=/{chosen.name}"),
+                *self._options(template),
+                *("--entrypoint", loader, image, *rest, "-I", "-S", "-c", _FIRST_PROCESS, *server),
+            ],
+            seconds=COMMAND_SECONDS,
+        )
+
+    def _options(self, template: Template) -> list[str]:
+        """The options of `run` that stand for the fields of a template."""
+        network = "host" if template.network == "host" else "none"
+        options = ["--network", network]
+        if template.memory is not None:
+            # Without the second the engine adds as much swap.
+            options += ["--memory", str(template.memory), "--memory-swap", str(template.memory)]
+        for flag, value in (
+            ("--cpus", template.cpus),
+            ("--pids-limit", template.processes),
+            ("--user", template.user),
+            ("--workdir", template.workdir),
+        ):
+            options += [] if value is None else [flag, str(value)]
+        if template.disk is not None:
+            options += ["--storage-opt", f"size={template.disk}"]
+        for name, text in template.env.items():
+            options += ["--env", f"{name}={text}"]
+        for name, text in template.labels.items():
+            options += ["--label", f"{name}={text}"]
+        for mount in template.mounts:
+            mode = "" if mount.writable else ",readonly"
+            options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{mode}"]
+        if template.options.get("read_only"):
+            options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
+        return [*options, *map(str, template.options.get("arguments", ()))]
+
+    def _explain(self, done: Outcome, template: Template, image: str) -> Exception:
+        if _NO_IMAGE.search(done.stderr):
+            return _ImageMissing(done.said)
+        if template.disk is not None and "storage" in done.stderr and "opt" in done.stderr:
+            return InvalidParams(f"engine {self.name}: disk: {done.said}")
+        for mount in template.mounts:
+            if mount.source in done.stderr:
+                return InvalidParams(f"engine {self.name}: mounts: {mount.source}: {done.said}")
+        return SandboxError(f"{self.name}: image {image}: {done.said}")
+
+    async def _pull(self, image: str, progress: Progress | None) -> None:
+        if progress is not None:
+            progress(f"pulling {image}", None)
+        done = await run_outside([self.program, "pull", "--quiet", image], seconds=PULL_SECONDS)
+        if done.exit_code != 0:
+            raise SandboxError(f"{self.name}: image {image}: {done.said}")
+
+    # --- finding -----------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[SandboxRef]:
+        listing = await self._run(["ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={ID_LABEL}"])
+        found, leases = await asyncio.gather(self._inspect(listing.split()), self._leases())
+        refs = (self._ref(each, leases) for each in found)
+        return sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.created_at)
+
+    async def get(self, id: str) -> SandboxRef:
+        found, leases = await asyncio.gather(self._inspect([check_id(id)]), self._leases())
+        refs = [ref for each in found if (ref := self._ref(each, leases)) is not None]
+        if not refs:
+            raise SandboxGone(f"{self.name}:{id}: there is no such sandbox", final=True)
+        return refs[0]
+
+    async def _inspect(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """What the engine says of these containers; those that are gone by now are left out."""
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(ids), INSPECT_COUNT):
+            argv = [self.program, "container", "inspect", *ids[start : start + INSPECT_COUNT]]
+            done = await run_outside(argv, seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
+            if done.exit_code != 0 and not _NO_CONTAINER.search(done.stderr):
+                raise SandboxError(f"{self.name} inspect: {done.said}")
+            found += json.loads(done.stdout or "[]")
+        return found
+
+    def _ref(self, container: dict[str, Any], leases: dict[str, float | None]) -> SandboxRef | None:
+        labels = container["Config"].get("Labels") or {}
+        record = decode_record(labels.get(RECORD_LABEL, ""))
+        # An image that was committed by hand passes our labels on to containers that are not ours.
+        if record is None or container["Name"].removeprefix("/") != record.id:
+            return None
+        state = _STATES.get(container["State"]["Status"], "ended")
+        ref = make_ref(self.name, f"{self.name}:{record.id}", record, state)
+        return _extended(ref, leases[record.id]) if record.id in leases else ref
+
+    async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
+        place = Container(self.name, ref.id)  # type: ignore[arg-type]
+        place.program = self.program
+        place.injection.is_in("", without_shell=True)
+        return await open_place(place, reconnect_deadline=reconnect_deadline)
+
+    # --- leases ------------------------------------------------------------------------------------------------
+
+    async def extend(self, id: str, expires_at: float | None) -> None:
+        await self.get(id)
+        until = "never" if expires_at is None else str(int(expires_at) + 1)
+        name = f"{id}-until-{until}"
+        await self._run(["volume", "create", "--label", f"{LEASE_LABEL}={id}", name])
+        older = [volume for volume in await self._lease_volumes() if volume.startswith(id) and volume != name]
+        await self._remove_volumes(older)
+
+    async def _leases(self) -> dict[str, float | None]:
+        """The latest extension of each sandbox that has one."""
+        leases: dict[str, float | None] = {}
+        for name in await self._lease_volumes():
+            id, _, until = name.partition("-until-")
+            if not is_id(id) or not (until == "never" or until.isdecimal()):
+                continue
+            if until == "never":
+                leases[id] = None
+            elif id not in leases:
+                leases[id] = float(until)
+            elif (latest := leases[id]) is not None:
+                leases[id] = max(latest, float(until))
+        return leases
+
+    async def _lease_volumes(self) -> Sequence[str]:
+        return (await self._run(["volume", "ls", "--quiet", "--filter", f"label={LEASE_LABEL}"])).split()
+
+    async def _remove_volumes(self, names: Iterable[str]) -> None:
+        if names := list(names):
+            await run_outside([self.program, "volume", "rm", "--force", *names], seconds=COMMAND_SECONDS)
+
+    # --- the rest of a life ------------------------------------------------------------------------------------
+
+    async def pause(self, id: str) -> None:
+        await self._run(["pause", check_id(id)])
+
+    async def resume(self, id: str) -> None:
+        await self._run(["unpause", check_id(id)])
+
+    async def fork(self, ref: SandboxRef, record: Record) -> SandboxRef:
+        image = f"{FORK_REPOSITORY}:{record.id}"
+        try:
+            await self._run(["commit", "--change", f"LABEL {FORK_LABEL}={record.id}", ref.id, image])
+            return await self._create(record.template, record, image)
+        except BaseException:
+            await asyncio.shield(self.remove(record.id))
+            raise
+
+    async def remove(self, id: str) -> None:
+        await self._remove_container(check_id(id))
+        await run_outside(
+            [self.program, "image", "rm", "--force", f"{FORK_REPOSITORY}:{id}"], seconds=COMMAND_SECONDS
+        )
+        await self._remove_volumes([name for name in await self._lease_volumes() if name.startswith(id)])
+
+    async def _remove_container(self, id: str) -> None:
+        done = await run_outside([self.program, "rm", "--force", "--volumes", id], seconds=COMMAND_SECONDS)
+        if done.exit_code != 0 and not _NO_CONTAINER.search(done.stderr):
+            raise SandboxError(f"{self.name} rm {id}: {done.said}")
+
+    async def sweep(self) -> int:
+        """Remove lease volumes and fork images whose container is gone."""
+        volumes, listing = await asyncio.gather(
+            self._lease_volumes(),
+            self._run(["image", "ls", "--quiet", "--no-trunc", "--filter", f"label={FORK_LABEL}"]),
+        )
+        images = await self._fork_images(listing.split())
+        if not volumes and not images:
+            return 0
+        present = {ref.id for ref in await self.list()}
+        left = [name for name in volumes if name.partition("-until-")[0] not in present]
+        await self._remove_volumes(left)
+        old = [tag for tag in images if tag.rpartition(":")[2] not in present]
+        for tag in old:
+            await run_outside([self.program, "image", "rm", "--force", tag], seconds=COMMAND_SECONDS)
+        return len(left) + len(old)
+
+    async def _fork_images(self, ids: Sequence[str]) -> Sequence[str]:
+        """Tags of committed images that are old enough to have lost their maker."""
+        if not ids:
+            return []
+        done = await run_outside(
+            [self.program, "image", "inspect", *ids], seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES
+        )
+        tags: list[str] = []
+        for image in json.loads(done.stdout or "[]"):
+            record = decode_record(((image.get("Config") or {}).get("Labels") or {}).get(RECORD_LABEL, ""))
+            created = datetime.datetime.fromisoformat(re.sub(r"\.\d+", "", image["Created"]).replace("Z", "+00:00"))
+            if time.time() - created.timestamp() > FORK_SECONDS or (record is not None and has_ended(record.owner)):
+                tags += [tag for tag in image.get("RepoTags") or () if f"{FORK_REPOSITORY}:" in tag]
+        return tags
+
+    async def _run(self, arguments: Sequence[str]) -> str:
+        done = await run_outside([self.program, *arguments], seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
+        if done.exit_code == 0:
+            return done.stdout
+        if _NO_CONTAINER.search(done.stderr):
+            raise SandboxGone(f"{self.name}: {done.said}", final=True)
+        raise SandboxError(f"{self.name} {arguments[0]}: {done.said}")
+
+
+class DockerEngine(ContainerEngine):
+    name: ClassVar[str] = "docker"
+
+
+class PodmanEngine(ContainerEngine):
+    name: ClassVar[str] = "podman"
+
+
+class _ImageMissing(SandboxError):
+    """The engine does not have the image yet."""
+
+
+def _extended(ref: SandboxRef, expires_at: float | None) -> SandboxRef:
+    import msgspec
+
+    if expires_at is None or ref.expires_at is None:
+        return msgspec.structs.replace(ref, expires_at=None)
+    return msgspec.structs.replace(ref, expires_at=max(ref.expires_at, expires_at))

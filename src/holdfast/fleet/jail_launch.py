@@ -1,0 +1,234 @@
+"""The program that becomes a jail: it joins the cgroups, prepares the mounts, and executes bubblewrap.
+
+Run as `python -I -S jail_launch.py SPEC_FD`; standard library only. Everything is mounted in a mount namespace of
+its own, so that the kernel removes the mounts with the last process of the jail. The jail has a user namespace: its
+root is not the host's root, and files of the host's root are neither readable nor writable through it unless they
+are idmapped for it (the root directory and the mounts that the template names).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_MOVE = 1, 2, 4, 32, 4096, 8192
+MS_REC, MS_PRIVATE = 16384, 1 << 18
+# The mount API of Linux 5.2 and 5.12 has no wrappers in the C library of Debian 12. The numbers are the same on
+# every architecture.
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
+OPEN_TREE_CLONE, AT_EMPTY_PATH, AT_RECURSIVE, AT_FDCWD = 1, 0x1000, 0x8000, -100
+MOVE_MOUNT_F_EMPTY_PATH = 4
+MOUNT_ATTR_IDMAP = 0x0010_0000
+#: The host's uid of a jail's root, and how many uids follow it. Far above those of people, of services, and of the
+#: ranges that distributions hand out to containers.
+FIRST_UID, UID_COUNT = 1_878_982_656, 65_536
+#: Where the mounts are when bubblewrap starts. Any directory that every user may search will do: in this namespace
+#: nothing else needs it.
+STAGE = "/tmp"
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(spec_fd: int) -> None:
+    with open(spec_fd) as file:
+        spec = json.load(file)
+    if os.fork():
+        os._exit(0)  # so that the jail is not a child of its maker, which may end before it
+    os.setsid()
+    for group in spec["cgroups"]:
+        write(f"{group}/cgroup.procs", str(os.getpid()))
+    with open("/proc/self/stat", "rb") as stat:
+        started = stat.read().rpartition(b")")[2].split()[19].decode()
+    write(spec["process_file"], f"{os.getpid()} {started}", os.O_CREAT | os.O_EXCL)
+    if os.geteuid() == 0:
+        prepare_as_root(spec)
+    else:
+        prepare_as_user(spec)
+    if not spec["user_namespaces"]:
+        # In this namespace alone: nothing in the jail gets capabilities back by making another one.
+        write("/proc/sys/user/max_user_namespaces", "0")
+    os.execve(spec["program"], [spec["program"], *spec["arguments"]], spec["env"])
+
+
+def prepare_as_root(spec: dict[str, Any]) -> None:
+    """Mount as root, then enter a user namespace with uids of its own."""
+    call("unshare", CLONE_NEWNS)
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    userns = new_user_namespace(FIRST_UID)
+    uid = FIRST_UID
+    if spec["lower"] is not None and not can_idmap(spec["lower"], userns):
+        # The root directory is on a file system without idmapped mounts (overlay, NFS): its files keep their uids,
+        # and the jail's root is uid 0 of the host without capabilities outside of its namespace.
+        os.close(userns)
+        userns, uid = new_user_namespace(0), 0
+    mount_stage(spec, userns, uid)
+    call("setns", userns, CLONE_NEWUSER)
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def prepare_as_user(spec: dict[str, Any]) -> None:
+    """Enter a user namespace in which this user is root, then mount."""
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+    write("/proc/self/setgroups", "deny")
+    write("/proc/self/uid_map", f"0 {uid} 1\n")
+    write("/proc/self/gid_map", f"0 {gid} 1\n")
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    mount_stage(spec, None, 0)
+
+
+def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
+    """Build all sources of bubblewrap's mounts in one directory, and move it to where the jail's uids reach it."""
+    stage, files = spec["stage"], spec["files"]
+    mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    if spec["disk"] is not None:
+        files = f"{stage}/files"
+        os.mkdir(files)
+        mount("tmpfs", files, "tmpfs", MS_NODEV, f"mode=755,size={spec['disk']}")
+        # Those of the sandbox that this one is a fork of.
+        if os.listdir(spec["files"]) and os.spawnve(
+            os.P_WAIT, "/bin/cp", ["cp", "-a", f"{spec['files']}/.", files], {}
+        ):
+            raise OSError("the files of the forked sandbox do not fit")
+    make_files(files, spec["directories"], uid)
+    for name, target in spec["links"].items():
+        if not os.path.lexists(f"{files}/{name}"):
+            os.symlink(target, f"{files}/{name}")
+    os.mkdir(f"{stage}/root")
+    if spec["lower"] is None:
+        mount(f"{files}/upper", f"{stage}/root", None, MS_BIND)
+    else:
+        os.mkdir(f"{stage}/lower")
+        bind(spec["lower"], f"{stage}/lower", userns if uid else None)
+        options = f"lowerdir={stage}/lower,upperdir={files}/upper,workdir={files}/work"
+        # A user namespace may not write the attributes that an overlay of the host's root uses.
+        mount("overlay", f"{stage}/root", "overlay", 0, options + ("" if userns is not None else ",userxattr"))
+    for number, each in enumerate(spec["mounts"]):
+        target = f"{stage}/{number}"
+        if os.path.isdir(each["source"]):
+            os.mkdir(target)
+        else:
+            write(target, "", os.O_CREAT)
+        idmapped = each["idmap"] and userns is not None and uid != 0
+        if idmapped and not can_idmap(each["source"], userns):
+            if each["writable"]:
+                raise OSError(
+                    f"{each['source']}: cannot be mounted writable: its file system has no idmapped mounts"
+                )
+            idmapped = False
+        bind(each["source"], target, userns if idmapped else None)
+    mount(stage, STAGE, None, MS_MOVE)
+
+
+def make_files(path: str, directories: dict[str, int], uid: int) -> None:
+    """The private files of a jail: `upper` with these directories in it, and `work`."""
+    for name, mode in {"upper": 0o755, "work": 0o755, **directories}.items():
+        target = f"{path}/{name}"
+        os.makedirs(target, exist_ok=True)
+        os.chmod(target, mode)
+        if uid:
+            os.chown(target, uid, uid)
+
+
+def new_user_namespace(first_uid: int) -> int:
+    """A user namespace whose uids are the host's from `first_uid` on; its descriptor."""
+    made, go_on = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        call("unshare", CLONE_NEWUSER)
+        os.write(made[1], b".")
+        os.read(go_on[0], 1)
+        os._exit(0)
+    os.close(made[1])
+    if not os.read(made[0], 1):
+        raise OSError("user namespaces cannot be made here")
+    for kind in ("uid_map", "gid_map"):
+        write(f"/proc/{child}/{kind}", f"0 {first_uid} {UID_COUNT}\n")
+    userns = os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    os.write(go_on[1], b".")
+    os.waitpid(child, 0)
+    for fd in (made[0], *go_on):
+        os.close(fd)
+    return userns
+
+
+def bind(source: str, target: str, userns: int | None) -> None:
+    """Bind a tree; with a user namespace, files of the host's uid N belong to uid N of that namespace there."""
+    if userns is None:
+        mount(source, target, None, MS_BIND | MS_REC)
+        return
+    tree = idmapped_tree(source, userns)
+    syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, target.encode(), MOVE_MOUNT_F_EMPTY_PATH)
+    os.close(tree)
+
+
+def idmapped_tree(source: str, userns: int) -> int:
+    """A detached mount of `source` with the uids of `userns`."""
+    tree = syscall(SYS_OPEN_TREE, AT_FDCWD, source.encode(), OPEN_TREE_CLONE | os.O_CLOEXEC)
+    attributes = struct.pack("QQQQ", MOUNT_ATTR_IDMAP, 0, 0, userns)
+    try:
+        syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, len(attributes))
+    except OSError:
+        os.close(tree)
+        raise
+    return tree
+
+
+def can_idmap(source: str, userns: int) -> bool:
+    try:
+        os.close(idmapped_tree(source, userns))
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
+            return False
+        raise
+    return True
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    encoded = [None if text is None else text.encode() for text in (source, target, kind, data)]
+    if libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]) == -1:
+        raise _error(f"mount {kind or source} at {target}")
+
+
+def call(name: str, *arguments: int) -> None:
+    if getattr(libc, name)(*arguments) == -1:
+        raise _error(name)
+
+
+def syscall(number: int, *arguments: Any) -> int:
+    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    if result == -1:
+        raise _error(f"system call {number} on {arguments!r}")
+    return result
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def write(path: str, text: str, flags: int = 0) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]))
+    except OSError as error:
+        sys.stderr.write(f"jail: {error.strerror or error}\n")
+        sys.exit(1)

@@ -1,0 +1,412 @@
+"""Sandboxes that are bubblewrap jails on this machine: no engine, no image needed, a few milliseconds each.
+
+A jail is made by `jail_launch`. Its root is the host's system directories, read-only, with private directories for
+everything that is written; or a root directory or an unpacked image under a private overlay, so that any number of
+jails share one tree. The server inside listens on a socket that was opened outside: programs in the jail cannot put
+another one in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from holdfast.errors import SandboxError, SandboxGone
+from holdfast.exec_api import ExecApi
+from holdfast.fleet import jail_launch
+from holdfast.fleet.directories import SandboxDirectories, SandboxDirectory, children, extended, remove_tree
+from holdfast.fleet.engine import Engine, Progress, make_ref
+from holdfast.fleet.images import unpack_image
+from holdfast.fleet.jail_cgroups import JailGroups
+from holdfast.fleet.local import RunningServer
+from holdfast.fleet.record import Record, SandboxRef
+from holdfast.fleet.template import Template
+from holdfast.launch import self_exec
+from holdfast.sandboxes.bubblewrap import READ_ONLY
+from holdfast.sandboxes.host_command import run_outside
+from holdfast.sandboxes.install.bundle import bundle
+from holdfast.sandboxes.install.unpacking import unpacked
+from holdfast.sandboxes.opening import open_place
+
+#: Inside: the server's files, and its own directory with the socket for programs in the jail.
+SERVER: Final = "/run/holdfast/server"
+SERVER_DIRECTORY: Final = "/run/holdfast/private"
+START_SECONDS: Final = 30.0
+BACKLOG: Final = 1024
+#: Directories of a jail that has no root of its own, with their modes.
+PRIVATE_DIRECTORIES: Final = {
+    "upper/root": 0o700,
+    "upper/home": 0o755,
+    "upper/tmp": 0o1777,
+    "upper/var": 0o755,
+    "upper/var/tmp": 0o1777,
+    "upper/run": 0o755,
+    "upper/mnt": 0o755,
+    "upper/srv": 0o755,
+}
+#: The capabilities of the jail's root, within its user namespace: what package managers and `su` need. Without
+#: SYS_ADMIN, NET_ADMIN and SYS_PTRACE.
+CAPABILITIES: Final = (
+    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
+    *("CAP_SETPCAP", "CAP_SETFCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_AUDIT_WRITE"),
+)
+_LAUNCHER: Final = os.path.abspath(jail_launch.__file__)
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class JailEngine(Engine):
+    """`bwrap`."""
+
+    name: ClassVar[str] = "bwrap"
+    fields: ClassVar = frozenset(
+        {"image", "root", "cpus", "memory", "disk", "processes", "network", "user", "mounts"}
+    )
+    #: `user_namespaces`: whether programs in the jail may make some; `arguments`: further options of bwrap.
+    options: ClassVar = frozenset({"user_namespaces", "arguments"})
+
+    def __init__(self, *, program: str = "bwrap") -> None:
+        self._program = program
+        self._directories = SandboxDirectories("bwrap")
+
+    async def check(self, template: Template) -> None:
+        await super().check(template)
+        if shutil.which(self._program) is None:
+            raise SandboxError(f"engine bwrap: {self._program}: not found; is bubblewrap installed?")
+        await asyncio.to_thread(self._check_paths, template)
+        if template.user not in (None, "root", "0") and os.geteuid() != 0:
+            self.refuse("user", "the jail of an unprivileged user has one uid, its root")
+        for field, reason in JailGroups.missing(template):
+            self.refuse(field, reason)
+
+    def _check_paths(self, template: Template) -> None:
+        if template.root is not None and not os.path.isdir(template.root):
+            self.refuse("root", f"{template.root}: not a directory")
+        if template.image is not None and not os.path.isfile(template.image):
+            self.refuse("image", f"{template.image}: not a file; give the tar of `docker save` or an OCI layout")
+        for mount in template.mounts:
+            if not os.path.exists(mount.source):
+                self.refuse("mounts", f"{mount.source}: there is no such path")
+
+    # --- making ------------------------------------------------------------------------------------------------
+
+    async def create(self, template: Template, record: Record, progress: Progress | None = None) -> SandboxRef:
+        lower = template.root
+        if template.image is not None:
+            image = await unpack_image(template.image, progress)
+            lower = image.root
+            template = msgspec.structs.replace(
+                template,
+                env={**image.env, **template.env},
+                workdir=template.workdir or image.workdir,
+                user=template.user or image.user,
+            )
+            record = msgspec.structs.replace(record, template=msgspec.structs.replace(template, files={}, setup=()))
+        return await self._create(record, lower, None)
+
+    async def _create(self, record: Record, lower: str | None, source: SandboxDirectory | None) -> SandboxRef:
+        directory, lock = self._directories.make(record)
+        try:
+            try:
+                os.mkdir(f"{directory.path}/files", 0o711)
+                if source is not None:
+                    with _stopped(source):
+                        await _copy_files(_files_of(source), f"{directory.path}/files")
+                await self._start(directory, lock, record.template, lower)
+            finally:
+                os.close(lock)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(self._remove, directory))
+            raise
+        return make_ref(self.name, f"unix:{directory.socket}", record, "running")
+
+    async def _start(self, directory: SandboxDirectory, lock: int, template: Template, lower: str | None) -> None:
+        os.mkdir(f"{directory.path}/stage")
+        if lower is not None:
+            directory.write("lower", lower)
+        groups = JailGroups.make(directory, template)
+        chosen = await bundle()
+        async with contextlib.AsyncExitStack() as stack:
+            tree = await stack.enter_async_context(unpacked(chosen))
+            listener = stack.enter_context(_listen(directory.socket))
+            log = stack.enter_context(open(directory.log, "ab"))  # noqa: ASYNC230, SIM115
+            ready, ready_inside = os.pipe()
+            spec_fd, to_launcher = os.pipe()
+            mounts, arguments = self._mounts(template, lower, str(tree))
+            spec = {
+                "cgroups": groups,
+                "process_file": f"{directory.path}/process",
+                "stage": f"{directory.path}/stage",
+                "files": f"{directory.path}/files",
+                "lower": lower,
+                "disk": template.disk,
+                "directories": PRIVATE_DIRECTORIES if lower is None else {},
+                "links": _system_links() if lower is None else {},
+                "mounts": mounts,
+                "user_namespaces": bool(template.options.get("user_namespaces")),
+                "program": shutil.which(self._program),
+                "arguments": [
+                    *arguments,
+                    *("--sync-fd", str(lock)),
+                    "--",
+                    *chosen.command(SERVER),
+                    "serve",
+                    *("--listen", f"unix:{SERVER_DIRECTORY}/server.sock"),
+                    *("--listen", f"fd:{listener.fileno()}"),
+                    *("--ready-fd", str(ready_inside)),
+                ],
+                "env": {"PATH": PATH, "HOME": "/root", **template.env, "HOLDFAST_DIRECTORY": SERVER_DIRECTORY},
+            }
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(*self_exec.command(), "-I", "-S", _LAUNCHER, str(spec_fd)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(spec_fd, lock, listener.fileno(), ready_inside),
+                    env={},
+                )
+            finally:
+                os.close(spec_fd)
+                os.close(ready_inside)
+            with open(to_launcher, "w") as pipe, contextlib.suppress(BrokenPipeError):  # noqa: ASYNC230
+                json.dump(spec, pipe)
+            await process.wait()
+            if not await _read_line(ready):
+                raise SandboxError(
+                    f"bwrap: the jail did not start: {directory.last_log() or 'nothing was printed'}"
+                )
+        directory.write("ready", "")
+
+    def _mounts(self, template: Template, lower: str | None, tree: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """The mounts that the launcher prepares, and the options of bubblewrap."""
+        mounts: list[dict[str, Any]] = []
+
+        def staged(source: str, *, idmap: bool = False, writable: bool = False) -> str:
+            mounts.append({"source": source, "idmap": idmap, "writable": writable})
+            return f"{jail_launch.STAGE}/{len(mounts) - 1}"
+
+        binds = ["--bind", f"{jail_launch.STAGE}/root", "/"]
+        if lower is None:
+            for path in READ_ONLY:
+                if os.path.isdir(path) and not os.path.islink(path):
+                    binds += ["--ro-bind", staged(path), path]
+        binds += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
+        for mount in template.mounts:
+            source = staged(mount.source, idmap=True, writable=mount.writable)
+            binds += ["--bind" if mount.writable else "--ro-bind", source, mount.target]
+        if template.network == "host" and lower is not None and os.path.exists("/etc/resolv.conf"):
+            binds += ["--ro-bind", staged(os.path.realpath("/etc/resolv.conf")), "/etc/resolv.conf"]
+        workdir = template.workdir or "/root"
+        return mounts, [
+            *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+            *(() if template.network == "host" else ("--unshare-net",)),
+            *binds,
+            *("--ro-bind", staged(tree), SERVER),
+            *("--perms", "0700", "--dir", SERVER_DIRECTORY),
+            *("--dir", workdir, "--chdir", workdir),
+            *("--cap-drop", "ALL"),
+            *(word for capability in CAPABILITIES for word in ("--cap-add", capability)),
+            *("--hostname", "sandbox"),
+            *map(str, template.options.get("arguments", ())),
+        ]
+
+    # --- finding -----------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[SandboxRef]:
+        return await asyncio.to_thread(self._list)
+
+    def _list(self) -> list[SandboxRef]:
+        found = (self._ref(directory) for directory in self._directories.all())
+        return sorted((ref for ref in found if ref is not None), key=lambda ref: ref.created_at)
+
+    def _ref(self, directory: SandboxDirectory) -> SandboxRef | None:
+        record = directory.record()
+        if record is None:
+            return None
+        return extended(make_ref(self.name, f"unix:{directory.socket}", record, directory.state()), directory)
+
+    async def get(self, id: str) -> SandboxRef:
+        directory = self._directories.get(id)
+        ref = self._ref(directory)
+        assert ref is not None
+        return ref
+
+    async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
+        directory = self._directories.get(ref.id)
+        return await open_place(RunningServer(directory), reconnect_deadline=reconnect_deadline)
+
+    # --- the rest of a life ------------------------------------------------------------------------------------
+
+    async def extend(self, id: str, expires_at: float | None) -> None:
+        self._directories.get(id).extend(expires_at)
+
+    async def pause(self, id: str) -> None:
+        directory = self._running(id)
+        await asyncio.to_thread(_stop_processes, directory)
+        directory.write("paused", "")
+
+    async def resume(self, id: str) -> None:
+        directory = self._running(id)
+        await asyncio.to_thread(_continue_processes, directory)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{directory.path}/paused")
+
+    def _running(self, id: str) -> SandboxDirectory:
+        directory = self._directories.get(id)
+        if directory.first_process() is None:
+            raise SandboxGone(f"bwrap:{id}: the sandbox has ended: {directory.last_log()}", final=True)
+        return directory
+
+    async def fork(self, ref: SandboxRef, record: Record) -> SandboxRef:
+        source = self._running(ref.id)
+        return await self._create(record, source.read("lower"), source)
+
+    async def reset(self, ref: SandboxRef) -> SandboxRef:
+        directory = self._directories.get(ref.id)
+        await asyncio.to_thread(self._clear, directory)
+        lock = directory.hold()
+        try:
+            os.mkdir(f"{directory.path}/files", 0o711)
+            await self._start(directory, lock, ref.record.template, directory.read("lower"))
+        finally:
+            os.close(lock)
+        return await self.get(ref.id)
+
+    def _clear(self, directory: SandboxDirectory) -> None:
+        directory.kill()
+        JailGroups.remove(directory)
+        for name in ("ready", "process", "paused", "sock", "stage", "files"):
+            remove_tree(f"{directory.path}/{name}")
+
+    async def remove(self, id: str) -> None:
+        directory = self._directories.find(id)
+        if directory is not None:
+            await asyncio.to_thread(self._remove, directory)
+
+    def _remove(self, directory: SandboxDirectory) -> None:
+        directory.kill()
+        JailGroups.remove(directory)
+        directory.delete()
+
+    async def sweep(self) -> int:
+        return await asyncio.to_thread(self._sweep)
+
+    def _sweep(self) -> int:
+        abandoned = list(self._directories.abandoned())
+        for directory in abandoned:
+            remove_tree(directory.path)
+        return len(abandoned)
+
+
+def _system_links() -> dict[str, str]:
+    """System directories of this machine that are links (`/bin` to `usr/bin`), with their targets."""
+    return {f"upper{path}": os.readlink(path) for path in READ_ONLY if os.path.islink(path)}
+
+
+@contextlib.contextmanager
+def _listen(path: str) -> Iterator[socket.socket]:
+    """A listening socket at `path`, for its owner alone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        yield listener
+
+
+async def _read_line(fd: int) -> bytes:
+    """The line that the server writes once it listens; empty if the jail ended first."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            return await reader.readline()
+    except TimeoutError:
+        return b""
+    finally:
+        transport.close()
+
+
+def _files_of(directory: SandboxDirectory) -> str:
+    """The private files of a jail that runs; those in memory are visible through its first process."""
+    pid = directory.first_process()
+    in_memory = f"/proc/{pid}/root{jail_launch.STAGE}/files"
+    return in_memory if os.path.isdir(in_memory) else f"{directory.path}/files"
+
+
+async def _copy_files(source: str, target: str) -> None:
+    argv = ["cp", "-a", "--reflink=auto", "--", f"{source}/upper", target]
+    done = await run_outside(argv, seconds=3_600)
+    if done.exit_code != 0:
+        raise SandboxError(f"bwrap: fork: {done.said}")
+
+
+# --- stopping a jail --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _stopped(directory: SandboxDirectory) -> Iterator[None]:
+    """Hold a jail's processes for the block, so that its files do not change."""
+    paused = directory.read("paused") is not None
+    if not paused:
+        _stop_processes(directory)
+    try:
+        yield
+    finally:
+        if not paused:
+            _continue_processes(directory)
+
+
+def _stop_processes(directory: SandboxDirectory) -> None:
+    if JailGroups.freeze(directory, True):
+        return
+    # Without a cgroup: again while there are new ones, because a process may fork while others are being stopped.
+    stopped: set[int] = set()
+    for _ in range(100):
+        found = set(_members(directory)) - stopped
+        if not found:
+            return
+        _signal_all(found, signal.SIGSTOP)
+        stopped |= found
+    _signal_all(stopped, signal.SIGCONT)
+    raise SandboxError(f"bwrap:{directory.id}: cannot be stopped: its processes fork too fast")
+
+
+def _continue_processes(directory: SandboxDirectory) -> None:
+    if not JailGroups.freeze(directory, False):
+        _signal_all(_members(directory), signal.SIGCONT)
+
+
+def _members(directory: SandboxDirectory) -> Sequence[int]:
+    """The processes of a jail: those in the pid namespace of bubblewrap's child, without that child."""
+    outer = directory.first_process()
+    first = children(outer) if outer is not None else []
+    if not first:
+        return []
+    namespace = os.readlink(f"/proc/{first[0]}/ns/pid")
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != first[0]:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    found.append(int(name))
+    return found
+
+
+def _signal_all(pids: Sequence[int] | set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
