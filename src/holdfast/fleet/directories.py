@@ -15,6 +15,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -131,12 +132,18 @@ class SandboxDirectory:
 
     def kill(self) -> None:
         """Kill the sandbox's processes and wait until the kernel has released them."""
-        pid = self.first_process()
-        if pid is not None:
-            # The parent outside of a pid namespace does not end its members; the first member does.
-            for each in (*children(pid), pid):
-                _kill(each)
-        self.wait_end()
+        deadline = time.monotonic() + END_SECONDS
+        while True:
+            # Again: a sandbox that is just being started notes its process a moment after it took the lock.
+            pid = self.first_process()
+            if pid is not None:
+                # The parent outside of a pid namespace does not end its members; the first member does.
+                for each in (*children(pid), pid):
+                    _kill(each)
+            if self._wait_end(1.0):
+                return
+            if time.monotonic() > deadline:
+                raise SandboxError(f"{self.path}: processes of the sandbox are left after {END_SECONDS:g} s")
 
     def terminate(self) -> None:
         """End the sandbox's processes in their own way, and kill them if that takes too long."""
@@ -144,26 +151,22 @@ class SandboxDirectory:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        try:
-            self.wait_end()
-        except SandboxError:
+        if not self._wait_end(END_SECONDS):
             self.kill()
 
-    def wait_end(self) -> None:
-        """Block until no process holds the lock."""
+    def _wait_end(self, seconds: float) -> bool:
+        """Wait until no process holds the lock; False if one still does after `seconds`."""
         try:
             fd = os.open(f"{self.path}/lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return
+            return True
         try:
-            subprocess.run(
-                ["flock", "--exclusive", "--timeout", str(END_SECONDS), str(fd)],
-                pass_fds=(fd,),
-                check=True,
-                stderr=subprocess.DEVNULL,
-            )
-        except subprocess.CalledProcessError:
-            raise SandboxError(f"{self.path}: processes of the sandbox are left after {END_SECONDS:g} s") from None
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return True
+            # The system call has no time limit; the program does.
+            argv = ["flock", "--shared", "--timeout", str(seconds), str(fd)]
+            return subprocess.run(argv, pass_fds=(fd,), stderr=subprocess.DEVNULL).returncode == 0
         finally:
             os.close(fd)
 

@@ -51,6 +51,8 @@ class Fleet:
     def __init__(self, engine: str | Engine, *, max_creates: int = MAX_CREATES, **options: Any) -> None:
         self.engine = make_engine(engine, **options)
         self._creating = asyncio.Semaphore(max_creates)
+        #: Sandboxes that are being made at this moment.
+        self.creating = 0
         self._pruned_at = -math.inf
         self._pruning: asyncio.Task[Any] | None = None
 
@@ -105,7 +107,7 @@ class Fleet:
         """Make a sandbox with a record that the caller chose, and stay connected to it."""
         await self.engine.check(template)
         self._prune_in_background()
-        async with self._creating:
+        async with self._place():
             ref = await self.engine.create(template, record, progress)
             try:
                 box = await self._connect(ref)
@@ -118,6 +120,16 @@ class Fleet:
                 await asyncio.shield(self.engine.remove(ref.id))
                 raise
         return box
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places for sandboxes that are being made."""
+        async with self._creating:
+            self.creating += 1
+            try:
+                yield
+            finally:
+                self.creating -= 1
 
     async def reset(self, id: str, template: Template) -> FleetSandbox:
         """Start a sandbox again from its template, without the files that it wrote, and connect to it."""
@@ -187,7 +199,7 @@ class Fleet:
         await self.engine.check(template)
         lifetime = template.lifetime or DEFAULT_LIFETIME
         record = new_record(template, now=time.time(), lifetime=lifetime, fork_of=id)
-        async with self._creating:
+        async with self._place():
             return await self.engine.fork(ref, record)
 
     async def remove(self, id: str) -> None:

@@ -1,0 +1,253 @@
+"""The engine suite over every engine, each a real one; and what is particular to one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from holdfast.errors import InvalidParams, SandboxError
+from holdfast.fleet.fleet import Fleet, create
+from holdfast.fleet.template import Template
+from holdfast.runtime.confine.resource_groups import hierarchies
+from holdfast.testing import engine_suite
+from holdfast.testing.engine_suite import Check
+from support.parts import require
+
+KINDS = ("local", "bwrap", "bwrap-root", "docker", "podman")
+
+
+@pytest.fixture(autouse=True)
+def fleet_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Directories of the jails of one test, apart from those of the machine; empty at the end."""
+    directory = Path(tmp_path_factory.mktemp("f"))
+    directory.chmod(0o711)
+    monkeypatch.setenv("HOLDFAST_FLEET_DIRECTORY", str(directory))
+    yield directory
+    left = [path for kind in ("bwrap", "local") for path in directory.glob(f"{kind}/*")]
+    assert left == []
+
+
+@pytest.fixture(params=KINDS)
+def subject(request: pytest.FixtureRequest) -> tuple[str, Template]:
+    """The name of an engine, and a template that it honours."""
+    kind = request.param
+    if kind == "local":
+        return "local", Template()
+    if kind.startswith("bwrap"):
+        require("bwrap")
+        return "bwrap", Template(root=request.getfixturevalue("busybox_root") if kind == "bwrap-root" else None)
+    request.getfixturevalue(kind)
+    return kind, Template(image="hf-busybox")
+
+
+@pytest_asyncio.fixture
+async def fleet(subject: tuple[str, Template]) -> AsyncIterator[Fleet]:
+    async with Fleet(subject[0]) as made:
+        yield made
+
+
+@pytest.mark.parametrize("check", engine_suite.CHECKS, ids=lambda check: check.__name__)
+async def test_suite(fleet: Fleet, subject: tuple[str, Template], check: Check) -> None:
+    await engine_suite.run_check(check, fleet, subject[1])
+
+
+# --- what an engine cannot honour ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "fields", "words"),
+    [
+        ("local", {"image": "debian:12"}, "engine local: image"),
+        ("local", {"memory": "1GiB"}, "engine local: memory"),
+        ("local", {"network": "none"}, "engine local: network"),
+        ("local", {"mounts": ["/etc:/e"]}, "engine local: mounts"),
+        ("bwrap", {"root": "/no/such/root"}, "engine bwrap: root"),
+        ("bwrap", {"image": "/no/such/image.tar"}, "engine bwrap: image"),
+        ("bwrap", {"mounts": ["/no/such/path:/x"]}, "engine bwrap: mounts"),
+        ("docker", {"root": "/"}, "engine docker: root"),
+        ("docker", {}, "engine docker: image"),
+        ("podman", {"image": "x", "options": {"pull": "perhaps"}}, "engine podman: options: pull"),
+    ],
+)
+async def test_a_field_that_cannot_be_honoured_is_refused_by_its_name(
+    engine: str, fields: dict[str, object], words: str
+) -> None:
+    if engine == "bwrap":
+        require("bwrap")
+    with pytest.raises(InvalidParams, match=words):
+        await Fleet(engine).create(**fields)
+
+
+# --- jails --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_jail_shows_the_system_and_hides_what_others_may_not_read() -> None:
+    require("bwrap")
+    async with create("bwrap") as box:
+        shown = await box.exec(["sh", "-c", "id -u; pwd; ls -A ~; touch ~/f /tmp/f && echo written; touch /usr/f"])
+        assert shown.stdout == "0\n/root\nwritten\n"
+        assert "Read-only" in shown.stderr
+        assert not (await box.exec(["cat", "/etc/shadow"])).success
+        assert not (await box.exec(["unshare", "--user", "true"])).success
+        # Neither the host's files nor the socket that the server listens on outside.
+        assert (await box.exec(["sh", "-c", "ls /work /var/lib /proc/1/root/work 2>/dev/null"])).stdout == ""
+        assert (await box.exec(["env"])).stdout.count("HOLDFAST") == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="limits of jails need a cgroup that can be written: run as root")
+async def test_the_limits_of_a_jail_hold() -> None:
+    require("bwrap")
+    if not {"memory", "pids", "cpu"} <= hierarchies().keys():
+        pytest.skip("no cgroup controllers memory, pids and cpu here")
+    async with create("bwrap", memory="128MiB", processes=40, cpus=0.5, disk="16MiB") as box:
+        big = await box.exec(["python3", "-c", "bytearray(256 * 2**20)"])
+        assert big.returncode == 137, big
+        full = await box.exec(
+            ["sh", "-c", "head -c 32000000 /dev/zero > /root/big; wc -c < /root/big; rm /root/big"]
+        )
+        assert "No space left" in full.stderr
+        assert int(full.stdout) <= 16 * 2**20
+        forks = await box.exec(["sh", "-c", "for i in $(seq 60); do sleep 5 & done; wait"], timeout=30)
+        assert "fork" in forks.stderr.lower()
+        quota = await box.exec(["sh", "-c", "timeout 2 sh -c 'while :; do :; done'; cat /proc/self/stat"])
+        assert quota.success
+
+
+async def test_a_mount_is_read_only_unless_it_is_writable(tmp_path: Path) -> None:
+    require("bwrap")
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "in" / "data").write_text("from the host")
+    mounts = [f"{tmp_path}/in:/data", f"{tmp_path}/out:/results:rw"]
+    async with create("bwrap", mounts=mounts) as box:
+        assert await box.read_text("/data/data") == "from the host"
+        assert not (await box.exec(["touch", "/data/more"])).success
+        await box.write_file("/results/made", "inside")
+    assert (tmp_path / "out" / "made").read_text() == "inside"
+    assert (tmp_path / "out" / "made").stat().st_uid == os.geteuid()
+
+
+async def test_a_jail_of_an_image_has_its_files_environment_and_user(
+    tmp_path: Path, busybox_root: Path, request: pytest.FixtureRequest
+) -> None:
+    require("bwrap")
+    docker = request.getfixturevalue("docker")
+    (tmp_path / "Dockerfile").write_text("")
+    name = docker("create", "hf-busybox", "true")
+    docker("commit", "--change", "ENV COLOUR=blue", "--change", "WORKDIR /srv/app", name, "hf-configured")
+    image = tmp_path / "image.tar"
+    docker("save", "--output", image, "hf-configured")
+    seen: list[float] = []
+
+    def progress(text: str, share: float | None) -> None:
+        if share is not None:
+            seen.append(share)
+
+    async with create("bwrap", image=image, progress=progress) as box:
+        assert (
+            await box.exec(["sh", "-c", "echo $COLOUR; pwd; echo x > /etc/changed"])
+        ).stdout == "blue\n/srv/app\n"
+    assert seen[-1] == 1.0
+    async with create("bwrap", image=image) as box:
+        assert not (await box.exec(["test", "-e", "/etc/changed"])).success
+
+
+async def test_a_layer_does_not_lead_out_of_its_root(tmp_path: Path) -> None:
+    require("bwrap")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    image = _hostile_image(tmp_path, outside)
+    async with create("bwrap", image=image) as box:
+        shown = await box.exec(["/bin/busybox", "cat", "/etc/planted"])
+        assert shown.stdout == "planted"
+    assert list(outside.iterdir()) == []
+
+
+def _hostile_image(directory: Path, outside: Path) -> Path:
+    """An image whose second layer writes through a link to an absolute path, with `..`, and with a whiteout."""
+    import io
+    import json
+
+    busybox = Path(require_busybox())
+
+    def layer(*members: tuple[str, bytes | str, int]) -> bytes:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            for name, content, mode in members:
+                info = tarfile.TarInfo(name)
+                info.mode = mode
+                if isinstance(content, str):
+                    info.type, info.linkname = tarfile.SYMTYPE, content
+                    tar.addfile(info)
+                else:
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+        return stream.getvalue()
+
+    first = layer(
+        ("bin/busybox", busybox.read_bytes(), 0o755),
+        ("etc/removed", b"old", 0o644),
+        ("escape", str(outside), 0o777),
+        ("root/.keep", b"", 0o600),
+        ("tmp/.keep", b"", 0o600),
+    )
+    second = layer(
+        ("escape/file", b"out", 0o644),
+        ("../../../etc/planted", b"planted", 0o644),
+        ("etc/.wh.removed", b"", 0o644),
+    )
+    path = directory / "hostile.tar"
+    with tarfile.open(path, "w") as tar:
+        manifest = json.dumps([{"Config": "config.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]).encode()
+        for name, content in (
+            ("manifest.json", manifest),
+            ("config.json", b"{}"),
+            ("1/layer.tar", first),
+            ("2/layer.tar", second),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def require_busybox() -> str:
+    require("busybox")
+    return subprocess.run(["sh", "-c", "command -v busybox"], capture_output=True, text=True).stdout.strip()
+
+
+# --- containers ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_missing_image_is_named(docker: object) -> None:
+    with pytest.raises(SandboxError, match="hf-no-such-image"):
+        await Fleet("docker").create(image="hf-no-such-image", options={"pull": "never"})
+
+
+async def test_the_limits_of_a_container_hold(docker: object) -> None:
+    async with create("docker", image="hf-busybox", memory="128MiB", processes=40, cpus=0.5) as box:
+        forks = await box.exec(["sh", "-c", "for i in $(seq 60); do sleep 5 & done; wait"], timeout=60)
+        assert "fork" in forks.stderr.lower(), forks
+        big = await box.exec(["sh", "-c", "head -c 300m /dev/zero | tail -c 290m | wc -c"])
+        assert "290" not in big.stdout or big.returncode != 0, big
+
+
+async def test_labels_of_a_committed_container_do_not_make_a_sandbox(docker: object) -> None:
+    fleet = Fleet("docker")
+    ref = await fleet.create(image="hf-busybox")
+    try:
+        docker("commit", ref.id, "hf-committed")  # type: ignore[operator]
+        stranger = docker("create", "hf-committed", "true")  # type: ignore[operator]
+        assert {each.id for each in await fleet.list()} == {ref.id}
+        await asyncio.gather(fleet.remove(ref.id), fleet.prune())
+        assert docker("inspect", "-f", "{{.Id}}", stranger) == stranger  # type: ignore[operator]
+        docker("rm", stranger)  # type: ignore[operator]
+    finally:
+        await fleet.remove(ref.id)
