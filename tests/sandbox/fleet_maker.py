@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.fleet import containers, directories, jails
+from holdfast.fleet import containers, directories, jail_starter, jails
 from holdfast.fleet.fleet import Fleet
 from holdfast.fleet.template import Template
 
@@ -45,8 +45,7 @@ def instrument() -> None:
         setattr(module, name, counted(getattr(module, name)))
     write = directories.SandboxDirectory.write
     directories.SandboxDirectory.write = counted(write)  # type: ignore[method-assign]
-    launched = jails.json.dump
-    jails.json.dump = counted(launched)
+    jail_starter.Zygote.start = counted(jail_starter.Zygote.start)  # type: ignore[method-assign]
 
 
 async def main(engine: str, template: Template) -> None:

@@ -125,8 +125,8 @@ class SandboxDirectory:
     def first_process(self) -> int | None:
         """The pid of the sandbox's first process on this machine; None if it has ended."""
         text = self.read("process")
-        if text is None:
-            return None
+        if not text:
+            return None  # not noted yet
         pid, started = map(int, text.split())
         return pid if start_time(pid) == started else None
 

@@ -1,19 +1,17 @@
-"""The program that becomes a jail: it joins the cgroups, prepares the mounts, and executes bubblewrap.
+"""The namespaces and mounts of a jail, prepared for bubblewrap. Standard library and system calls only.
 
-Run as `python -I -S jail_launch.py SPEC_FD`; standard library only. Everything is mounted in a mount namespace of
-its own, so that the kernel removes the mounts with the last process of the jail. The jail has a user namespace: its
-root is not the host's root, and files of the host's root are neither readable nor writable through it unless they
-are idmapped for it (the root directory and the mounts that the template names).
+Everything is mounted in a mount namespace of its own, so that the kernel removes the mounts with the last process
+of the jail. The jail has a user namespace: its root is not the host's root, and files of the host's root are
+neither readable nor writable through it unless they are idmapped for it (the root directory and the mounts that the
+template names).
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import struct
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,32 +29,16 @@ MOUNT_ATTR_IDMAP = 0x0010_0000
 #: The host's uid of a jail's root, and how many uids follow it. Far above those of people, of services, and of the
 #: ranges that distributions hand out to containers.
 FIRST_UID, UID_COUNT = 1_878_982_656, 65_536
+#: In the mount namespace of a zygote: the tree of the bundle, where it is in every jail, and the host's own /run.
+SERVER, HOST_RUN = "/run/holdfast/server", "/run/holdfast/host"
 #: Where the mounts are when bubblewrap starts. Any directory that every user may search will do: in this namespace
 #: nothing else needs it.
 STAGE = "/tmp"
 
+#: Before a request to a zygote: the length of its JSON.
+REQUEST_HEAD = struct.Struct("!I")
+
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def main(spec_fd: int) -> None:
-    with open(spec_fd) as file:
-        spec = json.load(file)
-    if os.fork():
-        os._exit(0)  # so that the jail is not a child of its maker, which may end before it
-    os.setsid()
-    for group in spec["cgroups"]:
-        write(f"{group}/cgroup.procs", str(os.getpid()))
-    with open("/proc/self/stat", "rb") as stat:
-        started = stat.read().rpartition(b")")[2].split()[19].decode()
-    write(spec["process_file"], f"{os.getpid()} {started}", os.O_CREAT | os.O_EXCL)
-    if os.geteuid() == 0:
-        prepare_as_root(spec)
-    else:
-        prepare_as_user(spec)
-    if not spec["user_namespaces"]:
-        # In this namespace alone: nothing in the jail gets capabilities back by making another one.
-        write("/proc/sys/user/max_user_namespaces", "0")
-    os.execve(spec["program"], [spec["program"], *spec["arguments"]], spec["env"])
 
 
 def prepare_as_root(spec: dict[str, Any]) -> None:
@@ -65,7 +47,7 @@ def prepare_as_root(spec: dict[str, Any]) -> None:
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     userns = new_user_namespace(FIRST_UID)
     uid = FIRST_UID
-    if spec["lower"] is not None and not can_idmap(spec["lower"], userns):
+    if spec["lower"] is not None and not can_idmap(host_path(spec["lower"]), userns):
         # The root directory is on a file system without idmapped mounts (overlay, NFS): its files keep their uids,
         # and the jail's root is uid 0 of the host without capabilities outside of its namespace.
         os.close(userns)
@@ -79,42 +61,68 @@ def prepare_as_root(spec: dict[str, Any]) -> None:
 
 def prepare_as_user(spec: dict[str, Any]) -> None:
     """Enter a user namespace in which this user is root, then mount."""
+    enter_own_user_namespace()
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    mount_stage(spec, None, 0)
+
+
+def enter_own_user_namespace() -> None:
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"0 {uid} 1\n")
     write("/proc/self/gid_map", f"0 {gid} 1\n")
+
+
+def enter_zygote_namespace(tree: str, *, privileged: bool) -> None:
+    """Make the bundle's tree visible at the path that it has in jails, so that a fork finds its modules there."""
+    if privileged:
+        call("unshare", CLONE_NEWNS)
+    else:
+        enter_own_user_namespace()
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    mount_stage(spec, None, 0)
+    source = syscall(SYS_OPEN_TREE, AT_FDCWD, tree.encode(), OPEN_TREE_CLONE | os.O_CLOEXEC)
+    run = syscall(SYS_OPEN_TREE, AT_FDCWD, b"/run", OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC)
+    mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    for fd, target in ((source, SERVER), (run, HOST_RUN)):
+        os.makedirs(target)
+        syscall(SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, target.encode(), MOVE_MOUNT_F_EMPTY_PATH)
+        os.close(fd)
+
+
+def host_path(path: str) -> str:
+    """A path of the host, as a zygote sees it."""
+    return HOST_RUN + path.removeprefix("/run") if path == "/run" or path.startswith("/run/") else path
 
 
 def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
     """Build all sources of bubblewrap's mounts in one directory, and move it to where the jail's uids reach it."""
-    stage, files = spec["stage"], spec["files"]
+    stage, files = host_path(spec["stage"]), host_path(spec["files"])
+    lower = None if spec["lower"] is None else host_path(spec["lower"])
     mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     if spec["disk"] is not None:
         files = f"{stage}/files"
         os.mkdir(files)
         mount("tmpfs", files, "tmpfs", MS_NODEV, f"mode=755,size={spec['disk']}")
         # Those of the sandbox that this one is a fork of.
-        if os.listdir(spec["files"]) and os.spawnve(
-            os.P_WAIT, "/bin/cp", ["cp", "-a", f"{spec['files']}/.", files], {}
-        ):
+        saved = host_path(spec["files"])
+        if os.listdir(saved) and os.spawnve(os.P_WAIT, "/bin/cp", ["cp", "-a", f"{saved}/.", files], {}):
             raise OSError("the files of the forked sandbox do not fit")
     make_files(files, spec["directories"], uid)
     for name, target in spec["links"].items():
         if not os.path.lexists(f"{files}/{name}"):
             os.symlink(target, f"{files}/{name}")
     os.mkdir(f"{stage}/root")
-    if spec["lower"] is None:
+    if lower is None:
         mount(f"{files}/upper", f"{stage}/root", None, MS_BIND)
     else:
         os.mkdir(f"{stage}/lower")
-        bind(spec["lower"], f"{stage}/lower", userns if uid else None)
+        bind(lower, f"{stage}/lower", userns if uid else None)
         options = f"lowerdir={stage}/lower,upperdir={files}/upper,workdir={files}/work"
         # A user namespace may not write the attributes that an overlay of the host's root uses.
         mount("overlay", f"{stage}/root", "overlay", 0, options + ("" if userns is not None else ",userxattr"))
     for number, each in enumerate(spec["mounts"]):
+        each["source"] = host_path(each["source"])
         target = f"{stage}/{number}"
         if os.path.isdir(each["source"]):
             os.mkdir(target)
@@ -128,6 +136,9 @@ def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
                 )
             idmapped = False
         bind(each["source"], target, userns if idmapped else None)
+    os.mkfifo(f"{stage}/hold")
+    if uid:
+        os.chown(f"{stage}/hold", uid, uid)
     mount(stage, STAGE, None, MS_MOVE)
 
 
@@ -224,11 +235,3 @@ def write(path: str, text: str, flags: int = 0) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
-
-
-if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]))
-    except OSError as error:
-        sys.stderr.write(f"jail: {error.strerror or error}\n")
-        sys.exit(1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import fcntl
 import os
 import shutil
 import signal
@@ -27,6 +27,7 @@ from holdfast.fleet.directories import SandboxDirectories, SandboxDirectory, chi
 from holdfast.fleet.engine import Engine, Progress, make_ref
 from holdfast.fleet.images import unpack_image
 from holdfast.fleet.jail_cgroups import JailGroups
+from holdfast.fleet.jail_starter import zygote
 from holdfast.fleet.local import RunningServer
 from holdfast.fleet.record import Record, SandboxRef
 from holdfast.fleet.template import Template
@@ -38,8 +39,9 @@ from holdfast.sandboxes.install.unpacking import unpacked
 from holdfast.sandboxes.opening import open_place
 
 #: Inside: the server's files, and its own directory with the socket for programs in the jail.
-SERVER: Final = "/run/holdfast/server"
-SERVER_DIRECTORY: Final = "/run/holdfast/private"
+INSIDE: Final = "/run/holdfast"
+SERVER: Final = jail_launch.SERVER
+SERVER_DIRECTORY: Final = f"{INSIDE}/private"
 START_SECONDS: Final = 30.0
 BACKLOG: Final = 1024
 #: Directories of a jail that has no root of its own, with their modes.
@@ -55,11 +57,20 @@ PRIVATE_DIRECTORIES: Final = {
 }
 #: The capabilities of the jail's root, within its user namespace: what package managers and `su` need. Without
 #: SYS_ADMIN, NET_ADMIN and SYS_PTRACE.
-CAPABILITIES: Final = (
-    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
-    *("CAP_SETPCAP", "CAP_SETFCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_AUDIT_WRITE"),
-)
-_LAUNCHER: Final = os.path.abspath(jail_launch.__file__)
+CAPABILITIES: Final = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_FOWNER": 3,
+    "CAP_FSETID": 4,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8,
+    "CAP_NET_BIND_SERVICE": 10,
+    "CAP_SYS_CHROOT": 18,
+    "CAP_AUDIT_WRITE": 29,
+    "CAP_SETFCAP": 31,
+}
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -139,11 +150,12 @@ class JailEngine(Engine):
             listener = stack.enter_context(_listen(directory.socket))
             log = stack.enter_context(open(directory.log, "ab"))  # noqa: ASYNC230, SIM115
             ready, ready_inside = os.pipe()
-            spec_fd, to_launcher = os.pipe()
+            process_file = os.open(f"{directory.path}/process", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            stack.callback(os.close, process_file)
             mounts, arguments = self._mounts(template, lower, str(tree))
             spec = {
+                "privileged": os.geteuid() == 0,
                 "cgroups": groups,
-                "process_file": f"{directory.path}/process",
                 "stage": f"{directory.path}/stage",
                 "files": f"{directory.path}/files",
                 "lower": lower,
@@ -153,33 +165,19 @@ class JailEngine(Engine):
                 "mounts": mounts,
                 "user_namespaces": bool(template.options.get("user_namespaces")),
                 "program": shutil.which(self._program),
-                "arguments": [
-                    *arguments,
-                    *("--sync-fd", str(lock)),
-                    "--",
-                    *chosen.command(SERVER),
-                    "serve",
-                    *("--listen", f"unix:{SERVER_DIRECTORY}/server.sock"),
-                    *("--listen", f"fd:{listener.fileno()}"),
-                    *("--ready-fd", str(ready_inside)),
-                ],
+                "arguments": arguments,
+                "holder": [*self_exec.loader_in_bundle(SERVER), f"{INSIDE}/cat", f"{INSIDE}/hold"],
+                "workdir": template.workdir or "/root",
+                "capabilities": list(CAPABILITIES.values()),
                 "env": {"PATH": PATH, "HOME": "/root", **template.env, "HOLDFAST_DIRECTORY": SERVER_DIRECTORY},
+                "serve": ["--listen", f"unix:{SERVER_DIRECTORY}/server.sock"],
             }
+            held = stack.enter_context(_held(str(tree)))
+            descriptors = [lock, held, listener.fileno(), log.fileno(), ready_inside, process_file]
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *(*self_exec.command(), "-I", "-S", _LAUNCHER, str(spec_fd)),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(spec_fd, lock, listener.fileno(), ready_inside),
-                    env={},
-                )
+                await asyncio.to_thread(zygote(str(tree)).start, spec, descriptors)
             finally:
-                os.close(spec_fd)
                 os.close(ready_inside)
-            with open(to_launcher, "w") as pipe, contextlib.suppress(BrokenPipeError):  # noqa: ASYNC230
-                json.dump(spec, pipe)
-            await process.wait()
             if not await _read_line(ready):
                 raise SandboxError(
                     f"bwrap: the jail did not start: {directory.last_log() or 'nothing was printed'}"
@@ -211,10 +209,11 @@ class JailEngine(Engine):
             *(() if template.network == "host" else ("--unshare-net",)),
             *binds,
             *("--ro-bind", staged(tree), SERVER),
+            *("--ro-bind", staged(_cat()), f"{INSIDE}/cat"),
+            *("--bind", f"{jail_launch.STAGE}/hold", f"{INSIDE}/hold"),
             *("--perms", "0700", "--dir", SERVER_DIRECTORY),
             *("--dir", workdir, "--chdir", workdir),
             *("--cap-drop", "ALL"),
-            *(word for capability in CAPABILITIES for word in ("--cap-add", capability)),
             *("--hostname", "sandbox"),
             *map(str, template.options.get("arguments", ())),
         ]
@@ -310,6 +309,25 @@ class JailEngine(Engine):
 def _system_links() -> dict[str, str]:
     """System directories of this machine that are links (`/bin` to `usr/bin`), with their targets."""
     return {f"upper{path}": os.readlink(path) for path in READ_ONLY if os.path.islink(path)}
+
+
+def _cat() -> str:
+    """The program that holds a jail's namespaces; it runs with the bundle's C library."""
+    found = shutil.which("cat", path=os.defpath)
+    if found is None:
+        raise SandboxError("bwrap: cat: not found on this machine")
+    return os.path.realpath(found)
+
+
+@contextlib.contextmanager
+def _held(tree: str) -> Iterator[int]:
+    """A descriptor that keeps the bundle's tree for as long as a jail runs from it."""
+    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -54,8 +54,13 @@ def in_bundle(directory: str) -> list[str]:
     It is run by its own loader, which looks for libraries beside it and nowhere else first: the sandbox may have
     another C library, or none. `-I -S`: neither variables nor files of the sandbox's Python have a say.
     """
-    loader, libraries, python = (os.path.join(directory, part) for part in (LOADER, LIBRARIES, INTERPRETER))
-    return [loader, "--library-path", libraries, python, "-I", "-S", "-X", "utf8", "-X", BUNDLE_OPTION]
+    python = os.path.join(directory, INTERPRETER)
+    return [*loader_in_bundle(directory), python, "-I", "-S", "-X", "utf8", "-X", BUNDLE_OPTION]
+
+
+def loader_in_bundle(directory: str) -> list[str]:
+    """The loader of the bundle in `directory`; the caller adds a program that needs the C library alone."""
+    return [os.path.join(directory, LOADER), "--library-path", os.path.join(directory, LIBRARIES)]
 
 
 def script(module_file: str, name: str) -> str:

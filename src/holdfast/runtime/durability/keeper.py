@@ -173,7 +173,7 @@ class Keeper:
         # It raises its limit itself, and gives the one that we had to its processes.
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
         try:
-            server = os.posix_spawn(command[0], command, self._environment)
+            server = self._spawn(command)
         except OSError as error:
             ours.close()
             self._failed(f"the server cannot be started: {error.strerror}")
@@ -196,6 +196,10 @@ class Keeper:
         self._is_up = False
         self._leaders.clear()
         self._started_at = time.monotonic()
+
+    def _spawn(self, command: list[str]) -> int:
+        """Start the server's process; returns its pid."""
+        return os.posix_spawn(command[0], command, self._environment)
 
     def _server_ended(self) -> None:
         if self._link is not None:
@@ -626,13 +630,13 @@ def _log(text: str) -> None:
         return  # whoever read the log is gone
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], kind: type[Keeper] = Keeper) -> int:
     """Keep the server that the arguments name."""
     ready, orphaned_jobs, *command = arguments
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         _log("the kernel has no child subreaper: processes will not survive their server")
     ready_fd = None if ready == "-" else int(ready)
-    return Keeper(command, ready_fd, kill_jobs=orphaned_jobs == "kill").run()
+    return kind(command, ready_fd, kill_jobs=orphaned_jobs == "kill").run()
 
 
 if __name__ == "__main__":

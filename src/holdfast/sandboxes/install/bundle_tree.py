@@ -23,7 +23,12 @@ from holdfast.launch import self_exec
 from holdfast.sandboxes.install import elf
 
 #: Where our search for imports begins: the command, which imports its verbs, and what is run by path.
-_ROOTS: Final = ("holdfast.__main__", "holdfast.runtime.durability.keeper", "holdfast.runtime.process.launcher")
+_ROOTS: Final = (
+    "holdfast.__main__",
+    "holdfast.fleet.jail_zygote",
+    "holdfast.runtime.durability.keeper",
+    "holdfast.runtime.process.launcher",
+)
 #: Where it ends: the verbs that people type, which are not for sandboxes.
 _FOR_PEOPLE: Final = ("holdfast.cli.support.typed_verb", "holdfast.cli.verbs.process.quick")
 #: Loaded by name or late, by the library itself. The codecs are what a stream or a socket asks for.

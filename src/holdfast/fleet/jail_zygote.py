@@ -1,0 +1,198 @@
+"""The process that jails are forked from: a server that is loaded and has not started.
+
+Starting Python and importing the server takes ten times as long as making a jail. A zygote does both once for each
+maker, in the bundle's own Python and at the path that the bundle has in jails; a jail's server is then a fork of it
+that enters the jail's namespaces. The zygote runs with an empty environment, holds no secrets, and ends with its
+maker. In a jail, bubblewrap's child is `cat` on a FIFO: it holds the namespaces until the keeper ends.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import Any, Final, NoReturn
+
+from holdfast.cli.verbs.server import serve
+from holdfast.fleet import jail_launch
+from holdfast.launch import self_exec
+from holdfast.runtime.durability import keeper
+from holdfast.server import app
+
+#: Descriptors that come with a request: the lock of the sandbox and of the bundle's tree, the listening socket, the
+#: log, the pipe that reports readiness, and the file that notes the first process.
+DESCRIPTORS: Final = 6
+HEAD: Final = jail_launch.REQUEST_HEAD
+START_SECONDS: Final = 30
+#: In the order in which they are entered: without the mount namespace /proc still shows the jail's processes.
+NAMESPACES: Final = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 38, 47, 4
+_CAPABILITY_VERSION: Final = 0x2008_0522
+_LAST_CAPABILITY: Final = 63
+
+
+def main(fd: int) -> None:
+    """Serve the requests of one maker until it ends."""
+    assert app.run_server
+    requests = socket.socket(fileno=fd)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    gc.collect()
+    gc.freeze()
+    while (request := _receive(requests)) is not None:
+        spec, descriptors = request
+        if os.fork() == 0:
+            requests.close()
+            _in_child(_start, spec, descriptors)
+        for each in descriptors:
+            os.close(each)
+
+
+def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    descriptors = array.array("i")
+    size = DESCRIPTORS * descriptors.itemsize
+    head, ancillary, _, _ = requests.recvmsg(HEAD.size, socket.CMSG_SPACE(size))
+    if len(head) < HEAD.size:
+        return None
+    for _, _, data in ancillary:
+        descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    (length,) = HEAD.unpack(head)
+    body = bytearray()
+    while len(body) < length:
+        piece = requests.recv(length - len(body))
+        if not piece:
+            return None
+        body += piece
+    return json.loads(body), list(descriptors)
+
+
+def _in_child(work: Any, *arguments: Any) -> NoReturn:
+    code = 1
+    try:
+        work(*arguments)
+        code = 0
+    except OSError as error:
+        os.write(2, f"jail: {error.strerror or error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
+    """Make one jail and leave its server running in it."""
+    lock, tree, listener, log, ready, process_file = descriptors
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    for group in spec["cgroups"]:
+        jail_launch.write(f"{jail_launch.host_path(group)}/cgroup.procs", str(os.getpid()))
+    if spec["privileged"]:
+        jail_launch.prepare_as_root(spec)
+    else:
+        jail_launch.prepare_as_user(spec)
+    if not spec["user_namespaces"]:
+        # In this namespace alone: nothing in the jail gets capabilities back by making another one.
+        jail_launch.write("/proc/sys/user/max_user_namespaces", "0")
+    signal.signal(signal.SIGCHLD, _jail_ended)
+    signal.alarm(START_SECONDS)
+    arguments = [spec["program"], *spec["arguments"], "--sync-fd", str(lock), "--", *spec["holder"]]
+    outer = os.fork()
+    if outer == 0:
+        signal.alarm(0)
+        os.set_inheritable(lock, True)
+        os.set_inheritable(tree, True)
+        os.execve(spec["program"], arguments, {"PATH": os.defpath})
+    with open(f"/proc/{outer}/stat", "rb") as stat:
+        started = stat.read().rpartition(b")")[2].split()[19].decode()
+    os.write(process_file, f"{outer} {started}".encode())
+    # Opens when the other side is open: then the jail is complete.
+    hold = os.open(f"{jail_launch.STAGE}/hold", os.O_WRONLY | os.O_CLOEXEC)
+    signal.alarm(0)
+    with open(f"/proc/{outer}/task/{outer}/children") as file:
+        first = int(file.read().split()[0])
+    namespaces = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in NAMESPACES]
+    for namespace in namespaces:
+        jail_launch.call("setns", namespace, 0)
+    if os.fork() == 0:  # a member of the jail's pid namespace
+        _in_child(_keep, spec, listener, ready, hold)
+
+
+def _jail_ended(*_: object) -> NoReturn:
+    raise OSError("bubblewrap ended before the jail was complete")
+
+
+def _keep(spec: dict[str, Any], listener: int, ready: int, hold: int) -> None:
+    """Become the keeper of the jail's server."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.chdir(spec["workdir"])
+    os.umask(0o022)
+    drop_capabilities(spec["capabilities"])
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    close_all_but({0, 1, 2, listener, ready, hold})
+    os.set_inheritable(listener, True)
+    os.set_inheritable(ready, True)
+    arguments = ["serve", *spec["serve"], "--listen", f"fd:{listener}"]
+    keeper.main([str(ready), "kill", *self_exec.holdfast(), *arguments], ForkingKeeper)
+
+
+class ForkingKeeper(keeper.Keeper):
+    """A keeper whose first server is a fork of this process; a later one is started as usual."""
+
+    _has_forked = False
+
+    def _spawn(self, command: list[str]) -> int:
+        if self._has_forked:
+            return super()._spawn(command)
+        self._has_forked = True
+        pid = os.fork()
+        if pid == 0:
+            _in_child(self._serve, command)
+        return pid
+
+    def _serve(self, command: list[str]) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (*keeper.STOPPING, keeper.BELL, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        arguments = command[command.index("serve") + 1 :]
+        options = serve.parser().parse_args(arguments)
+        adopted = {int(address[3:]) for address in options.listen if address.startswith("fd:")}
+        close_all_but({0, 1, 2, options.kept, options.ready_fd, *adopted})
+        sys.exit(serve.main(arguments))
+
+
+def drop_capabilities(kept: list[int]) -> None:
+    """Keep these capabilities and give all others up for good; no program gets any by being executed."""
+    libc = jail_launch.libc
+    for number in range(_LAST_CAPABILITY + 1):
+        if number not in kept:
+            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # an error means that the kernel has no such capability
+    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    mask = sum(1 << number for number in kept)
+    low, high = mask & 0xFFFF_FFFF, mask >> 32
+    head = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+    data = struct.pack("6I", low, low, 0, high, high, 0)
+    if libc.capset(ctypes.create_string_buffer(head), ctypes.create_string_buffer(data)) == -1:
+        raise OSError(ctypes.get_errno(), "capset")
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == -1:
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+
+
+def close_all_but(kept: set[int | None]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the descriptor of the listing itself
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
