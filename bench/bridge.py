@@ -21,7 +21,7 @@ from bench.measure import Row, Scale, Target, compare, figures, interleave, inte
 from bench.model_client import Order, Took
 from bench.servers import BenchmarkError, memory_bytes
 from holdfast.bridge import Limits, Upstream, sandbox_agent_bridge
-from holdfast.testing.servers import running_server, server_environment
+from tests.support.servers import running_server, server_environment
 
 ADDED_MS: Final = 3.0
 #: Of a model that is fast: a hundred tokens a second.

@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.measure import Row, Samples, Scale, Target, compare, interleave_samples, latencies
 from bench.servers import BenchmarkError
-from holdfast.testing.servers import running_server, server_environment
+from tests.support.servers import running_server, server_environment
 
 REQUEST: Final = '{"jsonrpc":"2.0","id":1,"method":"environment/status"}'
 BARE: Final = (sys.executable, "-I", "-S", "-c", "import socket, json")

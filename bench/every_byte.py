@@ -20,9 +20,9 @@ from typing import Final
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.sandboxes.command import CommandSandbox
-from holdfast.testing.engines import Missing, busybox_root, docker_engine
-from holdfast.testing.servers import running_server
 from holdfast.types import OutputChunk, OutputGap
+from tests.support.engines import Missing, busybox_root, docker_engine
+from tests.support.servers import running_server
 
 IMAGE: Final = "hf-every-byte"
 MEGABYTE: Final = 1_000_000

@@ -16,8 +16,8 @@ from bench.measure import Row, Scale, Target, compare, interleave_samples, laten
 from bench.servers import producer, spec_of, talking_to
 from holdfast.client.remote import RemoteExec
 from holdfast.client.subscription import Subscription
-from holdfast.testing.servers import running_server
 from holdfast.types import OutputChunk
+from tests.support.servers import running_server
 
 #: A flood counts as one once so much of it has come.
 UNDER_WAY_BYTES: Final = 16 * 1024 * 1024

@@ -21,8 +21,8 @@ import msgspec
 import holdfast
 from bench.measure import Row, Samples, Scale, Target, compare, figures, interleave, interleave_samples, latencies
 from bench.servers import BenchmarkError, memory_bytes
-from holdfast.testing.servers import running_server
-from holdfast.testing.signalling import kill_group
+from tests.support.servers import running_server
+from tests.support.signalling import kill_group
 
 if TYPE_CHECKING:
     from holdfast.client.shell import Shell

@@ -14,7 +14,7 @@ from typing import Final
 from bench import bare_asyncio
 from bench.measure import Row, Scale, Target, compare, figures
 from bench.servers import memory_bytes, producer, read_all, size_of, spec_of, start_crowd, talking_to
-from holdfast.testing.servers import running_server, server_environment
+from tests.support.servers import running_server, server_environment
 
 MB: Final = 1e6
 KB: Final = 1e3

@@ -17,8 +17,8 @@ from bench.measure import Row, Scale, Target, compare, figures, interleave, inte
 from bench.servers import BLOCK, BenchmarkError, kill_server, size_of, spec_of, start_crowd, talking_to
 from bench.starts import run_streamed
 from holdfast.client.remote import RemoteExec
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.types import Closed, Exited, OutputChunk
+from tests.support.servers import RunningServer, running_server
 
 ADDED_MS: Final = 0.15
 BACK_MS: Final = 2_000.0

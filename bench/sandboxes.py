@@ -23,9 +23,9 @@ from bench.servers import BLOCK, BenchmarkError, size_of
 from bench.starts import run_exec
 from holdfast.client.sandbox import Sandbox
 from holdfast.sandboxes.install.bundle import bundle
-from holdfast.testing.engines import ContainerEngine, Missing, busybox_root, docker_engine
-from holdfast.testing.servers import running_server
 from holdfast.types import OutputChunk
+from tests.support.engines import ContainerEngine, Missing, busybox_root, docker_engine
+from tests.support.servers import running_server
 
 IMAGE: Final = "hf-bench"
 #: Calls of the fast way in a turn with one of the slow way, so that neither takes all the time.

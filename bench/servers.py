@@ -16,9 +16,9 @@ from typing import Final
 from holdfast.client.connection import Connection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
-from holdfast.testing.servers import RunningServer
 from holdfast.types import Closed, Exited, OutputChunk, Overflow, ProcessSpec
 from holdfast.wire.messages import Encoding
+from tests.support.servers import RunningServer
 
 #: A crowd's processes end by themselves if the benchmark is killed.
 SLEEP: Final = ("sleep", "600")

@@ -26,8 +26,8 @@ from holdfast.service.access import agents
 from holdfast.service.store import Store
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.session.v1.session_pb2_grpc import SessionServiceStub
-from holdfast.testing.postgres import memory, postgres_programs, running_cluster
-from holdfast.testing.servers import RunningServer, running_server, server_environment
+from tests.support.postgres import memory, postgres_programs, running_cluster
+from tests.support.servers import RunningServer, running_server, server_environment
 
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0

@@ -36,7 +36,7 @@ from bench.live_shells import (
 )
 from bench.measure import Samples, interleave_samples, latencies
 from bench.servers import BenchmarkError
-from holdfast.testing.servers import running_server
+from tests.support.servers import running_server
 
 if TYPE_CHECKING:
     from holdfast.client.shell import Shell

@@ -28,9 +28,9 @@ from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ConnectionLost, HoldfastError, InternalError, ShellClosed
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import Closed, Exited, OutputChunk
+from tests.support.servers import RunningServer, running_server
 
 #: What is kept on purpose must be full long before the first look that counts, or it would pass for growth.
 SETTINGS: Final[dict[str, object]] = {"max_exited_processes": 100, "detached_session_seconds": 5.0}

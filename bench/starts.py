@@ -15,8 +15,8 @@ from bench.measure import Row, Scale, Target, compare, figures, interleave, inte
 from bench.servers import BenchmarkError, spec_of, start_crowd, talking_to
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
-from holdfast.testing.servers import running_server
 from holdfast.types import Exited
+from tests.support.servers import running_server
 
 TRUE: Final = ("/bin/true",)
 AT_ONCE: Final = 16

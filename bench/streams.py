@@ -16,8 +16,8 @@ from bench.measure import Row, Scale, Target, Unit, compare, figures, interleave
 from bench.servers import BLOCK, BenchmarkError, producer, read_all, size_of, spec_of, talking_to
 from holdfast.client.remote import RemoteExec
 from holdfast.client.subscription import Subscription
-from holdfast.testing.servers import running_server
 from holdfast.types import OutputChunk
+from tests.support.servers import running_server
 
 CAT: Final = ("cat",)
 LINE: Final = b"a line as somebody would type it\n"

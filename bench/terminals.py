@@ -36,9 +36,9 @@ from bench.measure import (
 )
 from bench.servers import BenchmarkError, memory_bytes
 from holdfast.client.screen.screen import Emulator, Screen, emulator
-from holdfast.testing.servers import RunningServer, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import OutputChunk
+from tests.support.servers import RunningServer, running_server
+from tests.support.signalling import send_signal
 
 if TYPE_CHECKING:
     from holdfast.client.sandbox import Sandbox

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.order import rank, unit_of_work
-from support.parts import add_node_to_path, skip_table
+from tests.support.order import rank, unit_of_work
+from tests.support.parts import add_node_to_path, skip_table
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from contract.ways import open_box
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.shell import Shell
-from holdfast.testing.servers import RunningServer
 from holdfast.types import CommandEvent, ShellStatus
+from tests.contract.ways import open_box
+from tests.support.servers import RunningServer
 
 #: Settings that are small enough to be met by a test.
 SHELL_SETTINGS: Final[dict[str, Any]] = {

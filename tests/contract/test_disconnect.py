@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from contract.cutting_proxy import CuttingProxy, cutting_tcp, cutting_unix
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.connection import Connection
 from holdfast.client.dial import Address, dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.exec_api import EventStream
-from holdfast.testing.servers import RunningServer, server_environment
 from holdfast.wire.messages import Encoding
+from tests.contract.cutting_proxy import CuttingProxy, cutting_tcp, cutting_unix
+from tests.support.servers import RunningServer, server_environment
 
 #: `command` is the long-lived channel of a host that can only execute: `holdfast connect`, through the same proxy.
 CUT_WAYS = ("unix", "unix-json", "ws", "ws-json", "command")

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from contract.ways import Starter, kill_quietly, line_of, printed
 from holdfast import ExitStatus, Sandbox
 from holdfast.errors import InvalidRequest, UnknownProcess, UnknownSignal
-from holdfast.testing.servers import is_alive
+from tests.contract.ways import Starter, kill_quietly, line_of, printed
+from tests.support.servers import is_alive
 
 
 async def test_exit_codes(starter: Starter) -> None:

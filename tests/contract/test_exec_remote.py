@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from contract.ways import fifo
 from holdfast.errors import UnknownProcess
-from holdfast.testing.servers import Conversation, is_alive
+from tests.contract.ways import fifo
+from tests.support.servers import Conversation, is_alive
 
 
 async def begin(talk: Conversation, command: str, **more: Any) -> int:

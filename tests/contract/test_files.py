@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from contract import cutting_proxy
 from holdfast import Sandbox
 from holdfast.client.dial import open_connection
 from holdfast.client.remote import RemoteExec
@@ -29,8 +28,9 @@ from holdfast.errors import (
     PermissionRefused,
     UnknownUser,
 )
-from holdfast.testing.servers import RunningServer
 from holdfast.types import FILE_PIECE_BYTES
+from tests.contract import cutting_proxy
+from tests.support.servers import RunningServer
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 MIB = 1024 * 1024

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from contract.ways import SMALL, address_of
 from holdfast import Sandbox
-from holdfast.testing.servers import Conversation, RunningServer, conversation, is_alive, running_server
+from tests.contract.ways import SMALL, address_of
+from tests.support.servers import Conversation, RunningServer, conversation, is_alive, running_server
 
 #: What the kernel and the libraries may hold of a connection that nobody reads, both ends together.
 IN_FLIGHT = 14_000_000

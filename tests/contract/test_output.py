@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from contract.ways import Starter, fifo, printed
 from holdfast import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Sandbox, TerminalSize
 from holdfast.errors import TimeoutError, UnknownProcess
 from holdfast.exec_api import EventStream
 from holdfast.types import ProcessEvent
+from tests.contract.ways import Starter, fifo, printed
 
 #: Blocks of an odd size, each with its number: a byte that is lost, doubled or moved changes the hash.
 BLOCK = 1_048_583

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from contract.ways import printed
 from holdfast import EnvPolicy, Limits, Sandbox
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, TimeoutError
 from holdfast.testing.sandbox_suite import TIMEOUTS
+from tests.contract.ways import printed
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

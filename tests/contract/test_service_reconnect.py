@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import holdfast
-from contract.cutting_proxy import cutting_unix
 from holdfast.client.connection import Connection
 from holdfast.client.dial import open_connection
 from holdfast.client.host_call import call_service
-from holdfast.testing.servers import running_server
+from tests.contract.cutting_proxy import cutting_unix
+from tests.support.servers import running_server
 
 
 class Host:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.ways import SMALL, address_of
-from holdfast.testing.servers import Conversation, RunningServer, conversation
+from tests.contract.ways import SMALL, address_of
+from tests.support.servers import Conversation, RunningServer, conversation
 
 #: Over stdio the server ends with its connection; a session can be resumed where the server stays.
 WAYS = ("unix", "ws")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from contract.shell_ways import SHELL_SETTINGS, Running, shell_box, until_queued
-from contract.ways import fifo, kill_quietly, open_box
 from holdfast import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed, UnknownShell
-from holdfast.testing.servers import RunningServer, is_alive, running_server
+from tests.contract.shell_ways import SHELL_SETTINGS, Running, shell_box, until_queued
+from tests.contract.ways import fifo, kill_quietly, open_box
+from tests.support.servers import RunningServer, is_alive, running_server
 
 
 @pytest.fixture(scope="module")

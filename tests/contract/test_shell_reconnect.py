@@ -15,18 +15,18 @@ from typing import cast
 
 import pytest
 
-from contract.shell_ways import SHELL_SETTINGS, Running
-from contract.test_disconnect import broken_connection
-from contract.ways import address_of, fifo
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.connection import Connection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownShell
-from holdfast.testing.servers import Conversation, RunningServer, conversation, is_alive, running_server
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import CommandEnded
 from holdfast.wire.messages import Encoding
+from tests.contract.shell_ways import SHELL_SETTINGS, Running
+from tests.contract.test_disconnect import broken_connection
+from tests.contract.ways import address_of, fifo
+from tests.support.servers import Conversation, RunningServer, conversation, is_alive, running_server
 
 MEGABYTE = 1_000_003
 PRINT = f"""

@@ -14,10 +14,10 @@ from holdfast.client.connection import Connection
 from holdfast.client.dial import dialer, open_connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownProcess
-from holdfast.testing.servers import RunningServer, server_command, server_environment
-from holdfast.testing.signalling import send_signal
 from holdfast.types import StdinMode, Stream
 from holdfast.wire.messages import Encoding
+from tests.support.servers import RunningServer, server_command, server_environment
+from tests.support.signalling import send_signal
 
 #: Where the server is, and what is spoken to it. JSON over stdio is spoken by hand: see `BY_HAND`.
 WAYS: Final = ("inprocess", "unix", "unix-json", "stdio", "ws", "ws-json")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.servers import (
+from tests.support.servers import (
     Conversation,
     RunningServer,
     conversation,

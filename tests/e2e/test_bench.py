@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.engines import Missing, need
-from holdfast.testing.postgres import postgres_programs
+from tests.support.engines import Missing, need
+from tests.support.postgres import postgres_programs
 
 ROOT = Path(__file__).parents[2]
 #: Every row, and its target: a bound and a limit. None is shown for comparison alone.

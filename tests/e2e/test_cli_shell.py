@@ -21,15 +21,15 @@ import typer
 import holdfast.sync
 from holdfast.__main__ import main
 from holdfast.cli.verbs.terminal.shell import SUB_VERBS, row
-from holdfast.testing.servers import (
+from holdfast.types import ShellStatus
+from tests.support.parts import needs
+from tests.support.servers import (
     MARK_VARIABLE,
     PATIENCE_SECONDS,
     RunningServer,
     running_server,
     server_environment,
 )
-from holdfast.types import ShellStatus
-from support.parts import needs
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 NOTE = b"holdfast: "

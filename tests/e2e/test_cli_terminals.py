@@ -23,15 +23,15 @@ import pytest
 import holdfast.sync
 from holdfast.client.screen.asciicast import read_cast
 from holdfast.client.screen.screen import Screen, emulator
-from holdfast.testing.servers import (
+from holdfast.types import TerminalSize
+from tests.support.parts import needs
+from tests.support.servers import (
     MARK_VARIABLE,
     PATIENCE_SECONDS,
     RunningServer,
     running_server,
     server_environment,
 )
-from holdfast.types import TerminalSize
-from support.parts import needs
 
 DETACH = b"\x1cd"
 #: Tells the size of its terminal now and whenever it changes.

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import RunningServer, is_alive, running_server
 
 
 @pytest.fixture(scope="module")

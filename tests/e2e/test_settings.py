@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.servers import conversation, running_server, server_command, server_environment
+from tests.support.servers import conversation, running_server, server_command, server_environment
 
 
 async def limit_of(address: str) -> int:

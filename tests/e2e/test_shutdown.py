@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import HoldfastError
-from holdfast.testing.servers import (
+from tests.support.servers import (
     MARK_VARIABLE,
     Conversation,
     conversation,
@@ -24,7 +24,7 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 #: Leaves word of its TERM, and of the KILL that it does not survive by having written nothing more.
 POLITE = "trap 'echo polite >> {log}; exit 0' TERM; echo ready; while :; do sleep 0.01; done"

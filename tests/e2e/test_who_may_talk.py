@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 
 import holdfast
 from holdfast.errors import ConnectionLost, HoldfastError, Unauthorized
-from holdfast.testing.servers import (
+from tests.support.servers import (
     RunningServer,
     conversation,
     running_server,

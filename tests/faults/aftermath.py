@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from holdfast.client.sandbox import Sandbox
-from holdfast.testing.servers import RunningServer, marked_processes
-from holdfast.testing.signalling import send_signal
+from tests.support.servers import RunningServer, marked_processes
+from tests.support.signalling import send_signal
 
 from .checking import Broken
 from .faults import children, server_of

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 from .crash_points import CRASHES
 from .relay import Relay

@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, ResourceExhausted
-from holdfast.testing.servers import RunningServer, running_server, server_environment
+from tests.support.servers import RunningServer, running_server, server_environment
 
 from . import aftermath
 from .checking import Broken

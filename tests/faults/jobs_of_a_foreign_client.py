@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from holdfast.testing.servers import Conversation, conversation
 from holdfast.types import ExitStatus, OutputChunk, OutputGap
+from tests.support.servers import Conversation, conversation
 
 from .checking import Following
 from .place import Place, started

@@ -10,8 +10,8 @@ import contextlib
 import re
 
 from holdfast.client.process import Process
-from holdfast.testing.servers import is_alive
 from holdfast.types import ExitStatus, OutputChunk, OutputGap
+from tests.support.servers import is_alive
 
 from .checking import Broken, Following, same
 from .place import LOST_LINE_SECONDS, Place, connected, follow, started, told_unless_scarce

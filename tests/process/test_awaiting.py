@@ -21,7 +21,7 @@ import pytest
 from holdfast.launch.pidfd_signals import signal_group
 from holdfast.runtime.terminal import input_wait
 from holdfast.runtime.terminal.input_wait import InputState, input_state
-from support.parts import require
+from tests.support.parts import require
 
 #: Between fork and exec nothing happens here that a thread of another test could have locked.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

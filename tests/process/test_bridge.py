@@ -18,7 +18,6 @@ import msgspec
 import pytest
 
 import holdfast
-from contract.cutting_proxy import cutting_unix
 from holdfast.bridge import (
     Bridge,
     Limits,
@@ -35,10 +34,11 @@ from holdfast.bridge import (
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ProcessError
-from holdfast.testing.fake_provider import FakeProvider, fake_provider
-from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
-from holdfast.testing.signalling import send_signal
 from holdfast.types import EnvironmentInfo
+from tests.contract.cutting_proxy import cutting_unix
+from tests.support.fake_provider import FakeProvider, fake_provider
+from tests.support.servers import RunningServer, is_alive, running_server, server_environment
+from tests.support.signalling import send_signal
 
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 

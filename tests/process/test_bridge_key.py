@@ -16,9 +16,9 @@ import pytest
 import holdfast
 from holdfast.bridge import Bridge, RecordFile, Upstream, sandbox_agent_bridge
 from holdfast.client.sandbox import Sandbox
-from holdfast.testing.fake_provider import fake_provider
-from holdfast.testing.searching import files_under, finds, memory_of, proc_files
-from holdfast.testing.servers import RunningServer, marked_processes, running_server
+from tests.support.fake_provider import fake_provider
+from tests.support.secret_search import files_under, finds, memory_of, proc_files
+from tests.support.servers import RunningServer, marked_processes, running_server
 
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.servers import RunningServer, running_server, server_environment
+from tests.support.servers import RunningServer, running_server, server_environment
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 from holdfast.__main__ import main
 from holdfast.cli import QUICK_VERBS
 from holdfast.cli.verbs.process import quick
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 #: Modules that take longer to import than a call takes.

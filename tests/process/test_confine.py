@@ -24,9 +24,9 @@ from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, Permiss
 from holdfast.runtime.confine.composing import binds_descriptors, compose, find_bwrap
 from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.confine.resource_groups import hierarchies
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Confinement, ConfinementMode
+from tests.support.servers import RunningServer, is_alive, running_server
+from tests.support.signalling import send_signal
 
 #: Tells what these tests start from what another run of them on this machine does.
 RUN = os.getpid()

@@ -20,8 +20,8 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.proxies.egress.proxy import SOCKETS_BEFORE_SWEEP
 from holdfast.runtime.confine.offers import offers
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.types import Confinement
+from tests.support.servers import RunningServer, running_server
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 PYTHON = "/usr/bin/python3"

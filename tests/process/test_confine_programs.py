@@ -15,8 +15,8 @@ import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidParams
 from holdfast.runtime.confine.offers import offers
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.types import Confinement, ConfinementMode
+from tests.support.servers import RunningServer, running_server
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 MODES = [

@@ -22,10 +22,10 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.errors import PermissionRefused
 from holdfast.runtime.confine import composing
 from holdfast.runtime.confine.offers import offers
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Confinement
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import RunningServer, is_alive, running_server
+from tests.support.signalling import send_signal
 
 #: Another one in each process that runs tests: what is left of it is counted.
 UID: Final = 1_900_100_000 + os.getpid()

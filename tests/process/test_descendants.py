@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.runtime.confine.jail import Jail, descendants
-from holdfast.testing.signalling import kill_group
+from tests.support.signalling import kill_group
 
 MANY = 1000
 #: Whole looks while processes come and go, and how many are tried for them.

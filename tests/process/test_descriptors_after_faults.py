@@ -18,18 +18,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_exhaustion import fill
-from test_recovery import DIE_BEFORE, Kill, kept
-from test_shell_recovery import go, nobody
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, UnknownShell
 from holdfast.runtime.durability import ledger as ledgers, records as r
 from holdfast.runtime.durability.ledger import Ledger, read_ledger
-from holdfast.testing.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
 from holdfast.types import Limits, TerminalSize
-from support.file_systems import small_file_system
+from tests.process.test_exhaustion import fill
+from tests.process.test_recovery import DIE_BEFORE, Kill, kept
+from tests.process.test_shell_recovery import go, nobody
+from tests.support.file_systems import small_file_system
+from tests.support.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
 
 #: Descriptors are closed a moment after the reply; nothing reports it.
 SETTLE_SECONDS = PATIENCE_SECONDS

@@ -25,7 +25,10 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
 from holdfast.exec_api import EventStream
-from holdfast.testing.servers import (
+from holdfast.types import OutputChunk, OutputGap, Overflow
+from tests.support.file_systems import small_file_system
+from tests.support.parts import require
+from tests.support.servers import (
     PATIENCE_SECONDS,
     RunningServer,
     is_alive,
@@ -33,10 +36,7 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
-from holdfast.testing.signalling import send_signal
-from holdfast.types import OutputChunk, OutputGap, Overflow
-from support.file_systems import small_file_system
-from support.parts import require
+from tests.support.signalling import send_signal
 
 #: A process does not wait long for room that a test does not make, and for ever for a reader that can make it.
 HASTY = {"full_disk_seconds": 0.1, "reader_stall_seconds": 3600.0}

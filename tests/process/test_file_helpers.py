@@ -28,8 +28,8 @@ from holdfast.runtime.files.operations import FileWork
 from holdfast.runtime.files.users import UserChild, UserChildren, _ChildClosed
 from holdfast.runtime.process.environment import resolve_user
 from holdfast.runtime.tree.process_table import new_mark, read_mark
-from holdfast.testing.servers import server_environment
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import server_environment
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = "65534:65534"
@@ -72,7 +72,7 @@ PERFORM = """
 import json, sys
 from holdfast.runtime.process.environment import resolve_user
 from holdfast.runtime.files.users import UserChildren
-from process.test_file_helpers import NOBODY, OPERATIONS
+from tests.process.test_file_helpers import NOBODY, OPERATIONS
 
 children, results = UserChildren(8), {}
 for operation, arguments in OPERATIONS:

@@ -18,9 +18,9 @@ from holdfast.runtime.files.local_files import LocalFiles
 from holdfast.runtime.files.operations import FileWork
 from holdfast.runtime.files.users import MAX_CHILDREN, UserChildren
 from holdfast.runtime.process.environment import resolve_user
-from holdfast.testing.servers import running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import FILE_PIECE_BYTES
+from tests.support.servers import running_server
+from tests.support.signalling import send_signal
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
 

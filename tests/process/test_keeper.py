@@ -20,14 +20,14 @@ import pytest
 import holdfast
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.durability.keeper_link import KeeperLink
-from holdfast.testing.servers import (
+from tests.support.servers import (
     conversation,
     is_alive,
     running_server,
     server_command,
     server_environment,
 )
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 #: Plays a server: `link` is its line to the keeper, `turn` counts the servers before it.
 PLAY = """

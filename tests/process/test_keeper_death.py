@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from versions import Place, place
 
 import holdfast
 from holdfast.errors import StdinClosed
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.tree import cgroup
-from holdfast.testing.servers import conversation, is_alive
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Closed, Exited, TerminalSize
+from tests.process.versions import Place, place
+from tests.support.servers import conversation, is_alive
+from tests.support.signalling import send_signal
 
 #: Prints and goes on, with a child that got away from its session; neither prints again.
 QUIET = "echo printed; setsid sleep 1000 & exec sleep 1000"

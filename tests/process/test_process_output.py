@@ -17,8 +17,8 @@ from holdfast.exec_api import EventStream
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.output.reader import Reader
 from holdfast.runtime.process.process import ManagedProcess
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow, ProcessEvent, ProcessSpec
+from tests.support.signalling import send_signal
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60

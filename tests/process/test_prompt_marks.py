@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from marked_shell import MARK, NONCE, Ran, Session, parse
 
 from holdfast.runtime.terminal.shell_integration import integrate
-from support.parts import require
+from tests.process.marked_shell import MARK, NONCE, Ran, Session, parse
+from tests.support.parts import require
 
 SHELLS = ("bash", "zsh")
 

@@ -18,9 +18,9 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, UnknownProcess
-from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Closed, Exited, OutputChunk, OutputGap, Overflow, ProcessSpec, TerminalSize
+from tests.support.servers import RunningServer, conversation, is_alive, running_server, server_environment
+from tests.support.signalling import send_signal
 
 #: Prints numbered lines, each when it is told to go on: a line of input.
 ON_DEMAND = "echo ready; while read line; do echo got $line; done; echo end; exit 5"

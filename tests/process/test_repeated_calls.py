@@ -17,9 +17,9 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.errors import UnknownProcess
 from holdfast.runtime.local import LocalExec
 from holdfast.server.app import Server
-from holdfast.testing.memory import MemoryWire, memory_pair
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import ProcessSpec
+from tests.support.memory_channel import MemoryWire, memory_pair
 
 
 class Ways:

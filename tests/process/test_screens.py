@@ -22,8 +22,8 @@ import pytest
 from holdfast.client.screen.screen import Emulator, Screen, emulator
 from holdfast.runtime.terminal.input_wait import input_state
 from holdfast.runtime.terminal.keys import encode_keys
-from holdfast.testing.signalling import kill_group
-from support.parts import require
+from tests.support.parts import require
+from tests.support.signalling import kill_group
 
 pytest.importorskip("pyghostty")
 pytest.importorskip("pyte")

@@ -28,10 +28,10 @@ from holdfast.errors import (
     StdinClosed,
     UnknownService,
 )
-from holdfast.testing.servers import Conversation, RunningServer, conversation, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.wire import messages as m, methods
 from holdfast.wire.service_keys import PING, instance_of
+from tests.support.servers import Conversation, RunningServer, conversation, running_server
+from tests.support.signalling import send_signal
 
 KEY = "a-key-that-nobody-guesses"
 

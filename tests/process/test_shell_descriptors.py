@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.shell_ways import late_output
-from contract.ways import fifo
 from holdfast import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import HoldfastError, ResourceExhausted, ShellClosed
 from holdfast.runtime.local import LocalExec
-from holdfast.testing.servers import is_alive
+from tests.contract.shell_ways import late_output
+from tests.contract.ways import fifo
+from tests.support.servers import is_alive
 
 MakeExec = Callable[..., LocalExec]
 

@@ -12,15 +12,15 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from test_recovery import Kill, gone, kept
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed, StdinClosed, UnknownProcess
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import RunningServer, is_alive
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
+from tests.process.test_recovery import Kill, gone, kept
+from tests.support.servers import RunningServer, is_alive
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from contract.shell_ways import Running, late_output
-from contract.ways import fifo
 from holdfast import CommandResult, Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed
 from holdfast.runtime.local import LocalExec
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import is_alive
+from tests.contract.shell_ways import Running, late_output
+from tests.contract.ways import fifo
+from tests.support.servers import is_alive
 
 MakeExec = Callable[..., LocalExec]
 #: A loop that no trap of ours gets out of: only a new program helps.

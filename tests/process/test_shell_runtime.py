@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from test_shell_restart import run_deaf
 
-from contract.shell_ways import Running, until_queued
 from holdfast import Sandbox
 from holdfast.client.dial import open_connection
 from holdfast.client.remote import RemoteExec
@@ -30,8 +28,10 @@ from holdfast.errors import (
 )
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.shell.live import KEPT_COMMANDS
-from holdfast.testing.servers import is_alive, running_server
 from holdfast.types import CommandEnded, CommandSpec, ShellSpec
+from tests.contract.shell_ways import Running, until_queued
+from tests.process.test_shell_restart import run_deaf
+from tests.support.servers import is_alive, running_server
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60

@@ -16,7 +16,7 @@ from holdfast import ExecServerConfig, Sandbox
 from holdfast.client.screen.screen import Screen
 from holdfast.client.terminal import Terminal
 from holdfast.types import TerminalStatus
-from support.parts import needs
+from tests.support.parts import needs
 
 PATIENCE = 60.0
 

@@ -25,8 +25,8 @@ from holdfast.runtime.tree.usage import (
     counter,
     parse_stat,
 )
-from holdfast.testing.signalling import send_signal
 from holdfast.types import CommandSpec, Confinement, OutputChunk, ProcessSpec, ProcessUsage, ShellSpec
+from tests.support.signalling import send_signal
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")

@@ -17,16 +17,16 @@ from typing import cast
 
 import msgspec
 import pytest
-from versions import PATIENCE_SECONDS, Place, copy_package, place, variation
 
 import holdfast
 from holdfast.client.process import Process
 from holdfast.errors import InvalidRequest
 from holdfast.launch.keeper_client import SUFFIX, find
 from holdfast.runtime.durability import keeper, ledger, records
-from holdfast.testing.servers import conversation, is_alive, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import OutputChunk, OutputGap, TerminalSize
+from tests.process.versions import PATIENCE_SECONDS, Place, copy_package, place, variation
+from tests.support.servers import conversation, is_alive, running_server
+from tests.support.signalling import send_signal
 
 VERSION = ("__init__.py", '__version__ = "0.1.0"', '__version__ = "99.0.0"')
 ECHO = "echo ready; while read line; do echo got $line; done; exit 5"

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.testing.servers import MARK_VARIABLE, conversation, marked_processes, server_environment
-from holdfast.testing.signalling import send_signal
+from tests.support.servers import MARK_VARIABLE, conversation, marked_processes, server_environment
+from tests.support.signalling import send_signal
 
 PATIENCE_SECONDS = 60.0
 

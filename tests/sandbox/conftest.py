@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.sandboxes.install.bundle import Bundle, make_bundle
-from holdfast.testing import engines
-from holdfast.testing.engines import ContainerEngine, Missing, SshServer
-from holdfast.testing.servers import server_environment
+from tests.support import engines
+from tests.support.engines import ContainerEngine, Missing, SshServer
+from tests.support.servers import server_environment
 
 #: Images by the names that tests use.
 BUSYBOX = "hf-busybox"

@@ -27,10 +27,10 @@ from holdfast.bridge import Bridge, Upstream, sandbox_agent_bridge
 from holdfast.client.command import ExecResult
 from holdfast.client.sandbox import Sandbox
 from holdfast.sandboxes.install.bundle import Bundle
-from holdfast.testing.engines import ContainerEngine
-from holdfast.testing.fake_provider import fake_provider
-from holdfast.testing.searching import files_under, finds, memory_of, proc_files, processes_in_cgroup
-from holdfast.testing.servers import server_environment
+from tests.support.engines import ContainerEngine
+from tests.support.fake_provider import fake_provider
+from tests.support.secret_search import files_under, finds, memory_of, proc_files, processes_in_cgroup
+from tests.support.servers import server_environment
 
 from .scripted_model import NAMES, ScriptedModel
 

@@ -21,7 +21,7 @@ import pytest
 
 from holdfast.launch.pidfd_signals import signal_process
 from holdfast.sandboxes.install.bundle import Bundle
-from support.parts import require
+from tests.support.parts import require
 
 #: In a sandbox that has no environment to speak of.
 ENVIRONMENT = {"PATH": "/bin"}

@@ -21,7 +21,7 @@ from holdfast.sandboxes.install import bundle as bundle_module, bundle_tree, elf
 from holdfast.sandboxes.install.bundle import Bundle, make_package, pack, package, read_bundle
 from holdfast.sandboxes.install.bundle_tree import File, loaded_modules, our_modules, package_files
 from holdfast.sandboxes.install.unpacking import unpacked
-from support.parts import require
+from tests.support.parts import require
 
 SOURCE = Path(bundle_module.__file__).parents[2]
 

@@ -28,9 +28,9 @@ from holdfast.bridge import (
     Usage,
     sandbox_agent_bridge,
 )
-from holdfast.testing.servers import RunningServer, running_server, server_environment
-from holdfast.testing.signalling import kill_group
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import RunningServer, running_server, server_environment
+from tests.support.signalling import kill_group
 
 from .real_agents import NODE, require_agents
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import engines
-from holdfast.testing.engines import Missing
-from sandbox.conftest import or_skip
+from tests.sandbox.conftest import or_skip
+from tests.support import engines
+from tests.support.engines import Missing
 
 
 def processes_naming(directory: str) -> list[str]:

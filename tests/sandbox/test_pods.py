@@ -18,9 +18,9 @@ from holdfast.sandboxes.install import injection
 from holdfast.service.api import CreateRequest
 from holdfast.service.clock import SystemClock
 from holdfast.service.problems import NotNow
-from holdfast.testing.engines import ContainerEngine
-from holdfast.testing.signalling import send_signal
-from service.fakes import ANN, MemoryStore, make_manager, running
+from tests.service.fakes import ANN, MemoryStore, make_manager, running
+from tests.support.engines import ContainerEngine
+from tests.support.signalling import send_signal
 
 from .kubectl import NOT_FOUND, Kubectl
 

@@ -19,8 +19,8 @@ from holdfast.sandboxes import polling
 from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.polling import ends_in
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import PATIENCE_SECONDS, running_server
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ReadResult
+from tests.support.servers import PATIENCE_SECONDS, running_server
 
 #: Runs the command to its end; the reply of every third one is lost on the way back.
 LOSES_REPLIES = """#!/bin/sh

@@ -15,8 +15,8 @@ from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.sandbox_kind import Place
 from holdfast.sandboxes.ssh import SshHost
 from holdfast.testing import sandbox_suite
-from holdfast.testing.engines import ContainerEngine, SshServer
 from holdfast.testing.sandbox_suite import AddressPlace, Check, Subject
+from tests.support.engines import ContainerEngine, SshServer
 
 KINDS = ("local", "docker-busybox", "docker-debian", "podman-busybox", "ssh", "bwrap", "command")
 

@@ -28,8 +28,8 @@ from holdfast.errors import (
 )
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.ssh import SshHost
-from holdfast.testing.engines import ContainerEngine, SshServer
-from holdfast.testing.signalling import send_signal
+from tests.support.engines import ContainerEngine, SshServer
+from tests.support.signalling import send_signal
 
 #: Turns a hang into a failure.
 PATIENCE = 60.0

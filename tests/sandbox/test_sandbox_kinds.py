@@ -19,7 +19,7 @@ from holdfast.errors import InvalidParams, SandboxError
 from holdfast.sandboxes import containers
 from holdfast.sandboxes.addresses import place_at
 from holdfast.sandboxes.kubernetes import Pod
-from holdfast.testing.engines import ContainerEngine
+from tests.support.engines import ContainerEngine
 
 PATIENCE = 60.0
 

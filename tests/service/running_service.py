@@ -22,8 +22,8 @@ from typing import Any, Final
 from unittest import mock
 
 from holdfast.__main__ import main
-from holdfast.testing.servers import server_environment
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import server_environment
 
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0

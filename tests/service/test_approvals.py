@@ -15,7 +15,7 @@ from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.types import Approval
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
 
 RULES = """
 [[profiles.default.commands.rules]]

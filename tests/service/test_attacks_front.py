@@ -19,8 +19,8 @@ from holdfast.service.fronts.grpc import GrpcSettings
 from holdfast.service.fronts.http import HttpSettings
 from holdfast.service.fronts.listening import TlsFiles
 from holdfast.session.v1 import session_pb2 as pb
-from service.certificates import make_certificates
-from service.fake_sessions import ANNA, Fronts, OverGrpc, OverHttp, bearer
+from tests.service.certificates import make_certificates
+from tests.service.fake_sessions import ANNA, Fronts, OverGrpc, OverHttp, bearer
 
 HALF_A_HEAD = b"POST /holdfast.session.v1.SessionService/GetSession HTTP/1.1\r\nHost: x\r\nX-Half: "
 #: Short, and still longer than a client on this machine takes for a whole head under load.

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from holdfast.__main__ import main
 from holdfast.service.store import Store
-from service.session_records import entry, record
+from tests.service.session_records import entry, record
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

@@ -15,9 +15,9 @@ from holdfast.service.store import MISSED, Notice, Page, Store
 from holdfast.service.store.batch import MARK_EVERY
 from holdfast.service.store.notices import MAX_BEHIND
 from holdfast.service.types import AuditRow
-from holdfast.testing.postgres import Cluster
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
+from tests.support.postgres import Cluster
 
 
 async def test_rows_are_numbered_and_chained(store: Store) -> None:

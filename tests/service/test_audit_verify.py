@@ -17,9 +17,9 @@ from holdfast.service.store import Store, Verification
 from holdfast.service.store.verification import MAX_BREAKS
 from holdfast.service.types import AuditEntry
 from holdfast.testing import FakeClock
-from holdfast.testing.postgres import memory
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
+from tests.support.postgres import memory
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

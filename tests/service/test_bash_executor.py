@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.service.shim.bash_executor import ExecutionResult
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from service.running_service import Place, RunningService, new_place, running_service
+from tests.service.running_service import Place, RunningService, new_place, running_service
 
 MakeExecutor = Callable[..., holdfast.BashExecutor]
 

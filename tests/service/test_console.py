@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.console.application import CONTENT_SECURITY_POLICY
-from service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
-from support.parts import needs
+from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
+from tests.support.parts import needs
 
 STATIC = Path(str(files("holdfast.console"))) / "static"
 SOURCES = {path.name: path.read_text() for path in sorted(STATIC.iterdir())}

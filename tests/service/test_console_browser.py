@@ -19,8 +19,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Dialog, FloatRect, Page, Route, async_playwright, expect
 
-from service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
-from support.parts import needs
+from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
+from tests.support.parts import needs
 
 pytestmark = [needs("chromium"), pytest.mark.asyncio(loop_scope="module")]
 

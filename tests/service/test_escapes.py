@@ -27,10 +27,10 @@ from holdfast.service.problems import Denied
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.types import Confinement, Limits
-from service.fakes import MemoryStore, own_uid
-from service.session_records import POLICY, record
+from tests.service.fakes import MemoryStore, own_uid
+from tests.service.session_records import POLICY, record
+from tests.support.servers import RunningServer, running_server
 
 SECRET = "the-token-of-another"
 MIB = 1024 * 1024

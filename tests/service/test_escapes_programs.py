@@ -16,7 +16,7 @@ from holdfast.service.api import PolicyRequest
 from holdfast.service.policy.engine import decide_command, resolve
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.sessions.backend.enforcement import Plan, plan
-from holdfast.testing.servers import RunningServer, running_server
+from tests.support.servers import RunningServer, running_server
 
 FOUND = offers()
 OFFERED = words(FOUND)

@@ -14,7 +14,7 @@ from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store.types import MISSED, Notice
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
-from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from holdfast.service.sessions.following.terminal import Typed, TypedAhead
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, running
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from holdfast.service.fronts.listening import TlsFiles, bind, parse_address
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.testing import FakeClock
-from support.parts import needs
+from tests.support.parts import needs
 
 from .certificates import make_certificates
 from .fake_sessions import ANNA, BEN, OLGA, Fronts, OverHttp, Seen, chunk, curl, for_ever, no_end

@@ -23,7 +23,7 @@ from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.types import Kind
 from holdfast.types import TerminalSpec
-from service.fakes import ANN, MemoryStore, connecting, make_manager, read_until, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, read_until, running
 
 #: Fresh sessions for each test: `make faults` runs 1,000.
 SESSIONS: Final = int(os.environ.get("HOLDFAST_INTERRUPTED_SESSIONS", "12"))

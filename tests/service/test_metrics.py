@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.service.observability.metrics import MAX_VALUES, Metrics
 from holdfast.service.problems import Unavailable
-from support.parts import require
+from tests.support.parts import require
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -14,7 +14,7 @@ from holdfast.service.sessions.backend.output import command_chunks, terminal_ch
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, by_hand
 from holdfast.types import OutputChunk, OutputGap, ReadResult, TerminalEvent, TerminalRead
-from service.fakes import ANN, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, running
 
 positions = st.builds(
     Position,

@@ -16,9 +16,9 @@ import pytest
 from holdfast.service.access.tokens import new_token
 from holdfast.service.problems import Invalid, Unavailable
 from holdfast.service.store import Store
-from holdfast.testing.postgres import postgres_programs, running_cluster
-from service.certificates import Certificates, make_certificates
-from service.running_service import RunningService, new_place, running_service
+from tests.service.certificates import Certificates, make_certificates
+from tests.service.running_service import RunningService, new_place, running_service
+from tests.support.postgres import postgres_programs, running_cluster
 
 FLOOD_CALLS = 30
 HALF_HEADS = 20

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.cli.verbs.service.service import announce
 from holdfast.service.assembly import Started
-from service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_place, running_service
+from tests.service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_place, running_service
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```shell-session\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -21,7 +21,7 @@ from holdfast.service.types import SessionRecord
 from holdfast.testing import FakeClock, FakeExec, by_hand
 from holdfast.testing.clock import settle
 from holdfast.types import EnvironmentInfo
-from service.fakes import ANN, MemoryStore, connecting, make_manager, own_uid, running, settings
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, own_uid, running, settings
 
 HOST = "/home/service/.local/state/holdfast/workspaces"
 

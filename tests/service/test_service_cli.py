@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-from service.running_service import (
+from tests.service.running_service import (
     PATIENCE_SECONDS,
     Place,
     RunningService,

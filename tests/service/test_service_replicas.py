@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from holdfast.testing.postgres import Cluster
-from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from tests.service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from tests.support.postgres import Cluster
 
 LEASE_SECONDS = 2.0
 

@@ -16,7 +16,7 @@ import pytest
 from holdfast.service.problems import Denied
 from holdfast.service.shim.rpc_status import problem_of
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-from service.running_service import (
+from tests.service.running_service import (
     PATIENCE_SECONDS,
     Place,
     RunningService,

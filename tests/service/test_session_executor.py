@@ -18,8 +18,8 @@ from holdfast.service.fronts.status_details import status_bytes
 from holdfast.service.shim import bash_executor, session_executor
 from holdfast.service.shim.rpc_status import problem_of
 from holdfast.session.v1 import session_pb2 as pb
-from service.certificates import Certificates, make_certificates
-from service.fake_sessions import OverHttp
+from tests.service.certificates import Certificates, make_certificates
+from tests.service.fake_sessions import OverHttp
 
 Answer = Message | grpc.StatusCode
 REQUESTS: dict[str, type[Message]] = {

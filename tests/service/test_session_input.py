@@ -13,7 +13,7 @@ from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.types import Kind
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, running
 
 GUARDED = """
 [[profiles.default.commands.rules]]

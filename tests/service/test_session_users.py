@@ -31,9 +31,9 @@ from holdfast.service.sessions.backend.enforcement import needs_user
 from holdfast.service.settings import load_settings
 from holdfast.service.types import Policy
 from holdfast.types import Confinement, EnvironmentInfo, ShellInfo
-from service.conftest import OpenStore
-from service.running_service import Place, RunningService, new_place, running_service
-from support.parts import needs as needs_program
+from tests.service.conftest import OpenStore
+from tests.service.running_service import Place, RunningService, new_place, running_service
+from tests.support.parts import needs as needs_program
 
 OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
 PYTHON: Final = "/usr/bin/python3"

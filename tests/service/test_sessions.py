@@ -17,7 +17,7 @@ from holdfast.service.store.audit_log import MAX_BODY_BYTES
 from holdfast.service.types import SERVICE_STREAM
 from holdfast.testing import FakeClock, FakeExec, answers, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, read_until, running
+from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, read_until, running
 
 
 @pytest.fixture

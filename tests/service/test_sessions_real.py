@@ -18,8 +18,8 @@ from holdfast.service.problems import NotNow
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store import Store
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from service.fakes import ANN, connecting, make_manager, read_until, running
+from tests.service.fakes import ANN, connecting, make_manager, read_until, running
+from tests.support.servers import RunningServer, is_alive, running_server
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.confine.offers import offers
 from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
-from holdfast.testing.servers import running_server
 from holdfast.types import CommandSpec, Confinement
-from support.file_systems import small_file_system
+from tests.support.file_systems import small_file_system
+from tests.support.servers import running_server
 
 MIB = 1024 * 1024
 SPOOL_BYTES = 24 * MIB

@@ -17,9 +17,9 @@ from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.migrations import STEPS, Step, migrate
 from holdfast.service.store.database.schema import METADATA, VERSIONS
 from holdfast.testing import FakeClock
-from holdfast.testing.postgres import Cluster
-from service.conftest import OpenStore
-from service.session_records import entry
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry
+from tests.support.postgres import Cluster
 
 
 async def columns(connection: Connection) -> dict[str, dict[str, bool]]:

@@ -12,8 +12,8 @@ from asyncio.subprocess import PIPE
 from holdfast.service.problems import NotNow
 from holdfast.service.store import Fence, Store
 from holdfast.service.types import AuditRow
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
 
 SESSIONS = [f"s{number}" for number in range(8)]
 

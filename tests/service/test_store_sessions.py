@@ -12,8 +12,8 @@ from holdfast.service.problems import Exhausted, Exists, Invalid, NotFound, NotN
 from holdfast.service.store import Fence, Lease, Page, SessionFilter, Store
 from holdfast.service.types import Resources, SessionRecord, Usage
 from holdfast.testing import FakeClock
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
 
 MANY: dict[str, Any] = {"per_agent": 1000, "total": 1000}
 

@@ -25,7 +25,7 @@ from holdfast.client.screen.asciicast import (
 )
 from holdfast.errors import InvalidParams
 from holdfast.types import TerminalSize
-from support.parts import needs
+from tests.support.parts import needs
 
 HEADER = '{"version": 2, "width": 80, "height": 24}\n'
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bench.live_shells import Answer, file_of_lines
 from bench.measure import Bound, Target, is_reached
 from bench.shells import TIMES_OUT, Edge, Outcome, difference, raised, verdict

@@ -26,7 +26,7 @@ from holdfast.errors import (
     Unauthorized,
     UnknownProcess,
 )
-from holdfast.testing import FakeClock, MemoryWire, memory_pair
+from holdfast.testing import FakeClock
 from holdfast.testing.clock import settle
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import (
@@ -46,6 +46,7 @@ from holdfast.types import (
 from holdfast.wire import messages as m, methods as w
 from holdfast.wire.framing import Oversized
 from holdfast.wire.peer import Notice, Peer, Request
+from tests.support.memory_channel import MemoryWire, memory_pair
 
 Notification = tuple[str, Any]
 

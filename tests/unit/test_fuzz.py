@@ -13,10 +13,10 @@ from pathlib import Path
 
 import h11
 import pytest
-from fuzz.target import Target
-from fuzz.targets import targets
 from hypothesis import given, settings, strategies as st
 
+from fuzz.target import Target
+from fuzz.targets import targets
 from holdfast.client.screen.asciicast import read_cast
 from holdfast.config import parse_settings
 from holdfast.errors import InvalidParams, SandboxError

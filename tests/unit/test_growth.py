@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from bench.growth import Growth, Sample, measure, table, write_csv, write_svg
 
 LIFE_SECONDS = 300

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.order import LONGEST_FIRST, rank, unit_of_work
-from support.parts import PACKAGES, needs, skip_table
+from tests.support.order import LONGEST_FIRST, rank, unit_of_work
+from tests.support.parts import PACKAGES, needs, skip_table
 
 TESTS = Path(__file__).parents[1]
 
@@ -33,7 +33,7 @@ def test_there_is_no_table_without_skips() -> None:
 
 
 def test_a_missing_program_skips_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("support.parts._SYSTEM_DIRECTORIES", ())
+    monkeypatch.setattr("tests.support.parts._SYSTEM_DIRECTORIES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (needs("zsh").args, needs("zsh").kwargs) == ((True,), {"reason": "no zsh"})
     os.symlink("/bin/sh", tmp_path / "zsh")

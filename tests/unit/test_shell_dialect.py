@@ -21,7 +21,7 @@ from holdfast.runtime.shell.dialect import (
     parse_answer,
     quote,
 )
-from support.parts import needs
+from tests.support.parts import needs
 
 SHELLS = [
     pytest.param(argv, id=argv[0], marks=needs(argv[0]))

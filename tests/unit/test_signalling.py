@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launch.pidfd_signals import OurOwn, signal_child_group, signal_group, signal_process
-from holdfast.testing.signalling import send_signal, started_by_a_test
+from tests.support.signalling import send_signal, started_by_a_test
 
 ROOT = Path(__file__).parents[2]
 #: Where a raw kill stands, and why it reaches only what is meant.
@@ -167,7 +167,7 @@ def test_a_test_signals_what_it_has_started_and_not_the_program_that_runs_it(fam
 
 def test_a_process_that_has_ended_and_is_not_reaped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that init has inherited: on some machines it is reaped late, and its environment is gone."""
-    monkeypatch.setattr("holdfast.testing.signalling._descends", lambda pid, ancestor: False)
+    monkeypatch.setattr("tests.support.signalling._descends", lambda pid, ancestor: False)
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessLookupError):
@@ -212,4 +212,4 @@ def test_no_code_signals_a_number_that_may_be_anothers(folder: str) -> None:
         if str(path.relative_to(ROOT)) not in ALLOWED
         for line in raw_kills(path.read_text())
     }
-    assert found == set(), "use holdfast.launch.pidfd_signals, and in tests holdfast.testing.signalling"
+    assert found == set(), "use holdfast.launch.pidfd_signals, and in tests tests.support.signalling"

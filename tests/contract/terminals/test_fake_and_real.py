@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import PATIENCE, Opener, make_home, until_event, until_shown, until_status
-from contract.ways import open_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
 from holdfast.testing import FakeCommand, FakeExec, answers, cat, hangs, prints
-from holdfast.testing.servers import RunningServer
+from tests.contract.terminals.ways import PATIENCE, Opener, make_home, until_event, until_shown, until_status
+from tests.contract.ways import open_box
+from tests.support.servers import RunningServer
 
 
 async def asks(command: FakeCommand) -> int:

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast import OutputChunk, Sandbox, TerminalSize
+from holdfast.client.terminal import Terminal
+from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
+from holdfast.types import TerminalEvent
+from tests.contract.terminals.ways import (
     PATIENCE,
     TERMINAL_SETTINGS,
     Opener,
@@ -18,10 +22,6 @@ from contract.terminals.ways import (
     until_event,
     until_status,
 )
-from holdfast import OutputChunk, Sandbox, TerminalSize
-from holdfast.client.terminal import Terminal
-from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
-from holdfast.types import TerminalEvent
 
 
 async def test_events_come_in_their_order_and_say_what_happened(terminal: Terminal) -> None:

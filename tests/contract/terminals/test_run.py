@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast.client.terminal import Terminal
+from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
+from holdfast.testing.sandbox_suite import TIMEOUTS
+from tests.contract.terminals.ways import (
     PATIENCE,
     Opener,
     number_in,
@@ -17,11 +20,8 @@ from contract.terminals.ways import (
     until_shown,
     until_status,
 )
-from holdfast.client.terminal import Terminal
-from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
-from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import is_alive
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import is_alive
 
 # --- what is typed ------------------------------------------------------------------------------------------------
 

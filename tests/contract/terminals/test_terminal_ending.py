@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast.client.terminal import Terminal
+from holdfast.errors import InvalidParams, StdinClosed, TerminalClosed, UnknownTerminal
+from tests.contract.terminals.ways import (
     PATIENCE,
     Opener,
     make_home,
@@ -20,11 +22,9 @@ from contract.terminals.ways import (
     until_shown,
     until_status,
 )
-from contract.ways import kill_quietly
-from holdfast.client.terminal import Terminal
-from holdfast.errors import InvalidParams, StdinClosed, TerminalClosed, UnknownTerminal
-from holdfast.testing.servers import RunningServer, is_alive
-from holdfast.testing.signalling import send_signal
+from tests.contract.ways import kill_quietly
+from tests.support.servers import RunningServer, is_alive
+from tests.support.signalling import send_signal
 
 
 async def started(terminal: Terminal, command: str) -> int:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast import Sandbox
+from holdfast.client.remote import RemoteExec
+from tests.contract.terminals.ways import (
     PATIENCE,
     Opener,
     make_home,
@@ -20,12 +22,10 @@ from contract.terminals.ways import (
     until_event,
     until_shown,
 )
-from contract.test_disconnect import broken_connection
-from contract.test_shell_reconnect import Gate
-from contract.ways import kill_quietly
-from holdfast import Sandbox
-from holdfast.client.remote import RemoteExec
-from holdfast.testing.servers import RunningServer, conversation
+from tests.contract.test_disconnect import broken_connection
+from tests.contract.test_shell_reconnect import Gate
+from tests.contract.ways import kill_quietly
+from tests.support.servers import RunningServer, conversation
 
 
 @pytest.fixture(params=["unix", "ws-json"])

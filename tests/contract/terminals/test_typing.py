@@ -7,14 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
-    PATIENCE,
-    Opener,
-    shown,
-    until_event,
-    until_shown,
-    until_status,
-)
 from holdfast import TerminalSize
 from holdfast.client.terminal import Terminal
 from holdfast.errors import (
@@ -22,6 +14,14 @@ from holdfast.errors import (
     TerminalClosed,
     TimeoutError,
     UnknownSignal,
+)
+from tests.contract.terminals.ways import (
+    PATIENCE,
+    Opener,
+    shown,
+    until_event,
+    until_shown,
+    until_status,
 )
 
 

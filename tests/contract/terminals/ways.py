@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from contract.ways import open_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.testing.servers import RunningServer, is_alive
 from holdfast.types import TerminalEvent, TerminalStatus
+from tests.contract.ways import open_box
+from tests.support.servers import RunningServer, is_alive
 
 #: Settings that are small enough to be met by a test.
 TERMINAL_SETTINGS: Final[dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, NOTICE, SH, Case, Step, case, like
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, NOTICE, SH, Case, Step, case, like
 
 #: A child that tells when there is something to interrupt.
 WAITS = "sh -c 'echo before; exec sleep 1000'"

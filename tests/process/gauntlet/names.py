@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, POSIX, SH, Case, Closed, Step, case, fakes, like
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, POSIX, SH, Case, Closed, Step, case, fakes, like
 
 NAMES: tuple[Case, ...] = (
     case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import BASH, Case, Closed, Step, case, ends
+from tests.process.gauntlet.case import BASH, Case, Closed, Step, case, ends
 
 PRIVATE: tuple[Case, ...] = (
     case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, BASH_ZSH, OUR_TRAP, SH, Case, Step, case, like, says
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, BASH_ZSH, OUR_TRAP, SH, Case, Step, case, like, says
 
 STATE: tuple[Case, ...] = (
     case(

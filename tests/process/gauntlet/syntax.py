@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, BASH, BASH_ZSH, SOMETHING, Case, Step, case, like, says
+from tests.process.gauntlet.case import ALIVE, ALL, BASH, BASH_ZSH, SOMETHING, Case, Step, case, like, says
 
 #: Text that no shell can parse: told at once, nothing of it run, the shell as it was.
 UNPARSABLE = (

@@ -4,7 +4,20 @@ A listing of traps has one trap of ours in it, on signal 57 (USR2 in zsh): cases
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, OUR_TRAP, SH, SOMETHING, Case, Closed, Step, case, like
+from tests.process.gauntlet.case import (
+    ALIVE,
+    ALL,
+    ANY,
+    BASH,
+    OUR_TRAP,
+    SH,
+    SOMETHING,
+    Case,
+    Closed,
+    Step,
+    case,
+    like,
+)
 
 TRAPS: tuple[Case, ...] = (
     case(

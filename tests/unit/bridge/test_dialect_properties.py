@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from fuzz.bridge_targets import PATHS, fuzz_requests
 from hypothesis import example, given, settings, strategies as st
 
+from fuzz.bridge_targets import PATHS, fuzz_requests
 from holdfast.bridge.deltas import Gathering, deltas_of
 from holdfast.bridge.dialects import DIALECTS, asked_of, embeddings, route_of
 from holdfast.bridge.dialects.fields import checked_body

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from fuzz.shell_texts import TextMaker
 from fuzz.shells import PROFILE, SHELLS, Ground
-
 from holdfast.service.policy.command_line import read_command_line
 from holdfast.service.policy.engine import decide_command
 

@@ -11,7 +11,7 @@ import os
 import signal
 
 from holdfast.launch import pidfd_signals
-from holdfast.testing.servers import MARK_VARIABLE, is_alive
+from tests.support.servers import MARK_VARIABLE, is_alive
 
 #: One of them is in the environment of what a test starts, and of all below that.
 _OF_A_TEST = tuple(f"{name}=".encode() for name in (MARK_VARIABLE, "HOLDFAST_DIRECTORY", "PYTEST_CURRENT_TEST"))
