@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 
@@ -101,8 +102,27 @@ CASES: dict[str, tuple[bytes, str, tuple[int, int]]] = {
     "many digits": (b"a\x1b[" + b"9" * 5000 + b"Cx", "a                  x", (0, 19)),
 }
 
+#: Differences of pyte that docs/terminals.md names: shapes of characters, origin mode, back tabs, broken sequences.
+NOT_ON_PYTE = {
+    "a wide character at the edge",
+    "a combining character",
+    "half of a wide character overwritten",
+    "column and row",
+    "back tab",
+    "save and restore",
+    "line drawing",
+    "line drawing by shifts",
+    "origin mode beyond the region",
+    "a sequence that another one breaks",
+    "many digits",
+}
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(backend, name) for backend in BACKENDS for name in CASES if backend != "pyte" or name not in NOT_ON_PYTE],
+    indirect=["backend"],
+)
 def test_what_is_on_the_screen(backend: Backend, name: str) -> None:
     data, text, cursor = CASES[name]
     screen = after(backend, data)
@@ -142,50 +162,6 @@ def test_cutting_anywhere_gives_the_same_screen(backend: Backend, data: st.DataO
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     pieces = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     assert after(backend, *pieces) == after(backend, whole)
-
-
-#: What full-screen programs and shells send most. Not origin mode, in which libghostty's CHA moves the row as well.
-COMMON = [
-    *(
-        b"text ",
-        b"0123456789",
-        b"wide \xe4\xbd\xa0",
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b"\b",
-        b"\t",
-        b"\x1bM",
-        b"\x1bD",
-        b"\x1bE",
-    ),
-    *(b"\x1b[A", b"\x1b[2B", b"\x1b[3C", b"\x1b[2D", b"\x1b[2E", b"\x1b[F", b"\x1b[H", b"\x1b[3;5H", b"\x1b[5;19H"),
-    *(
-        b"\x1b[3d",
-        b"\x1b[7G",
-        b"\x1b[Z",
-        b"\x1b[J",
-        b"\x1b[1J",
-        b"\x1b[2J",
-        b"\x1b[L",
-        b"\x1b[2M",
-        b"\x1b[S",
-        b"\x1b[T",
-    ),
-    *(b"\x1b7", b"\x1b8", b"\x1b[2;4r", b"\x1b[r", b"\x1b[?7l", b"\x1b[?7h", b"\x1b[31m", b"\x1b[m"),
-    *(b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25l", b"\x1b[?25h"),
-]
-#: These can erase or move one half of a wide character, which pyte does not mend.
-NARROW = [b"\x1b[K", b"\x1b[1K", b"\x1b[2K", b"\x1b[2@", b"\x1b[3P", b"\x1b[4X", b"\x1b[4h", b"\x1b[4l"]
-
-
-@given(
-    st.lists(st.sampled_from([piece for piece in COMMON if b"wide" not in piece] + NARROW), max_size=14)
-    | st.lists(st.sampled_from([piece for piece in COMMON if piece[-1:] != b"J"]), max_size=14)
-)
-@settings(max_examples=300, deadline=None)
-def test_both_backends_show_the_same(pieces: list[bytes]) -> None:
-    assert after("pyte", *pieces) == after("ghostty", *pieces)
 
 
 @given(st.binary(max_size=200), st.integers(1, 6), st.integers(1, 12), st.integers(1, 6), st.integers(1, 12))
@@ -335,8 +311,16 @@ SHOWN = {
 THEN = (b"", b"y\r\nz", b"\x1b[2;3Hw\n\n\n\nv", b"\x1b[?1049lback", b"qqq")
 
 
-@pytest.mark.parametrize("then", THEN)
-@pytest.mark.parametrize("shown", SHOWN)
+def goes_on(backend: Backend, shown: str, then: bytes) -> bool:
+    """Whether the backend promises it: pyte restores neither a pending wrap nor a cursor that was not saved."""
+    return backend != "pyte" or (shown != "the last column" and (b"1049l" not in then or "alternate" in shown))
+
+
+@pytest.mark.parametrize(
+    ("backend", "shown", "then"),
+    [(*each, then) for each in itertools.product(BACKENDS, SHOWN) for then in THEN if goes_on(*each, then)],
+    indirect=["backend"],
+)
 def test_a_restored_screen_goes_on_like_the_first(backend: Backend, shown: str, then: bytes) -> None:
     first, second = emulator(5, 20, backend=backend), emulator(5, 20, backend="ghostty")
     first.feed(SHOWN[shown])
@@ -350,7 +334,7 @@ def test_a_restored_screen_goes_on_like_the_first(backend: Backend, shown: str, 
 
 def test_restore_brings_back_modes_and_colours(backend: Backend) -> None:
     made = emulator(5, 20, backend=backend)
-    made.feed(b"\x1b[31mred\x1b[0m\x1b[?1h\x1b=\x1b[?1002h\x1b[?1006h\x1b[?1004h\x1b[?2004h\x1b[?25l")
+    made.feed(b"\x1b[31mred\x1b[0m\x1b[?1h\x1b[?66h\x1b[?1002h\x1b[?1006h\x1b[?1004h\x1b[?2004h\x1b[?25l")
     drawn = made.restore()
     for mode in (b"1h", b"66h", b"1002h", b"1006h", b"1004h", b"2004h", b"25l"):
         assert b"\x1b[?" + mode in drawn
@@ -452,6 +436,7 @@ def test_without_pyghostty_pyte_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InvalidRequest, match="pip install pyghostty"):
         emulator(2, 2, backend="ghostty")
     monkeypatch.setitem(sys.modules, "pyte", None)
+    monkeypatch.delitem(sys.modules, "holdfast.client.screen.pyte")
     with pytest.raises(InvalidRequest, match="pip install pyghostty"):
         emulator(2, 2)
     with pytest.raises(InvalidRequest, match="pip install pyte"):
