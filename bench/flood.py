@@ -57,7 +57,7 @@ async def list_during_a_flood(scale: Scale) -> list[Row]:
 
 
 class _Asking:
-    """Asks over one connection, while a flood comes over another or the same if it is told to."""
+    """Measure calls over one connection during a flood over `flood_on`, which may be the same connection."""
 
     def __init__(self, api: RemoteExec, count: int, *, flood_on: RemoteExec | None = None) -> None:
         self._api = api

@@ -1,4 +1,4 @@
-"""What the server weighs: idle, with a thousand processes, and after a flood that somebody reads or nobody does.
+"""The memory of the server: idle, with a thousand processes, and after a flood with and without a reader.
 
 Each round has fresh servers, since memory that was used once stays. The figure is VmRSS of /proc/PID/status, which
 does not count output on tmpfs.

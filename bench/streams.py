@@ -145,7 +145,7 @@ def _bare_cat() -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _on_different_cores(cat: subprocess.Popen[bytes]) -> Iterator[None]:
-    """What the round trip costs when it must wake another core, as one through a server always does."""
+    """The cost of the round trip when it must wake another core, as one through a server always does."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])
     os.sched_setaffinity(cat.pid, cores[-1:])

@@ -1,4 +1,4 @@
-"""What must hold of the bridge's parsers: requests of every dialect, streams of events, HTTP from inside a sandbox.
+"""Properties of the bridge's parsers: requests of every dialect, streams of events, HTTP from inside a sandbox.
 
 Targets as in `targets`. The proxy's connection runs on an event loop, with a transport that is only memory.
 """
@@ -66,7 +66,7 @@ def _read(request: HttpRequest) -> bool:
         parsed = dialect.parse(request)
     except InvalidParams:
         return False
-    # What could be read can be answered, with the settings that the answer repeats.
+    # A request that was read can be answered, with the settings that the answer repeats.
     dialect.render(ModelReply(), parsed)
     stream = dialect.stream(parsed)
     stream.begin()
@@ -145,7 +145,7 @@ class _Transport(asyncio.Transport):
         self.closing = True
 
     def pause_reading(self) -> None:
-        """It is asked to send no more, and may have sent it already."""
+        """The client was asked to stop sending, and may have sent the rest already."""
 
     def resume_reading(self) -> None:
         """The same."""

@@ -1,7 +1,7 @@
-"""What must hold of parsers of untrusted input: policies, requests of the service, proxies, names, screens.
+"""Properties of parsers of untrusted input: policies, requests of the service, proxies, names, screens.
 
-Targets as in `targets`. The service's requests go through the real HTTP application with a handler whose sessions
-are a stand-in; nothing listens and nothing is started.
+Targets as in `targets`. The service's requests go through the real HTTP application with a handler over fake
+sessions; nothing listens and nothing is started.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def egress_patterns(data: bytes) -> None:
 
 
 def _is_name(pattern: Pattern) -> bool:
-    """Whether a request could ask for it: a pattern such as `a]` names nothing."""
+    """Whether a request could name the host of this pattern: a pattern such as `a]` names nothing."""
     return normal(pattern.host) == pattern.host
 
 
@@ -285,7 +285,7 @@ def service_requests(data: bytes) -> None:
         headers.append((b"connect-protocol-version", data[4:6]))
     status, reply = asyncio.run(_post(method.path, headers, data[4:]))
     assert 200 <= status < 500 or status == 501, (status, reply)
-    # Connect itself answers so where an envelope says that it is compressed and no header says how.
+    # Connect itself answers so where an envelope is marked as compressed and no header names the compression.
     assert b'"internal"' not in reply.replace(b'"internal", "message": "protocol error', b""), reply
 
 
@@ -373,7 +373,7 @@ def redaction(data: bytes) -> None:
     b"\0010:hB:7:130:last\0/cwd\0/old\0\n", b"0::::\0/\0/\0\n", b"trap -- 'x' EXIT\n\0000:::0:\0/\0/\0\n", b"\n"
 )
 def shell_answers(data: bytes) -> None:
-    """What code in a shell writes to its control socket is an answer or refused by ValueError."""
+    """Bytes that code in a shell writes to its control socket are an answer or refused by ValueError."""
     is_whole(data)
     try:
         answer = parse_answer(data)

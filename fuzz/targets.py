@@ -1,4 +1,4 @@
-"""What must hold of each parser, whatever bytes it is given: one function a parser, which raises if it does not.
+"""Properties of each parser for any bytes: one function a parser, which raises if the property does not hold.
 
 A target returns for input that is refused in the promised way. Its seeds are made here, by the code that writes
 what the parser reads, so that they cannot grow old. Touches nothing but memory.
@@ -128,7 +128,7 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
             assert isinstance(reply, Empty | HoldfastError)
         return
     rows: dict[str, Any] = {**methods(), **notifications()}
-    # A method that nobody knows is tried as each of them: its body may fit one.
+    # The body of an unknown method is tried as the body of each method.
     chosen = [rows[message.method]] if message.method in rows else rows.values()
     for row in chosen:
         try:
@@ -235,7 +235,7 @@ def _has_nan(records: list[r.AnyRecord]) -> bool:
     b'\x00["KEEP", "k", ""]', b'\x05["LEAD", [1, 2]]', b'\x00["UP"]', b"\x00[]", b"\x00[1]", b"\x00{}", b"\x0b7"
 )
 def keeper_packet(data: bytes) -> None:
-    """What the server says, whole or cut, is a verb with arguments or refused by ValueError: the keeper lives on.
+    """Bytes from the server, whole or cut, are a verb with arguments or refused by ValueError: the keeper lives on.
 
     Only the server can write to that socket, and it writes what `marshal` makes: other bytes do not come.
     """
@@ -323,7 +323,7 @@ def asciicast(data: bytes) -> None:
     header = recording.header
     written = "".join(write_cast(events, width=header.width, height=header.height))
     again = read_cast(io.StringIO(written, newline="\n"))
-    # An event of input or output without text says nothing, and is not written.
+    # An event of input or output without text is not written.
     said = [event for event in events if event.data or event.code not in ("o", "i")]
     assert [(event.code, event.data) for event in again.events] == [(event.code, event.data) for event in said]
 
@@ -361,14 +361,14 @@ def process_stat(data: bytes) -> None:
     b"Limit Soft Hard Units\nMax realtime timeout      4611686018427387911  unlimited  us\n",
 )
 def process_marks(data: bytes) -> None:
-    """Whatever a program puts into its environment, and whatever its limits look like, there is a mark or none."""
+    """For any environment and any limits of a program there is a mark or none."""
     for mark in (mark_in_environment(data), mark_in_limits(data)):
         assert mark is None or 0 <= mark < 1 << 64
 
 
 @target(b"\x03\x00\x00\x00\x01\x00\x00\x00" + b"\xff\xff\xff\xff\x01\x00\x00\x00", b"\x00\x80" * 9)
 def memory_of_a_waiting_task(data: bytes) -> None:
-    """What a task waits for stands in its own memory, which holds what the program put there."""
+    """The object that a task waits for is in the task's own memory, which the program can write."""
     assert all(fd >= 0 for fd in polled_for_input(data))
     assert all(0 <= fd < 1024 for fd in fd_set_members(data, 1024))
 

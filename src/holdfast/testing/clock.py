@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FakeTimer:
-    """What `FakeClock.call_later` returns."""
+    """The handle that `FakeClock.call_later` returns."""
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.callback = callback

@@ -1,4 +1,4 @@
-"""An `ExecApi` in memory whose programs, and whose shells' commands, are Python coroutines.
+"""An `ExecApi` in memory: programs, and the commands of shells, are Python coroutines.
 
 For tests of code that uses a sandbox: no process is started, nothing of the operating system is touched, and the
 same test does the same every time. Programs are found by the first word of the command, as in a tiny PATH.
@@ -140,15 +140,15 @@ class FakeExec:
         #: By their whole text.
         self.shell_commands: dict[str, ShellProgram] = dict(shell_commands or {})
         self.default_command = default_command
-        #: What a shell in a terminal does; None is a prompt with the commands of shells.
+        #: The program of a shell in a terminal; None is a prompt with the commands of shells.
         self.terminal_program = terminal_program
         #: Every spec that was started, in order.
         self.started: list[ProcessSpec] = []
         #: Ports on which something accepts connections.
         self.ports: set[int] = set()
-        #: Its files, for tests to look at.
+        #: The files of this fake, for tests to inspect.
         self.files = FakeFiles()
-        #: What processes, terminals and shells use, by their ids, as `usage` is to tell it; and the pids of strays.
+        #: Resource usage by id, returned by `usage`, of processes, terminals and shells; and the pids of strays.
         self.usages: dict[str, ProcessUsage] = {}
         self.strays: tuple[int, ...] = ()
         self.closed = False
@@ -162,28 +162,28 @@ class FakeExec:
         self._pids = itertools.count(1000)
 
     def process(self, process_id: str) -> FakeProcess:
-        """The inside of a process, for tests to look at."""
+        """Return the fake process with this id, for tests to inspect."""
         try:
             return self._processes[process_id]
         except KeyError:
             raise UnknownProcess(f"no process {process_id!r}") from None
 
     def shell(self, shell_id: str) -> FakeShell:
-        """The inside of a shell, for tests to look at."""
+        """Return the fake shell with this id, for tests to inspect."""
         try:
             return self._shells[shell_id]
         except KeyError:
             raise UnknownShell(f"no shell {shell_id!r}") from None
 
     def terminal(self, terminal_id: str) -> FakeTerminal:
-        """The inside of a terminal, for tests to look at and to drive."""
+        """Return the fake terminal with this id, for tests to inspect and to drive."""
         found = self._processes.get(terminal_id)
         if not isinstance(found, FakeTerminal):
             raise UnknownTerminal(f"no terminal {terminal_id!r}")
         return found
 
     def _recorded(self, id: str) -> FakeProcess:
-        """What can be read under this id: a process, a command of a shell, or a shell's own output."""
+        """Return the readable object with this id: a process, a command of a shell, or a shell's own output."""
         if id in self._shells:
             return self._shells[id].record
         commands = (shell.find(id) for shell in self._shells.values())
@@ -327,7 +327,7 @@ class FakeExec:
         return tuple(self._info(process) for process in self._processes.values())
 
     async def usage(self, process_ids: Sequence[str]) -> UsageSample:
-        """What a test has put into `usages`; of others, whether they run and what they printed."""
+        """Return the entries of `usages`; for other ids, whether they run and the bytes that they printed."""
         found = (self._usage(process_id) for process_id in dict.fromkeys(process_ids))
         return UsageSample(tuple(usage for usage in found if usage is not None), self.strays)
 
@@ -390,7 +390,7 @@ class FakeExec:
         pipe_stdin: bool = False,
     ) -> ProcessInfo:
         shell = self.shell(shell_id)
-        # In its turn, as the real one asks the shell for its state.
+        # In the queue of commands, as the real shell reports its state between two commands.
         turn = FakeCommandStream(shell, shell.run(CommandSpec(secrets.token_hex(8), command), answers()))
         try:
             await anext(turn)

@@ -1,6 +1,6 @@
 """`FileApi` in memory: a small file system with directories, links, modes and times, and no users or rights.
 
-For tests of code that works on a sandbox's files: nothing of the operating system is touched. A test looks at the
+For tests of code that works on a sandbox's files: nothing of the operating system is touched. A test reads the
 files with `content` and puts some there with `put`.
 
     fake = FakeExec()
@@ -249,7 +249,7 @@ class FakeFiles:
     # --- the tree ----------------------------------------------------------------------------------------------
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:
-        """The path without links; the last one is followed if asked."""
+        """The path without links; the last link is followed if `follow` is set."""
         links = 0
         done, todo = "/", [step for step in _absolute(path).split("/") if step]
         while todo:

@@ -23,7 +23,7 @@ from holdfast.types import (
     TerminalSize,
 )
 
-#: What a fake program is: it is given its process and returns its exit code.
+#: A fake program: it is given its process and returns its exit code.
 Program = Callable[["FakeProcess"], Awaitable[int]]
 
 
@@ -61,7 +61,7 @@ async def cat(process: FakeProcess) -> int:
 
 
 class FakeProcess:
-    """The inside of a fake process: what its program prints and reads, and what a test may look at."""
+    """A fake process: the output and input of its program, and the state that a test may inspect."""
 
     def __init__(self, spec: ProcessSpec, pid: int, retained_bytes: int) -> None:
         self.spec = spec
@@ -155,7 +155,7 @@ class FakeProcess:
         return bool(self._children)
 
     def notify(self) -> None:
-        """Wake everybody who waits for a change."""
+        """Wake every waiter for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -164,7 +164,7 @@ class FakeProcess:
             await self._changed.wait()
 
     def after(self, seq: int) -> tuple[list[OutputGap], list[ProcessEvent]]:
-        """What follows a position: first what is no longer kept of each stream, then the rest."""
+        """Return the events after a position: first a gap for the dropped part of each stream, then the rest."""
         lost: dict[Stream, OutputGap] = {}
         for event in self.log[seq : self._first_kept]:
             if isinstance(event, OutputChunk):

@@ -1,4 +1,4 @@
-"""What a fake terminal runs if it is given no other program: a shell's prompt, with commands that are coroutines.
+"""The default program of a fake terminal: a shell's prompt, with commands that are coroutines.
 
 A command is found as in a fake shell (`fake_shell`). It prints to the terminal, and what is typed while it runs is
 its input. In memory; touches nothing.
@@ -52,7 +52,7 @@ class TypedCommand(FakeCommand):
         self.terminal.stops_reading()
 
     def take(self, typed: bytes) -> None:
-        """Somebody typed this while it runs: keys that are signals are, and a line ends as a program reads it."""
+        """Input while a command runs: signal keys become signals, and lines end as a program reads them."""
         for byte in typed:
             if byte == _INTERRUPT:
                 self.terminal.prints("^C")
@@ -170,7 +170,7 @@ class Prompt:
 
 
 def prompting(find: Callable[[str], ShellProgram], prompt: str = "$ ") -> TerminalProgram:
-    """A shell whose commands are what `find` gives for their text."""
+    """Return a shell program that finds the coroutine of a command by its text with `find`."""
 
     async def program(terminal: FakeTerminal) -> int:
         return await Prompt(terminal, find, prompt).run()

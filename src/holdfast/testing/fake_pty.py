@@ -1,6 +1,6 @@
-"""What stands under a fake terminal in place of a process on a PTY, and the real terminal that is put upon it.
+"""A stub in place of a process on a PTY, and the real terminal implementation on top of it.
 
-Only what asks the operating system is replaced: who waits for input, signals, the working directory, the time. In
+Only calls to the operating system are replaced: input waits, signals, the working directory, the time. In
 memory; touches nothing.
 """
 
@@ -73,11 +73,11 @@ class MemoryLog:
 
 
 class _Input:
-    """What `LiveTerminal` types with."""
+    """The writer through which `LiveTerminal` types."""
 
     def __init__(self, terminal: FakeTerminal) -> None:
         self._terminal = terminal
-        #: Not called: whatever is typed at the stub is told, by whomever.
+        #: Not called: the stub reports all input itself.
         self.on_put: Callable[[bytes], None] | None = None
 
     @property
@@ -92,7 +92,7 @@ class _Input:
 
 
 class _Pty:
-    """What `LiveTerminal` wants of a process."""
+    """The process interface that `LiveTerminal` needs."""
 
     terminal: Final = -1
     watcher: object = None
@@ -126,7 +126,7 @@ class _Pty:
         return 0
 
     def take_what_is_there(self) -> None:
-        """What is printed is in the log at once."""
+        """The stub appends output to the log at once."""
 
     def print_late(self, data: bytes) -> None:
         self._stub._show(data)
@@ -146,7 +146,7 @@ class _Pty:
 
 
 class ScriptedTerminal(LiveTerminal):
-    """The real terminal over a stub: only what asks the operating system is another."""
+    """The real terminal over a stub: only calls to the operating system are replaced."""
 
     def __init__(self, stub: FakeTerminal, argv: tuple[str, ...], retained_events: int) -> None:
         self._stub = stub

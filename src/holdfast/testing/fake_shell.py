@@ -1,7 +1,7 @@
 """The inside of a fake shell: a queue of commands that are coroutines. In memory; touches nothing.
 
 A command is a program like any other (`fake_process`), and is given a `FakeCommand`: a process that also has the
-shell's directory and variables. What it changes of them, the next command finds; `exit` closes the shell.
+shell's directory and variables. Changes to them last for the next command; `exit` closes the shell.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERRUPT_GRACE_SECONDS: Final = 2.0
 TIMED_OUT: Final = 124
 INTERRUPTED: Final = 130
 
-#: What a command in a fake shell is. Every `Program` is one.
+#: A command in a fake shell. Every `Program` is one.
 ShellProgram = Callable[["FakeCommand"], Awaitable[int]]
 
 
@@ -64,7 +64,7 @@ def answers(
 
 
 async def not_found(command: FakeCommand) -> int:
-    """What a shell does with a command that it does not know."""
+    """The answer of a shell to an unknown command."""
     words = command.spec.argv
     command.stderr(f"{words[0]}: command not found\n" if words else "")
     return 127 if words else 0
@@ -139,7 +139,7 @@ class FakeCommand(FakeProcess):
 
 
 class FakeShell:
-    """The inside of a fake shell, and what a test may look at. Commands run one after the other, in their order."""
+    """A fake shell, and the state that a test may inspect. Commands run one after the other, in their order."""
 
     def __init__(self, spec: ShellSpec, pid: int, retained_bytes: int, find: Callable[[str], ShellProgram]) -> None:
         self.spec = spec
@@ -154,7 +154,7 @@ class FakeShell:
         self.queue: deque[FakeCommand] = deque()
         #: Every command that ran, in order.
         self.ran: list[CommandSpec] = []
-        #: What background jobs print after their command has ended, under the shell's id.
+        #: Output of background jobs after their command has ended, under the shell's id.
         self.record = FakeProcess(ProcessSpec(spec.shell_id, (self.path,)), pid, retained_bytes)
         self._retained_bytes = retained_bytes
         self._find = find

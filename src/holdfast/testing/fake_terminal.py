@@ -1,7 +1,7 @@
-"""The PTY stub: a terminal whose program is a script of the test. In memory; touches nothing of the machine.
+"""The PTY stub: a terminal with a script of the test as its program. In memory; touches nothing of the machine.
 
 Everything above the PTY is the real thing: what the stub prints goes through the server's own filter of marks,
-state machine and timeline. So prompts, gaps, positions and replay are what a sandbox would tell, every time.
+state machine and timeline. So prompts, gaps, positions and replay are those of a real sandbox, every time.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from holdfast.types import (
     TerminalWait,
 )
 
-#: What a program in a fake terminal is: it is given its terminal and returns its exit code.
+#: A program in a fake terminal: it is given its terminal and returns its exit code.
 TerminalProgram = Callable[["FakeTerminal"], Awaitable[int]]
 
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 
 
 async def by_hand(terminal: FakeTerminal) -> int:
-    """A program that does nothing: the test says what happens, and when it ends."""
+    """A program that does nothing: the test drives the terminal, and ends it."""
     await asyncio.get_running_loop().create_future()
     return 0
 
 
 class FakeTerminal(FakeProcess):
-    """The inside of a fake terminal: what its program prints and reads, and what a test may look at.
+    """A fake terminal: the output and input of its program, and the state that a test may inspect.
 
     It is a fake process, too. Made by `FakeExec.open_terminal`, or by itself in a running loop: `PtyStub()`.
     """
@@ -71,7 +71,7 @@ class FakeTerminal(FakeProcess):
         )
         super().__init__(process, pid, retained_bytes)
         self.asked = spec
-        #: What each call typed, in order; `input` has all of it in one.
+        #: The bytes that each call typed, in order; `input` has all of them joined.
         self.typed: list[bytes] = []
         #: The shell's own, for programs that have such things.
         self.cwd = spec.cwd or "/fake"
@@ -102,7 +102,7 @@ class FakeTerminal(FakeProcess):
         self.notify()
 
     def mark(self, letter: str, argument: str | int | None = None) -> bytes:
-        """The bytes by which this terminal's shell says something (`A`, `B`, `C`, `D` with a status, `P`)."""
+        """The bytes of one mark of this terminal's shell (`A`, `B`, `C`, `D` with a status, `P`)."""
         middle = "" if argument is None else f";{argument}"
         return f"\x1b]133;{letter}{middle};{NONCE}\x07".encode()
 
@@ -120,7 +120,7 @@ class FakeTerminal(FakeProcess):
         self.prints(raw + b"\r\n" + self.mark("C"))
 
     def shows_continuation(self, prompt: str = "> ") -> None:
-        """The shell asks for the rest of a command."""
+        """The shell shows its continuation prompt."""
         self.prints(prompt.encode() + self.mark("P"))
         self.reads()
 
@@ -132,7 +132,7 @@ class FakeTerminal(FakeProcess):
         self._looked()
 
     def stops_reading(self) -> None:
-        """Nobody waits for input any more."""
+        """The program no longer waits for input."""
         self._reading = False
         self._looked()
 
@@ -146,7 +146,7 @@ class FakeTerminal(FakeProcess):
         self.kill(signal.upper().removeprefix("SIG"))
 
     async def read(self) -> bytes:
-        """What was typed and not read yet, waiting for some."""
+        """Wait for typed bytes that are not read yet, and return them."""
         while not self.has_unread:
             self.reads()
             await self._changed.wait()
@@ -159,7 +159,7 @@ class FakeTerminal(FakeProcess):
         return len(self.input) > self._taken
 
     def take(self) -> bytes:
-        """What was typed and not read yet, which may be nothing."""
+        """Return the typed bytes that are not read yet, perhaps none."""
         data, self._taken = self.input[self._taken :], len(self.input)
         return data
 
@@ -178,7 +178,7 @@ class FakeTerminal(FakeProcess):
         self.run(cast(Program, program))
 
     def type(self, data: bytes, write_id: str | None = None) -> None:
-        """Somebody typed this."""
+        """Receive typed bytes."""
         if self.status is not None:
             raise TerminalClosed(f"terminal {self.spec.process_id!r} is closed: {self.live.reason}")
         if write_id is not None:
@@ -203,7 +203,7 @@ class FakeTerminal(FakeProcess):
         self.live.resized(size)
 
     def signalled(self, name: str) -> None:
-        """What is in the foreground gets a signal."""
+        """Signal the foreground program."""
         self.signals.append(name)
         self.live.signalled(signal.Signals[f"SIG{name}"])
         if self.on_signal is not None:
@@ -246,7 +246,7 @@ class FakeTerminal(FakeProcess):
             self.notify()
 
     def _stop_program(self) -> None:
-        # A program that says so itself goes on to its return: there is nothing to stop.
+        # A program that ended itself goes on to its return: there is nothing to stop.
         if self._main is not None and self._main is not asyncio.current_task():
             self._main.cancel()
 

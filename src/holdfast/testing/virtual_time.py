@@ -1,4 +1,4 @@
-"""An event loop whose waiting costs no time, for tests in which everything happens inside the loop.
+"""An event loop in which waiting costs no time, for tests in which everything happens inside the loop.
 
 A timeout of half an hour is tested in milliseconds and to the exact second. Not for tests with real processes or
 sockets: the clock would jump while they work.
@@ -31,7 +31,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when nothing else is to be done."""
+    """An event loop with a clock that jumps to the next timer when nothing else is to be done."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()

@@ -60,7 +60,7 @@ class CastEvent(Struct, frozen=True):
 
 
 class Recording(NamedTuple):
-    """A recording as it is read: the header, and the events one by one as somebody asks for them."""
+    """A recording as it is read: the header, and an iterator that reads one event at a time."""
 
     header: CastHeader
     events: Iterator[CastEvent]
@@ -145,7 +145,7 @@ def cast_lines(file: TextIO) -> Iterator[str]:
 
 
 def read_cast(lines: Iterable[str]) -> Recording:
-    """The recording in these lines. The header is read at once, each event when it is asked for.
+    """Read the recording in these lines: the header at once, each event when the iterator reaches it.
 
     Blank lines are passed over and events with unknown codes are given as they are; anything else that is not
     asciicast v2 raises `InvalidParams` with the number of the line.

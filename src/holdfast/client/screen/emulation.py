@@ -1,4 +1,4 @@
-"""What the emulators of a screen share: the modes worth restoring, and a way through floods of lines. Pure."""
+"""Parts that both screen emulators use: the modes worth restoring, and the shortening of floods of lines. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INSERT, NEWLINE = 4, 20
 LARGEST: Final = 4096
 #: Lines that the tail of a flood keeps for the emulator's history, from which a screen that grows is filled.
 HISTORY: Final = 1000
-#: From this size on it is cheaper to look through the bytes for lines that scroll away than to draw them.
+#: From this size on it is cheaper to search the bytes for lines that scroll away than to draw them.
 FLOOD: Final = 64 * 1024
 FLOOD_BLOCK: Final = 1024 * 1024
-#: The beginning of a block that is looked at first, for the output of full-screen programs gives itself away there.
+#: The beginning of a block is checked first: the output of full-screen programs has other sequences near its start.
 _SAMPLE: Final = 4096
 
 _DIGITS: Final = b"0123456789;:"
@@ -71,10 +71,10 @@ def _last_lines(data: bytes, lines: int) -> bytes:
 
 
 def without_floods(data: bytes, lines: int, ready: Callable[[], bool]) -> Iterator[bytes]:
-    """`data` in pieces, each to be drawn before the next is asked for, where floods are cut to their last `lines`.
+    """Yield `data` in pieces, each to be drawn before the next is taken; floods are cut to their last `lines`.
 
-    `ready` says that the emulator is outside every sequence and that its screen scrolls whole. What full-screen
-    programs print is not cut: it sets modes and margins, and has no place from which everything is drawn anew.
+    `ready` returns True outside every sequence while the whole screen scrolls. The output of full-screen
+    programs is not cut: it sets modes and margins, and no position is known from which everything is drawn anew.
     """
     held, start = b"", 0
     while start < len(data):

@@ -1,4 +1,4 @@
-"""What a person would see on a terminal: the bytes that it printed, fed to an emulator, give a `Screen`.
+"""Screens of terminals: an emulator is fed the bytes that a terminal printed and returns a `Screen`.
 
 Two backends stand behind one interface: pyghostty, which is right and fast, and pyte in pure Python, which is slow.
 Either is imported when an emulator is made. Nothing here reads a terminal or a log.
@@ -91,7 +91,7 @@ def emulator(rows: int, cols: int, *, scrollback: int = 0, backend: Backend = "a
 
 def preload() -> None:
     """Load what `emulator` will use, in a thread of its own: that takes some 0.2 s, once in a program."""
-    with suppress(ImportError, OSError):  # then `emulator` says what is missing
+    with suppress(ImportError, OSError):  # `emulator` raises the error that names the missing package
         import_module("pyghostty.core")
 
 
