@@ -1,4 +1,4 @@
-"""Shells over each way, on a server whose bounds a test can meet. Nothing of a test's shells outlives the test."""
+"""Shells over each way, on a server with bounds that a test can meet. No shell outlives its test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def shell_box(way: str, server: RunningServer) -> AsyncIterator[Sandbox]:
 
 
 async def until_queued(shell: Shell, count: int) -> ShellStatus:
-    """Ask until so many commands wait behind the one that runs: no event tells."""
+    """Poll until so many commands wait behind the running one: no event reports the queue."""
     while (status := await shell.describe()).queued != count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     return status

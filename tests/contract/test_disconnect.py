@@ -143,7 +143,7 @@ async def test_starts_and_calls_happen_once_however_often_the_connection_breaks(
                 assert await one(number) == b"%d:word-%d\n" % (number, number)
                 number += 1
         assert log.read_text().split() == [str(n) for n in range(number)]
-        # Asked twice, whether it was running would have two answers.
+        # Repeated, whether it was running would have two answers.
         proxy.peaceful = True
         reading.cancel()
         await asyncio.wait([reading])

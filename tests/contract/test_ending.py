@@ -62,7 +62,7 @@ async def test_a_child_in_a_group_of_its_own_gets_no_signal_of_ours(box: Sandbox
 
 # --- trees --------------------------------------------------------------------------------------------------------
 
-#: Ways of getting away. Each prints the pid of who tries.
+#: Ways to leave the process tree. Each prints the pid of the process that tries.
 ESCAPES = {
     "plain child": "sleep 1000 & echo pid: $!; wait",
     "setsid": "setsid sh -c 'echo pid: $$; exec sleep 1000' & wait",
@@ -115,7 +115,7 @@ async def test_a_tree_that_keeps_forking_is_killed(box: Sandbox) -> None:
     process = await box.start([sys.executable, "-I", "-S", "-c", fork])
     await process.wait_for_output("ready")
     await process.terminate(force=True)
-    # Whoever lived on would hold the streams open, and this would not end.
+    # A surviving process would hold the streams open, and this would not end.
     assert await printed(process) == b"ready\n"
     assert (await process.describe()).closed
 

@@ -54,7 +54,7 @@ def all_counted() -> bytes:
 
 
 def counted(offset: int, length: int) -> bytes:
-    """What `COUNT` prints there."""
+    """The output of `COUNT` there."""
     return all_counted()[offset : offset + length]
 
 

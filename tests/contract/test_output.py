@@ -1,4 +1,4 @@
-"""What a process prints arrives byte for byte, in order, with its exit and its close behind it."""
+"""Output of a process arrives byte for byte, in order, with its exit and its close behind it."""
 
 from __future__ import annotations
 

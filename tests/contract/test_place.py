@@ -134,7 +134,7 @@ async def test_wait_for_port_returns_when_somebody_listens(box: Sandbox) -> None
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         waiting = asyncio.create_task(box.wait_for_port(port, timeout=60))
-        # A call that comes back meanwhile shows that the wait was under way before anybody listened.
+        # A call that comes back meanwhile shows that the wait was under way before the server listened.
         assert await box.processes() == []
         assert not waiting.done()
         listener.listen()

@@ -16,7 +16,7 @@ from tests.support.servers import running_server
 
 
 class Host:
-    """Counts how often it was asked."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

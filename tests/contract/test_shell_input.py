@@ -1,4 +1,4 @@
-"""Commands in a live shell, and processes that begin with its state, whose stdin stays open; over every way."""
+"""Commands in a live shell, and processes that begin with its state, with an open stdin; over every way."""
 
 from __future__ import annotations
 

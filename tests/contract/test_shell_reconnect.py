@@ -188,7 +188,7 @@ async def test_a_caller_that_gives_up_while_nobody_is_connected_ends_its_command
         running.task.cancel()
         await asyncio.wait([running.task])
         gate.open()
-        # It would wait for ever behind a command that nobody ended.
+        # It would wait for ever behind a command that never ends.
         async with asyncio.timeout(60):
             assert (await sh.run("echo ${word-unset}")).stdout == "unset\n"
         assert not is_alive(child)

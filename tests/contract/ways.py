@@ -19,11 +19,11 @@ from holdfast.wire.messages import Encoding
 from tests.support.servers import RunningServer, server_command, server_environment
 from tests.support.signalling import send_signal
 
-#: Where the server is, and what is spoken to it. JSON over stdio is spoken by hand: see `BY_HAND`.
+#: Where the server is, and its protocol. JSON over stdio is sent by hand: see `BY_HAND`.
 WAYS: Final = ("inprocess", "unix", "unix-json", "stdio", "ws", "ws-json")
 #: Those over which a connection can be lost while the server stays.
 REMOTE_WAYS: Final = ("unix", "unix-json", "ws", "ws-json")
-#: What a `Conversation` can be held over; it speaks JSON.
+#: Transports of a `Conversation`; it sends JSON.
 BY_HAND: Final = ("unix", "stdio", "ws")
 
 #: Settings that are small enough to be met by a test.
@@ -37,7 +37,7 @@ SMALL: Final[dict[str, Any]] = {
 
 
 def address_of(way: str, server: RunningServer, settings: Mapping[str, Any]) -> str | list[str]:
-    """What to connect to. Over stdio every connection has a server of its own."""
+    """The address to connect to. Over stdio every connection has a server of its own."""
     scheme = way.partition("-")[0]
     if scheme == "stdio":
         return server_command(["stdio"], {"spool_directory": server.spool, **settings})
@@ -94,12 +94,12 @@ class Starter:
         return await self.box.start(["sh", "-c", script], tty=TerminalSize() if self.tty else None, stdin=stdin)
 
     def lines(self, text: bytes) -> bytes:
-        """What comes out when `text` is printed: a terminal turns newlines into carriage return and newline."""
+        """The bytes that arrive when `text` is printed: a terminal turns LF into CR LF."""
         return text.replace(b"\n", b"\r\n") if self.tty else text
 
 
 async def printed(process: Process, since: int = 0) -> bytes:
-    """All output of a process, whose streams must hold no gaps."""
+    """All output of a process with streams that must hold no gaps."""
     parts = []
     async for chunk in process.output(since):
         assert isinstance(chunk, holdfast.OutputChunk), chunk

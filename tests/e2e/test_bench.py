@@ -93,7 +93,7 @@ ADDED = {"kept-start": 0.15, "bridge-call": 3.0, "bridge-first": 3.0, "service-m
 
 
 def is_here(name: str) -> bool:
-    """The benchmark leaves out what it cannot compare with here, and says so."""
+    """The benchmark leaves out missing peers, and prints their names."""
     if name.startswith("box-"):
         try:
             need("docker", "dockerd", "busybox")

@@ -1,4 +1,4 @@
-"""Settings by file, by environment and by flag, in this order; and what a wrong one says."""
+"""Settings by file, by environment and by flag, in this order; and the error of a wrong one."""
 
 from __future__ import annotations
 

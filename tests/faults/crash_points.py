@@ -1,7 +1,7 @@
 """Places in the server at which it is made to die: between steps that belong together, where a clock rarely hits.
 
-A script that Python reads at its start wraps the functions named here; the one whose turn it is kills its process,
-once. Makes directories that say which places are still to come.
+A script that Python reads at its start wraps the functions named here; the next one in line kills its process,
+once. Makes directories that name the places still to come.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class CrashPoints:
         self._armed = self._flags
 
     def disarm(self) -> None:
-        """Those whose turn has not come stay away."""
+        """Functions that are not next in line do nothing."""
         struck = [flag for flag in self._armed if not os.path.exists(flag)]
         for flag in set(self._armed) - set(struck):
             with contextlib.suppress(FileNotFoundError):  # its turn came at this moment

@@ -33,7 +33,7 @@ ROOM: Final = "size=192m"
 
 
 class Faults:
-    """Throws faults until it is cancelled. `kills` and `scarcities` tell jobs what may have touched them."""
+    """Throws faults until it is cancelled. `kills` and `scarcities` count faults that may have touched a job."""
 
     def __init__(self, keeper: int, relay: Relay, seed: str, kinds: Collection[str], spool: str) -> None:
         self._keeper = keeper
@@ -103,7 +103,7 @@ class Faults:
                     send_signal(pid, signal.SIGCONT)
 
     async def _stall(self) -> None:
-        """The keeper is stopped: a server that asks it something waits, one that dies is not started again yet."""
+        """The keeper is stopped: a server that calls it waits, one that dies is not started again yet."""
         seconds = self._random.uniform(0.02, 0.8)
         send_signal(self._keeper, signal.SIGSTOP)
         try:

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 SAFETY_NET = 60
 PYTHON = (sys.executable, "-I", "-S", "-c")
-#: How often what must not happen is looked for.
+#: How many times an event that must not happen is checked for.
 LOOKS = 25
 
 
 class Program:
-    """A program on a terminal of its own. What it prints is read whenever we wait."""
+    """A program on a terminal of its own. Its output is read whenever we wait."""
 
     def __init__(self, *argv: str, stdin: int | None = None) -> None:
         self.master, peer = os.openpty()
@@ -62,7 +62,7 @@ class Program:
     def pump(self, seconds: float) -> None:
         """Wait for output so long at most, and take it."""
         if select.select([self.master], [], [], seconds)[0]:
-            with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+            with contextlib.suppress(OSError):  # EIO: no process has the terminal any more
                 self.printed += os.read(self.master, 65536)
 
     def eventually(self, condition: Callable[[], bool], what: object = "") -> None:
@@ -228,7 +228,7 @@ KEY_READERS = {
 @pytest.mark.parametrize("name", KEY_READERS)
 def test_readers_of_keys(start: Start, name: str) -> None:
     program = start(*KEY_READERS[name])
-    # Some look at the terminal in its first mode before they set their own.
+    # Some query the terminal in its first mode before they set their own.
     program.eventually(lambda: program.state.awaiting is True and not program.state.canonical, "awaiting keys")
     assert os.getpgid(program.state.pid or 0) == os.tcgetpgrp(program.master)
 
@@ -423,7 +423,7 @@ def test_busy_programs(start: Start, name: str) -> None:
     program.wait_printed(b"ready")
     program.never_awaits()
     assert program.state.pid == os.tcgetpgrp(program.master)
-    # Typed ahead, and nobody reads it.
+    # Typed ahead, and not read.
     program.send(b"line\n")
     program.never_awaits()
 
@@ -492,7 +492,7 @@ def test_other_calls_that_went_on_after_a_stop_do_not(start: Start, argv: tuple[
     program.never_awaits()
 
 
-# The reply to a line is printed by whoever has read it: a program that is said to wait has printed its reply.
+# The reader of a line prints the reply: a program that is reported to wait has printed its reply.
 RACERS: dict[str, tuple[tuple[str, ...], Callable[[int], bytes], int]] = {
     "cat": (("cat",), lambda n: b"<%d>\n" % n, 5000),
     "python": ((*PYTHON, "while True: print(input(), flush=True)"), lambda n: b"<%d>\n" % n, 3000),
@@ -523,7 +523,7 @@ def test_nobody_awaits_who_has_not_read_what_was_written(start: Start, name: str
         assert b"<%d>" % number in program.printed
 
 
-# --- what is not told ----------------------------------------------------------------------------------------
+# --- unknown answers -----------------------------------------------------------------------------------------
 
 
 def test_a_terminal_that_nobody_has(start: Start) -> None:
@@ -553,7 +553,7 @@ def test_asking_leaves_nothing_open(start: Start) -> None:
 
 
 def ask_as_a_stranger(master: int) -> InputState:
-    """What a server that is not root is told."""
+    """The answer to a server that is not root."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -573,7 +573,7 @@ def ask_as_a_stranger(master: int) -> InputState:
     return InputState(input_wait, pid, echo, canonical)
 
 
-#: As a program with another user's rights (sudo): no look into it without privileges.
+#: As a program with another user's rights (sudo): its state cannot be read without privileges.
 CLOSED = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); "
 
 

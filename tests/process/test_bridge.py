@@ -1,4 +1,4 @@
-"""The model bridge as a whole: a real server, the real proxy, programs inside that speak HTTP, models on the host.
+"""The model bridge as a whole: a real server, the real proxy, HTTP clients inside, models on the host.
 
 The steps are those of the model proxy's life, from its start through `exec_remote` to the end of its process tree.
 """
@@ -69,7 +69,7 @@ def chat(model: str, **more: Any) -> str:
 async def ask(
     box: Sandbox, bridge: Bridge, body: str, path: str = CHAT, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """What an agent in the sandbox gets."""
+    """The environment of an agent in the sandbox."""
     command = [sys.executable, "-c", AGENT, path, body, json.dumps(headers or {})]
     result = await box.exec(command, env=bridge.env, timeout=60)
     assert result.returncode == 0, result.stderr
@@ -140,7 +140,7 @@ async def test_the_proxy_is_a_process_of_the_sandbox_and_is_gone_with_its_tree(b
         assert bridge.url == f"http://127.0.0.1:{bridge.port}"
         assert (await ask(box, bridge, "", "/health"))["status"] == 200
         ending = asyncio.create_task(proxy.wait())
-    # It was told by TERM, and ended by itself.
+    # It got TERM, and ended by itself.
     assert (await ending).exit_code == 0
     assert not is_alive(proxy.pid)
     assert proxy.id not in [each.id for each in await box.processes()]
@@ -164,7 +164,7 @@ async def test_ps_shows_the_proxy_only_when_asked(server: RunningServer, box: Sa
 
 
 class StubbornSandbox(Sandbox):
-    """A sandbox whose proxy is a tree, and whose root does not heed TERM."""
+    """A sandbox in which the proxy is a tree with a root that ignores TERM."""
 
     async def info(self) -> EnvironmentInfo:
         found = await super().info()
@@ -424,7 +424,7 @@ async def test_a_providers_stream_passes_piece_by_piece(box: Sandbox, provider: 
         provider.go_on.set()
         await agent.wait()
         assert b"data: [DONE]" in (await agent.snapshot()).stdout
-    # Nothing asked for a count, so the provider's stream was not touched.
+    # No count was requested, so the provider's stream was not touched.
     assert "stream_options" not in provider.asked[0].json
     assert bridge.calls[0].usage_estimated
 
@@ -580,7 +580,7 @@ async def test_the_bridge_goes_on_when_the_sandboxs_server_was_killed() -> None:
         ):
             proxy = await proxy_of(box)
             send_signal(server.pid, signal.SIGKILL)
-            # Until the host has offered its service again clients are told to try again.
+            # Until the host has offered its service again clients get an error to try again.
             while (answer := await ask(box, bridge, chat("m")))["status"] == 503:
                 assert answer["headers"]["retry-after"] == "1"
             assert answer["status"] == 200

@@ -55,7 +55,7 @@ class Command:
         return subprocess.Popen([*self.argv, *arguments], env=self.environment, **{**pipes, **more})
 
     def modules(self, *arguments: str) -> set[str]:
-        """What the interpreter imports for this call."""
+        """The modules that the interpreter imports for this call."""
         done = subprocess.run(
             [sys.executable, "-S", "-X", "importtime", "-m", "holdfast", *arguments],
             stdin=subprocess.DEVNULL,

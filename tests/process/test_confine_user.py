@@ -1,6 +1,6 @@
-"""Confined programs of a root server that run as another user: who they are, and that all else works as before.
+"""Confined programs of a root server that run as another user: their ids, and that all else works as before.
 
-The user is a number that no list of users has. What such a program cannot do is in
+The user is a number that no list of users has. The limits of such a program are in
 tests/service/test_session_users.py.
 """
 

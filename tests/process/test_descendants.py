@@ -1,4 +1,4 @@
-"""Who descends from a process, by the kernel's lists of children: nobody is left out, or nothing is told."""
+"""Descendants of a process, by the kernel's lists of children: the list is complete, or there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.runtime.confine.jail import Jail, descendants
 from tests.support.signalling import kill_group
 
 MANY = 1000
-#: Whole looks while processes come and go, and how many are tried for them.
+#: Complete lists while processes come and go, and how many are tried for them.
 LOOKS, TRIES = 50, 20_000
 
 OF_THREADS = """

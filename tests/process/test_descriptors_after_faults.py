@@ -36,7 +36,7 @@ SETTLE_SECONDS = PATIENCE_SECONDS
 
 
 def descriptors(pid: int | str = "self") -> Counter[str]:
-    """What a process has open, without what makes each one unique."""
+    """The open files of a process, each without its unique part."""
     found: Counter[str] = Counter()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # of the listing itself
@@ -167,7 +167,7 @@ async def test_a_shell_that_cannot_be_resumed_leaves_nothing() -> None:
 
 @contextlib.asynccontextmanager
 async def customized(directory: Path, script: str) -> AsyncIterator[tuple[RunningServer, Sandbox, Kill]]:
-    """A server whose Python runs this at its start."""
+    """A server with a Python that runs this at its start."""
     (directory / "sitecustomize.py").write_text(script)
     path = os.pathsep.join((str(directory), server_environment()["PYTHONPATH"]))
     with running_server(environ={"PYTHONPATH": path}) as server:

@@ -11,7 +11,7 @@ from holdfast.proxies.egress.rules import Rules
 
 
 async def test_a_request_with_two_lengths_has_one_behind_the_proxy(tmp_path: Path) -> None:
-    """Who goes by the other one would take the rest of the body for a request of its own."""
+    """A parser that uses the other one would take the rest of the body for a request of its own."""
     received: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

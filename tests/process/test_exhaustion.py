@@ -1,7 +1,7 @@
-"""The machine runs out of room, inodes, descriptors, pids or terminals: who asked is told, the rest goes on.
+"""The machine runs out of room, inodes, descriptors, pids or terminals: the caller gets an error, the rest goes on.
 
 Each case has a server of its own under a keeper, a process that runs through it all, and an end at which there is
-enough again. What needs root, a mount or a cgroup is skipped where it cannot be had.
+enough again. Cases that need root, a mount or a cgroup are skipped where it cannot be had.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def empty(path: str) -> None:
 
 @asynccontextmanager
 async def bystander(box: Sandbox) -> AsyncIterator[Process]:
-    """A process that ran before, that answers in between, and whose whole output is right at the end."""
+    """A process that ran before, that answers in between, and with a whole output that is right at the end."""
     process = await box.start(["sh", "-c", BYSTANDER], stdin="open")
     await process.wait_for_output("ready")
     await process.write(b"before\n")
@@ -140,7 +140,7 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
             await box.terminal()
         async with holdfast.connect(server.address("unix")) as other:
             assert (await other.exec(["true"])).success, "a session needs no room of the spool"
-        # What was noted in the room that was set aside is there for the next server.
+        # Records in the reserved room are there for the next server.
         await kill_server(server, box)
         assert (await running.describe()).running
         empty(path)
@@ -259,7 +259,7 @@ async def test_a_reader_that_stalls_on_a_full_disk_is_given_up_and_the_other_los
 
 
 async def rest(reader: EventStream, position: int) -> tuple[bytes, int]:
-    """What a reader still gets, and how many bytes are in gaps; each byte is one or the other."""
+    """The bytes that a reader still gets, and how many are in gaps; each byte is one or the other."""
     data, gaps = [], 0
     async for event in reader:
         if isinstance(event, OutputChunk):
@@ -405,7 +405,7 @@ async def test_a_keeper_without_descriptors_gets_no_new_processes_to_hold() -> N
 
 @contextmanager
 def pids_cgroup() -> Iterator[Path]:
-    """A cgroup whose `pids.max` can be set."""
+    """A cgroup with a `pids.max` that can be set."""
     path = Path(f"/sys/fs/cgroup/pids/holdfast-test-{secrets.token_hex(4)}")
     try:
         path.mkdir()

@@ -115,7 +115,7 @@ def children() -> Iterator[UserChildren]:
 
 @pytest.fixture
 def closed_python(tmp_path: Path) -> str:
-    """An interpreter whose library is reached through a directory that only its owner may enter."""
+    """An interpreter with a library below a directory that only its owner may enter."""
     home = tmp_path / "closed"
     (home / "bin").mkdir(parents=True)
     program = home / "bin" / f"python3.{sys.version_info[1]}"

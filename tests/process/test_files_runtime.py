@@ -1,4 +1,4 @@
-"""Files where the machine says no, and what becomes of uploads that nobody finishes."""
+"""Files where the machine refuses, and the end of uploads that are never finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard input of real processes: closed unless asked for, in order, once for each write id, with a bound."""
+"""Standard input of real processes: closed by default, in order, once for each write id, with a bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sh(script: str, process_id: str = "p", **fields: Any) -> ProcessSpec:
 
 
 async def until(events: EventStream, text: bytes) -> bytes:
-    """What the process printed up to and with `text`."""
+    """The output of the process up to and with `text`."""
     seen = b""
     async with asyncio.timeout(SAFETY_NET):
         while text not in seen:
@@ -101,7 +101,7 @@ async def test_a_writer_feels_a_process_that_does_not_read(make_exec: Callable[.
     for _ in range(10):
         await asyncio.sleep(0)
     assert not writing.done()
-    # Everybody else is served meanwhile.
+    # Every other client is served meanwhile.
     assert (await box.describe("p")).running
     await box.signal("p", "USR1")
     async with asyncio.timeout(SAFETY_NET):
@@ -111,7 +111,7 @@ async def test_a_writer_feels_a_process_that_does_not_read(make_exec: Callable[.
 
 
 def _idle() -> ProcessSpec:
-    """Reads its stdin only after SIGUSR1, and then tells how much there was."""
+    """Reads its stdin only after SIGUSR1, and then prints how much there was."""
     script = (
         "import signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"

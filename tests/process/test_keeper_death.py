@@ -1,4 +1,4 @@
-"""Keeper and server are killed together: the next one ends what runs on, or goes on with it, and tells the loss."""
+"""Keeper and server are killed together: the next one ends or resumes the survivors, and reports the loss."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
             await each.wait_for_output("printed")
         await ended.wait()
         kill_both(first, told["pid"])
-    # Nobody reads its pipe: SIGPIPE ends it.
+    # Its pipe has no reader: SIGPIPE ends it.
     while is_alive(chatty.pid):
         os.sched_yield()
     second, told = here.serve(settings=KEEP)
@@ -158,7 +158,7 @@ async def test_a_server_without_its_keeper_ends_in_order_though_its_cgroups_were
 
 
 def test_a_process_is_dying_from_the_moment_its_main_thread_is() -> None:
-    """Its other threads keep its files open: a hang-up tells too late whose children we see."""
+    """Its other threads keep its files open: a hang-up comes too late to show whose children these are."""
     script = (
         "import ctypes, os, threading; threading.Thread(target=os.read, args=(0, 1)).start();"
         "print('ready', flush=True); ctypes.CDLL(None).pthread_exit(None)"

@@ -258,7 +258,7 @@ async def test_control_c_through_the_terminal_ends_the_program(box: LocalExec) -
 
 
 async def test_a_program_may_turn_away_from_its_terminal(box: LocalExec) -> None:
-    """Nobody holds the terminal, which reads as its end; but the program runs on, and its exit code is its own."""
+    """No process holds the terminal, which reads as its end; the program runs on, and its exit code is its own."""
     await box.start(sh("exec <&- >&- 2>&-; sleep 0.05; exit 3", tty=True))
     assert await rest(box.events("p")) == [Exited(1, ExitStatus(3)), Closed(2)]
 

@@ -22,7 +22,7 @@ Start = Callable[..., Session]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts shells in an own home; the private directory, whose name needs quotes, is gone by the first prompt."""
+    """Starts shells in an own home; the private directory, named with quotes, is gone by the first prompt."""
     sessions: list[Session] = []
     home = tmp_path / "ho me"
     home.mkdir()
@@ -71,7 +71,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def before_bash_5_1(rc: str) -> str:
-    """The way of the older versions, whose PROMPT_COMMAND is one text, which newer ones know too."""
+    """The way of the older versions, in which PROMPT_COMMAND is one text, which newer ones take too."""
     assert ">= 501" in rc
     return rc.replace(">= 501", ">= 9999")
 
@@ -186,7 +186,7 @@ def test_prompts_set_at_each_prompt_are_wrapped_each_time(start: Start, kind: st
 
 
 def shell_hooks(kind: str) -> bytes:
-    """What stands between D and A without any hook of the user: zsh's mark of an unfinished line and its redraw."""
+    """The text between D and A without any hook of the user: zsh's mark of an unfinished line and its redraw."""
     if kind == "bash":
         return b""
     mark = b"\x1b[1m\x1b[7m" + (b"#" if os.geteuid() == 0 else b"%") + b"\x1b[27m\x1b[1m\x1b[0m"
@@ -222,7 +222,7 @@ def test_the_users_hooks_see_the_status_and_print_after_the_mark(start: Start, k
 def test_bash_prompt_command_may_be_changed_in_any_way(start: Start) -> None:
     shell = start("bash", rc="PROMPT_COMMAND='echo user'")
     assert shell.run("true")[:4] == ("CDAB", b"", 0, b"user\r\n")
-    # What a line itself makes of PROMPT_COMMAND may print before D once; from the next line on it comes after.
+    # A PROMPT_COMMAND that a line sets may print before D once; from the next line on it comes after.
     for line, hooks in (
         ("PROMPT_COMMAND=", b""),
         ("PROMPT_COMMAND='echo new'", b"new\r\n"),

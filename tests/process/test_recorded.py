@@ -1,4 +1,4 @@
-"""Streams that go from one record to another while somebody prints on them: every byte has one owner."""
+"""Streams that go from one record to another while a process prints on them: every byte has one owner."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_what_is_printed_after_the_end_is_the_heirs(make: Make, pipe: Pipe
     command.heir = shell
     command.watch(0, pipe.read)
     pipe.print(b"own")
-    # Nobody has read yet: it was printed before the end, and so is in the record before the end is told.
+    # No reader yet: it was printed before the end, and so is in the record before the end.
     command.end(ExitStatus(3))
     assert (command.running, command.closed) == (False, True)
     events = [event async for event in LocalEvents(command, 0)]
@@ -173,7 +173,7 @@ async def test_the_exit_of_one_that_blocks_waits_for_its_reader_and_then_gives(m
     full = command.logs[0].end
     pipe.print(b"y" * 4096)
     command.end(ExitStatus(0))
-    # All of it is owed to the reader, who has taken nothing.
+    # All of it is owed to the reader, which has taken nothing.
     assert command.running
     assert output.owner is command
     command.stop_blocking()
@@ -291,7 +291,7 @@ async def test_after_a_recovery_all_is_kept_until_a_reader_is_back(make: Make, p
     process.restore(Past(0.0, None, None, None))
     output = process.watch(0, pipe.read)
     held = await fill(process, output, pipe)
-    process.read(0, 1)  # one that looks once is none of those that are waited for
+    process.read(0, 1)  # one that reads once is none of those that are waited for
     assert output.paused
     back = Reader(process, 0, lambda: None)
     assert output.paused

@@ -1,4 +1,4 @@
-"""A server is killed with -9, and what it ran goes on: every byte once, every exit code right, nobody the wiser."""
+"""A server is killed with -9, and its processes go on: every byte once, every exit code right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.types import Closed, Exited, OutputChunk, OutputGap, Overflow, Pro
 from tests.support.servers import RunningServer, conversation, is_alive, running_server, server_environment
 from tests.support.signalling import send_signal
 
-#: Prints numbered lines, each when it is told to go on: a line of input.
+#: Prints numbered lines, each after a line of input.
 ON_DEMAND = "echo ready; while read line; do echo got $line; done; echo end; exit 5"
 
 

@@ -39,7 +39,7 @@ class Ways:
 
 @asynccontextmanager
 async def cut_after(exec_: LocalExec, method: str) -> AsyncIterator[RemoteExec]:
-    """A client whose connection breaks once the server has done this, before its reply is on the wire."""
+    """A client with a connection that breaks once the server has done this, before its reply is on the wire."""
     ways = Ways(exec_)
     do = getattr(exec_, method)
 
@@ -97,5 +97,5 @@ async def test_a_request_whose_connection_breaks_before_its_turn_leaves_no_trace
     connection.connection_lost(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    gc.collect()  # a coroutine that nobody awaited would be told now, as an error
+    gc.collect()  # a coroutine that was never awaited would be reported now, as an error
     assert not connection._tasks

@@ -1,7 +1,7 @@
 """Real programs on a real PTY, and what a person sees of them, by both backends.
 
 Each program's bytes go to both emulators at once. A test waits until the screen shows what it must show, then reads
-whole lines. Where both backends are right they are compared; where pyte is wrong the test says so.
+whole lines. Where both backends are right they are compared; one test shows where pyte is wrong.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Watched:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def until_it_waits(self) -> None:
-        """For keys. A signal that comes right before its select(2), vim and bash look at with the next key only."""
+        """Wait until the program reads keys. vim and bash handle a signal right before select(2) with the next key only."""
         deadline = time.monotonic() + PATIENCE
         while input_state(self.master).awaiting is False:
             assert time.monotonic() < deadline, "the program never waited for input"
@@ -259,7 +259,7 @@ def test_htop_shows_its_keys(start: Start) -> None:
 
 
 def test_tmux_inside(start: Start, tmp_path: Path) -> None:
-    # Keys that come in one read are pasted text to tmux, unless it is told otherwise.
+    # Keys that come in one read are pasted text to tmux, unless this time is 0.
     (tmp_path / "conf").write_text("set -g assume-paste-time 0\n")
     tmux = start("tmux", "-u", "-f", "conf", "new-session", "cat", rows=10, cols=40)
     try:

@@ -37,7 +37,7 @@ KEY = "a-key-that-nobody-guesses"
 
 
 class Host:
-    """A handler that tells what it was asked, and streams as the test lets it."""
+    """A handler that answers with the request, and streams as the test lets it."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, bytes]] = []
@@ -173,7 +173,7 @@ async def test_a_call_that_is_called_off_at_once_never_reaches_the_handler(serve
         params = {"service": "model", "instance": service.instance, "method": "wait", "waitMs": 60_000}
         call = json.dumps({"id": 7, "method": "service/call", "params": params})
         cancel = json.dumps({"method": "request/cancel", "params": {"id": 7}})
-        # In one write, so that the server has both before it tells the host of either.
+        # In one write, so that the server has both before it notifies the host of either.
         await talk.line.write(f"{call}\n{cancel}".encode())
         assert await talk.result("ping") == {}
         assert await ask(caller, service, "echo") == [b"echo:"]
@@ -292,10 +292,10 @@ async def test_nobody_answers_or_reads_what_is_anothers(server: RunningServer) -
         called = await caller.result("service/call", service="model", instance=instance, method="m")
         call_id = called["callId"]
         unknown, params = UnknownService.code, InvalidParams.code
-        # Who does not know the instance, or knows that of another service.
+        # A caller without the instance, or with that of another service.
         await raises(thief, unknown, "service/call", service="model", instance=other, method="m")
         await raises(thief, unknown, "service/call", service="models", instance=instance, method="m")
-        # Who knows the instance is no host: the key cannot be had from it.
+        # A caller with the instance is no host: the key cannot be had from it.
         await raises(thief, unknown, "service/answer", callId=call_id, key=instance, seq=1, data="")
         await thief.result("service/offer", service="model", key=instance)
         await raises(thief, unknown, "service/answer", callId=call_id, key=instance, seq=1, data="")
@@ -335,7 +335,7 @@ async def test_pieces_are_taken_once_and_in_order(server: RunningServer) -> None
         await host.result("service/answer", **answer, seq=1, data="MQ==")
         await raises(host, InvalidRequest.code, "service/answer", **answer, seq=3, data="Mw==")
         await host.result("service/answer", **answer, seq=2, data="Mg==")
-        # Until it is acknowledged it is told again.
+        # Until it is acknowledged it is sent again.
         for _ in range(2):
             got = await caller.result("service/receive", callId=id)
             assert (got["seq"], got["pieces"]) == (2, ["MQ==", "Mg=="])
@@ -377,7 +377,7 @@ async def test_a_server_that_is_restarted_is_offered_the_service_anew() -> None:
                 send_signal(server.pid, signal.SIGKILL)
                 with pytest.raises(ConnectionLost):
                     await waiting
-            # Who works for a caller that is gone is told.
+            # A handler gets a message that its caller is gone.
             await host.cancelled.wait()
             server.pid = (await box.status()).pid
             async with caller_at(server) as caller:

@@ -101,7 +101,7 @@ async def late_output(sh: Shell, expected: Late) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether it does anything: a process that was killed and that nobody has reaped yet does not."""
+    """Whether it does anything: a killed process that is not reaped yet does not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

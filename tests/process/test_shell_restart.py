@@ -1,4 +1,4 @@
-"""Shells whose program has to be replaced: what the new one has of the old, and what becomes of the rest."""
+"""Shells with a program that has to be replaced: the state that the new one has of the old, and the lost rest."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_background_jobs_of_a_program_that_was_replaced_live_on_and_end_wi
 
 
 async def test_a_shell_that_reads_without_running_is_replaced(sh: Shell, tmp_path: Path) -> None:
-    """With `set -n` a shell reads commands and runs none: no answer comes, and no event tells."""
+    """With `set -n` a shell reads commands and runs none: no answer comes, and no event reports it."""
     await sh.run(f"export WORD=kept; cd {tmp_path}")
     result = await sh.run("set -n; touch ran")
     assert (result.shell_restarted, result.restored, result.success) == (True, "exports", False)

@@ -100,7 +100,7 @@ async def test_a_shell_of_another_user_is_theirs_alone(public: LocalExec) -> Non
         assert (os.stat(directory).st_uid, os.stat(directory).st_mode & 0o777) == (os.geteuid(), 0o711)
         found = [os.stat(f"{directory}/{name}") for name in names]
         assert {(each.st_uid, each.st_mode & 0o777) for each in found} == {(nobody.pw_uid, 0o600)}
-    # It may pass through to its own files, see nobody else's, and put nothing beside them.
+    # It may pass through to its own files, see no other session's, and put nothing beside them.
     for refused in (f"ls {public._spool.path}", f"touch {here}/x", f"touch {here}/pipes/x", f"rm {here}/pipes/o0"):
         assert (await sh.run(refused)).exit_code != 0, refused
     assert (await sh.describe()).user == "nobody"

@@ -18,7 +18,7 @@ from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ShellSpec
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
 MIB = 1024 * 1024
-#: What is kept of one stream: after it the pipe is not read any more.
+#: The bound of one stream: after it the pipe is not read any more.
 KEPT = MIB
 #: Printed then, and less than the pipe holds: the shell gets rid of it and answers.
 MORE = 1000
@@ -45,7 +45,7 @@ async def all_of(stream: CommandStream) -> tuple[bytes, CommandEnded]:
 
 
 async def stalled(api: LocalExec, tmp_path: Path) -> tuple[CommandStream, LiveShell, ShellCommand]:
-    """A command whose shell waits for the next one already, while its reader has taken nothing."""
+    """A command in a shell that waits for the next one already, while its reader has taken nothing."""
     go = tmp_path / "go"
     os.mkfifo(go)
     flood = f"head -c {KEPT} /dev/zero; read -r _ <{go}; head -c {MORE} /dev/zero; (exit 7)"
@@ -80,7 +80,7 @@ async def test_the_end_waits_for_the_reader(api: LocalExec, tmp_path: Path) -> N
 
 async def test_a_shell_that_has_answered_is_not_taken_for_one_that_cannot(api: LocalExec, tmp_path: Path) -> None:
     stream, shell, command = await stalled(api, tmp_path)
-    # As the timer would, twice: the first look finds the shell waiting, the second still.
+    # As the timer would, twice: the first check finds the shell waiting, the second still.
     for waiting in (None, command):
         if shell._silence is not None:
             shell._silence.cancel()

@@ -32,7 +32,7 @@ def test_what_was_read_is_found_by_the_next(tmp_path: Path, terminal: tuple[int,
     for number, text in enumerate((b"hello", b"a longer text\xff\xfe with bytes that are none", b"x"), 1):
         os.write(theirs, text)
         assert buffer.gather(ours, 1000, key=7, offset=10 * number) == (text, number)
-        # Nobody closed the first: it died.
+        # The first was not closed: it died.
         after = ReadBuffer(path)
         assert after.unused == Unused(number, 7, 10 * number, text)
         after.close()

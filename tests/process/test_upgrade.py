@@ -77,7 +77,7 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
         assert json.loads(left.stdout) == {"pid": told["pid"], "stopped": True, "keeperPid": old.pid}, left.stderr
         assert not is_alive(told["pid"])
         assert all(is_alive(pid) for pid in pids)
-        # Asked while nobody is there: it waits in the backlog, and is answered by the other version.
+        # Sent while no server runs: it waits in the backlog, and is answered by the other version.
         asked = asyncio.create_task(talk.write(b"between\n"))
         absent = here.holdfast("status")
         assert absent.returncode == 3
@@ -98,7 +98,7 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
         await talk.close_stdin()
         assert (await talk.wait()).exit_code == 5
         assert (await talk.snapshot()).stdout == b"ready\ngot between\n"
-    # A word to the one who brought the command is a word to the server.
+    # A word to the sender of the command is a word to the server.
     waiter.send_signal(signal.SIGTERM)
     assert waiter.wait(PATIENCE_SECONDS) == 0
     assert old.wait(PATIENCE_SECONDS) == 0
@@ -136,7 +136,7 @@ async def test_whoever_starts_servers_goes_on_with_what_a_keeper_holds(here: Pla
 
 
 async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) -> None:
-    """Whatever is to become of jobs that nobody ended."""
+    """For any setting of what becomes of jobs that never ended."""
     old, _ = here.serve(settings={"HOLDFAST_ORPHANED_JOBS": "keep"})
     async with holdfast.connect(here.address) as box:
         script = "trap 'echo > term; exit' TERM; setsid sleep 1000 & echo ready; sleep 1000 & wait"
@@ -157,7 +157,7 @@ async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) 
 
 
 async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer: Path, tmp_path: Path) -> None:
-    """Each says why, the keeper waits again, and in the end another version goes on."""
+    """Each gives its reason, the keeper waits again, and in the end another version goes on."""
     old, _ = here.serve()
     async with holdfast.connect(here.address) as box:
         process = await box.start(["sh", "-c", ECHO], stdin="open")
@@ -187,7 +187,7 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
             assert told == {}
             assert waiter.wait(PATIENCE_SECONDS) == 1
             assert says in here.log.read_text()
-        # What a later version may have written.
+        # A record that a later version may have written.
         path = next(here.spool.glob("*/ledger"))
         size = path.stat().st_size
         head = records.Head(2, "99.0.0", old.pid, ledger.boot_id(), "kill", "")
@@ -280,7 +280,7 @@ async def test_a_package_in_a_zip_file_has_its_keeper(here: Place, tmp_path: Pat
 
 
 def test_another_user_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeper closes the connection of one who is neither root nor its own user."""
+    """The keeper closes the connection of a peer that is neither root nor its own user."""
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     class Door:

@@ -1,6 +1,6 @@
 """Servers of several versions for the tests of upgrades and of a keeper's death: copies of the package, one place.
 
-A copy differs from the package in what a test says. It touches a directory of the test and what runs there.
+A copy differs from the package as a test requires. It touches a directory of the test and the processes in it.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Place:
         """In order."""
         keeper.send_signal(signal.SIGTERM)
         assert keeper.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
-        for process in self._started:  # those who brought a command are told
+        for process in self._started:  # the senders of a command get a message
             process.wait(PATIENCE_SECONDS)
 
     def serve(
         self, package: Path | str | None = None, settings: Mapping[str, str] | None = None
     ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-        """`holdfast serve` of this version, and what it said when it was ready; nothing, if it ended before."""
+        """`holdfast serve` of this version, and its ready line; empty, if it ended before."""
         ready, tell = os.pipe()
         command = [sys.executable, "-m", "holdfast", "serve", "--listen", self.address, "--ready-fd", str(tell)]
         with self.log.open("ab") as log:

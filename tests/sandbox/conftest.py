@@ -1,4 +1,4 @@
-"""What the tests of sandboxes share: real engines and the bundle, made once for all of them.
+"""Shared by the tests of sandboxes: real engines and the bundle, made once for all of them.
 
 Every engine is a real program of this machine: dockerd, podman, sshd, bwrap, namespaces. One that is missing skips
 what needs it.

@@ -121,7 +121,7 @@ def test_what_is_packed_is_the_in_sandbox_part() -> None:
         "holdfast.transport.websocket",
     } <= ours
     assert [name for name in ours if name.startswith(("holdfast.sandboxes", "holdfast.testing"))] == []
-    # What a program inside needs in order to call the host.
+    # The modules that a program inside needs in order to call the host.
     assert {name.removeprefix("holdfast.client.") for name in ours if name.startswith("holdfast.client.")} == {
         "backoff",
         "clean_up",

@@ -52,7 +52,7 @@ def test_namespaces_leave_nothing(debian_root: Path) -> None:
         assert inside.stdout.startswith("/proc/1 ")
         assert inside.stdout.endswith("\n/\n")
         holder = prefix[prefix.index("--target") + 1]
-    # Whoever adopted it has not reaped it yet, at most.
+    # At most its adopter has not reaped it yet.
     assert not os.path.exists(f"/proc/{holder}/cwd")
     assert str(debian_root) not in Path("/proc/mounts").read_text()
 

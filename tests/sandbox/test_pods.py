@@ -156,7 +156,7 @@ async def test_cuts_without_end_are_told_as_such(fresh: Kubectl, monkeypatch: py
     fresh.cut(after=1000, exit_code=1, when=UNPACKING, times=3)
     with pytest.raises(ConnectionLost, match=r"team/web: the connection was cut .* 3 times: error: unexpected EOF"):
         await says_hello()
-    fresh.cut(after=0, exit_code=0, when="uname")  # of the first look: a pause
+    fresh.cut(after=0, exit_code=0, when="uname")  # of the first query: a pause
     await says_hello()
     assert fresh.faults_left == 0
 
@@ -169,7 +169,7 @@ async def test_a_container_that_is_restarted_is_used_again(
 ) -> None:
     async with connected() as box:
         process = await box.start(["sleep", "1000"])
-        # Until the next command is asked for, the restart is under way: kubectl refuses, and then it does not.
+        # Until the next command the restart is under way: kubectl refuses, and then it does not.
         fresh.pod(state="waiting", reason="CrashLoopBackOff", message="back-off 10s restarting failed container")
         docker.remove(own_container)
         answer = asyncio.ensure_future(box.exec(["echo", "after"]))
@@ -249,7 +249,7 @@ async def test_connecting_can_wait_until_the_container_is_ready(kubectl: Kubectl
 
 
 async def looks(kubectl: Kubectl, more: int, meanwhile: asyncio.Future[Any]) -> None:
-    """Until the pod was looked at so many times more."""
+    """Until the pod was queried so many times more."""
     before = kubectl.looks
     async with asyncio.timeout(PATIENCE):
         while kubectl.looks < before + more:

@@ -52,7 +52,7 @@ async def test_a_command_its_output_and_its_exit(prefix: list[str], tmp_path: Pa
         assert (result.stdout_bytes, result.stderr_bytes, result.returncode) == (b"in\0\xff", b"err\n", 3)
         killed = await box.exec(["sh", "-c", "kill -9 $$"])
         assert killed.returncode == 137
-        # A child that goes on printing does not keep the exit from being told.
+        # A child that goes on printing does not delay the exit event.
         talking = await box.exec(["sh", "-c", "yes & exit 7"], timeout=60)
         assert talking.returncode == 7
         for timeout in TIMEOUTS:

@@ -1,4 +1,4 @@
-"""What breaks around a sandbox, and what the caller sees: a pause, or one error that names the sandbox."""
+"""Faults around a sandbox as its caller sees them: a pause, or one error that names the sandbox."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ async def test_a_disk_that_fills_up(docker: ContainerEngine) -> None:
         async with connected(name) as box:
             filled = await box.exec(["sh", "-c", "dd if=/dev/zero of=/tmp/filler bs=65536"])
             assert filled.returncode == 1
-            # A start whose survival cannot be noted may be refused, by a name.
+            # A start that cannot be recorded may be refused, by a name.
             with contextlib.suppress(ResourceExhausted):
                 assert (await box.exec(["sh", "-c", "exit 7"])).returncode == 7
             docker("exec", name, "rm", "/tmp/filler")
@@ -347,7 +347,7 @@ async def test_an_image_without_a_shell(docker: ContainerEngine, tmp_path: Path)
 
 
 async def test_the_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's clock is nobody's to set in a test: what we read of it jumps a day, both ways."""
+    """A test must not set the machine's clock: our readings of it jump a day, both ways."""
     now, jumped = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: now() + jumped[-1])
     async with holdfast.connect("inprocess") as box:

@@ -1,4 +1,4 @@
-"""What is special to one kind of sandbox: how `kubectl` is called, what `create` makes, calls by hand."""
+"""Properties of one kind of sandbox: the calls of `kubectl`, the containers of `create`, calls by hand."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ByHand:
 
 
 async def test_the_walk_through_by_hand(docker: ContainerEngine) -> None:
-    """Start a counter, poll it twice, kill it, look whether it runs: each step a command line of its own."""
+    """Start a counter, poll it twice, kill it, check whether it runs: each step a command line of its own."""
     container = docker.container("hf-busybox")
     await walk_through(container)
     docker.remove(container)
@@ -140,7 +140,7 @@ async def walk_through(container: str) -> None:
     kill = f'{{"jsonrpc":"2.0","method":"exec_remote_kill","params":{{"pid":{pid}}},"id":3}}'
     assert "error" not in hand.exec(kill)
     assert hand.sh(f"ps -o pid | grep -w {pid} || true") == ""
-    # One server did all of it, and had nothing to say.
+    # One server did all of it, and printed nothing.
     assert len(hand.sh("pgrep -f 'holdfast serve' || true").split()) <= 2
     assert hand.sh(f"cat {log}") == ""
 

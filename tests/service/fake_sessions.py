@@ -66,7 +66,7 @@ def record(session_id: str = "s1", agent_id: str = "anna", **fields: Any) -> Ses
 
 class FakeSessions:
     """A `SessionApi`. `answers` has what a method answers: a value, an error to raise, or a function of its
-    arguments; `calls` has what it was asked. Streams come from functions that make them."""
+    arguments; `calls` has the calls. Streams come from functions that make them."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Caller, tuple[Any, ...]]] = []
@@ -233,7 +233,7 @@ async def for_ever(*_: Any) -> Any:
 
 
 async def no_end(since: str) -> AsyncIterator[Any]:
-    """A stream that says one thing and then waits."""
+    """A stream that yields one thing and then waits."""
     yield chunk(b"first")
     await asyncio.Event().wait()
 
@@ -363,7 +363,7 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 
 async def curl(*arguments: str, input: bytes | None = None) -> tuple[int, bytes]:
-    """What curl prints, and the HTTP status."""
+    """The output of curl, and the HTTP status."""
     process = await asyncio.create_subprocess_exec(
         "curl", "--silent", "--show-error", "--write-out", "\n%{http_code}", *arguments,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

@@ -298,7 +298,7 @@ class MemoryStore:
     # --- for tests -----------------------------------------------------------------------------------------------
 
     def kinds(self, session_id: str) -> list[str]:
-        """What was written down of a session, in its order."""
+        """The records of a session, in their order."""
         return [row.kind for row in self.log if row.session_id == session_id]
 
     def bodies(self, session_id: str, kind: str) -> list[dict[str, Any]]:
@@ -353,7 +353,7 @@ def rules(text: str = "") -> Rules:
 
 def settings(**values: Any) -> ServiceSettings:
     values.setdefault("sandbox", "fake")
-    # Rows at once: tests look for them after some turns of the loop.
+    # Rows at once: tests read them after some turns of the loop.
     values.setdefault("gather_seconds", 0.0)
     return ServiceSettings(**values)
 

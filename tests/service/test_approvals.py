@@ -1,4 +1,4 @@
-"""Commands that wait for somebody: held, typed once when allowed, given up when refused or too late."""
+"""Commands that wait for approval: held, typed once when allowed, given up when refused or too late."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_rows_are_shown_oldest_first(url: str, capsys: pytest.CaptureFixture[str
         ["s1/2", "a", "command_ended", "[c1]", "exit_code=2"],
         ["s2/1", "b", "input", "[c2]", "ls"],
     ]
-    assert len(shown) == 5  # and two rows of the service itself, which tell that the sessions began
+    assert len(shown) == 5  # and two rows of the service itself, for the beginning of the sessions
 
 
 def test_rows_are_filtered(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The audit log in the database: numbered, chained, told to listeners, read by pages, written in groups."""
+"""The audit log in the database: numbered, chained, sent to listeners, read by pages, written in groups."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def test_a_database_that_was_away_is_waited_for_and_listened_to_again(
 async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database has it, we did not hear so: the second try sees that the first went through."""
+    """The database has it, but its reply was lost: the second try sees that the first went through."""
     async with await Store.open(postgres_url) as store:
         await store.append([entry(n=0)])
         tries = 0
@@ -239,7 +239,7 @@ async def change(store: Store, statement: str) -> None:
 async def test_a_line_that_was_cut_without_a_word_is_noticed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection that listens is asked now and then; here it is asked at once, and does not answer."""
+    """The connection that listens is probed now and then; here it is probed at once, and does not answer."""
     monkeypatch.setattr("holdfast.service.store.notices.ASK_SECONDS", 0.01)
     async with await Store.open(postgres_url) as store, await Store.open(postgres_url) as other:
         others = store._from_others

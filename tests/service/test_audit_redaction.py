@@ -1,4 +1,4 @@
-"""What looks like a secret is not written down, what does not is; and how rows and times read for people."""
+"""Texts that resemble a secret are not written down, others are; and how rows and times read for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`BashExecutor` with and without sessions: one suite, so that the flag changes who runs a command, and no more."""
+"""`BashExecutor` with and without sessions: one suite, so that the flag changes the executor, and no more."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_every_command_is_in_the_audit(service: RunningService) -> None:
     assert {record["agentId"] for record in found["records"]} == {"audited"}
 
 
-# --- what it costs those who do not use it --------------------------------------------------------------------
+# --- the cost without sessions --------------------------------------------------------------------------------
 
 
 def test_no_grpc_is_loaded_without_sessions() -> None:

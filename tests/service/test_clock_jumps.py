@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 
 class Wall:
-    """The wall clock that an operator, or whoever answers NTP, sets."""
+    """The wall clock that an operator, or an NTP server, sets."""
 
     def __init__(self) -> None:
         self._time = time.time

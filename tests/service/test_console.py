@@ -30,7 +30,7 @@ needs_node = needs("node")
 
 
 def node(driver: str, *arguments: str, given: Any = None) -> str:
-    """What a driver printed; it must end well."""
+    """The output of a driver, which must exit with 0."""
     ran = subprocess.run(
         ["node", str(DRIVERS / driver), STATIC.as_uri(), *arguments],
         input=json.dumps(given),

@@ -1,4 +1,4 @@
-"""Programs that no rule allows, in a session whose rules deny by default: the rules refuse the text, and the
+"""Programs that no rule allows, in a session with rules that deny by default: the rules refuse the text, and the
 operating system refuses the program if the text were not refused.
 """
 

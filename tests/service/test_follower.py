@@ -1,4 +1,4 @@
-"""What followers write down: commands with their ids, ends and excerpts, once, whoever follows."""
+"""Records of followers: commands with their ids, ends and excerpts, once, whichever replica follows."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_another_replica_goes_on_from_the_last_token_and_nothing_is_lost_o
         stub.starts_command("one")
         stub.prints("early ")
         await settle()
-    # Nobody follows now.
+    # No replica follows now.
     stub.prints("late")
     stub.shows_prompt("$ ", exit_code=1)
     stub.starts_command("somebody else's")

@@ -1,4 +1,4 @@
-"""The gRPC port, asked by real clients: generated stubs, reflection without any, health checks, TLS."""
+"""The gRPC port with real clients: generated stubs, reflection without any, health checks, TLS."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SERVICE = "holdfast.session.v1.SessionService"
 
 
 def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
-    """The details of a status, by the generated classes of somebody else."""
+    """The details of a status, by the generated classes of googleapis."""
     trailers = dict(error.trailing_metadata())
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     assert status.code == error.code().value[0]
@@ -221,7 +221,7 @@ async def test_a_deadline_and_a_client_that_leaves_cancel_the_call() -> None:
 
 
 async def test_a_client_that_does_not_read_stops_the_reading_of_output(caplog: pytest.LogCaptureFixture) -> None:
-    """What is under way to it is bounded by the connection, however much there is to read."""
+    """The bytes under way to it are bounded by the connection, however much there is to read."""
     produced = 0
     moved = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Logs: JSON with the ids of the work they belong to, cut and without secrets, whoever logs."""
+"""Logs: JSON with the ids of the work they belong to, cut and without secrets, from every logger."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def record(
 
 
 class FakeOutside:
-    """Sandboxes whose sessions use what a test says."""
+    """Sandboxes with sessions that use as much as a test sets."""
 
     def __init__(self) -> None:
         self.usages: dict[str, ProcessUsage] = {}
@@ -137,7 +137,7 @@ async def test_cpu_percent_is_the_difference_over_the_time(bench: Bench) -> None
     second = bench.monitor.latest("s")
     assert second is not None
     assert second.cpu_percent == 150.0
-    # What a child used whom nobody waited for is gone from the sum: that is no negative use.
+    # The usage of a child that was never waited for is gone from the sum: that is no negative use.
     bench.outside.uses(cpu_seconds=16.0)
     await bench.looks()
     assert [usage.cpu_percent for usage in bench.monitor.history("s")] == [0.0, 150.0, 0.0]
@@ -214,7 +214,7 @@ async def test_long_running_detection_is_told_and_counted(bench: Bench) -> None:
 
 async def test_a_sandbox_s_new_server_does_not_set_the_output_back(bench: Bench) -> None:
     bench.monitor.watch(record(resources=Resources(output_bytes=160)))
-    for printed in (100, 125, 20, 36):  # the third look is at a new server, which counts a shell's anew
+    for printed in (100, 125, 20, 36):  # the third sample is of a new server, which counts a shell's anew
         bench.outside.uses(printed_bytes=printed)
         await bench.looks()
     violations = [event.detail for event in bench.outside.events if event.type == "POLICY_VIOLATION"]
@@ -367,7 +367,7 @@ async def test_what_runs_on_after_its_session_was_closed_is_told_once(bench: Ben
     assert bench.value("holdfast_orphaned_processes") == 0
     asked = len(bench.outside.asked)
     await bench.looks(3)
-    assert len(bench.outside.asked) == asked  # nobody is left to be asked for
+    assert len(bench.outside.asked) == asked  # no session is left to query
 
 
 async def test_strays_of_forgotten_sessions_are_counted(bench: Bench) -> None:
@@ -377,7 +377,7 @@ async def test_strays_of_forgotten_sessions_are_counted(bench: Bench) -> None:
     await bench.looks()
     assert bench.value("holdfast_orphaned_processes") == 3
     bench.monitor.forget("s")
-    await bench.looks()  # still asked, to notice their end
+    await bench.looks()  # still queried, to notice their end
     bench.outside.broken.add("local")
     await bench.looks()
     assert bench.value("holdfast_orphaned_processes") == 0
@@ -401,7 +401,7 @@ async def test_samples_are_stored_when_they_change_and_now_and_then(bench: Bench
         bench.outside.uses(name, memory_bytes=100)
     await bench.looks()
     assert [sorted(each) for each in stored] == [["s1", "s2"]]
-    await bench.looks()  # only the second look can find a session idle
+    await bench.looks()  # only the second sample can find a session idle
     stored.clear()
     await bench.looks(2)
     assert stored == []
@@ -457,7 +457,7 @@ async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> 
         monitor.watch(record("s", kind="shell"))
 
         async def seen(holds: Callable[[Usage], bool]) -> Usage:
-            """The look that shows it: a shell that starts, and one that starts others, take a moment."""
+            """The sample that shows it: a shell that starts, and one that starts others, take a moment."""
             async with asyncio.timeout(SAFETY_NET):
                 while True:
                     await monitor.look()

@@ -1,4 +1,4 @@
-"""What readers of a session get: prompts, gaps, tokens that only grow, and the same again from any of them."""
+"""Output for readers of a session: prompts, gaps, tokens that only grow, and the same again from any of them."""
 
 from __future__ import annotations
 

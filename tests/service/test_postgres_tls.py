@@ -1,6 +1,6 @@
 """Replicas on a PostgreSQL that takes TLS alone: the certificate is checked, and agents are served under attack.
 
-The flood is bounded by count: anonymous calls, tokens that nobody has, heads that never end, all on loopback.
+The flood is bounded by count: anonymous calls, unknown tokens, heads that never end, all on loopback.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def service() -> Iterator[RunningService]:
 
 
 def steps(block: str) -> list[tuple[str, str]]:
-    """Each command of a block with what the page says that it prints."""
+    """Each command of a block with its output on the page."""
     parts = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
     return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
 

@@ -141,7 +141,7 @@ async def test_the_sandbox_mode_is_the_one_that_is_enforced(
 
 
 class Losing(FakeExec):
-    """A sandbox whose calls fail from some moment on."""
+    """A sandbox with calls that fail from some moment on."""
 
     def __init__(self) -> None:
         super().__init__(terminal_program=by_hand)

@@ -64,7 +64,7 @@ def test_a_session_outlives_the_replica_that_made_it(place: Place, postgres_url:
         first.process.wait(PATIENCE_SECONDS)
         ran = second.call("RunCommand", token, sessionId=session_id, command="echo still")
         assert text(ran["stdout"]).splitlines() == ["still"]
-        # The follower of the first one is gone: who closes waits for the second one to take its place.
+        # The follower of the first one is gone: a close waits for the second one to take its place.
         closed = second.post("CloseSession", token, sessionId=session_id)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while closed[0] != 200 and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The whole service, as a process, asked over gRPC: approvals, events, profiles, an allow-list, the monitor."""
+"""The whole service, as a process, over gRPC: approvals, events, profiles, an allow-list, the monitor."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_metrics_count_what_happened(service: RunningService, agent: Client) -> 
     ended = 'command_latency_seconds_count{kind="shell"}'
     before = samples(service)[ended]
     agent.run(session_id, "echo counted")
-    # Who follows the session may not have seen yet that the command has ended.
+    # The follower of the session may not have seen yet that the command has ended.
     until(lambda: samples(service)[ended] > before)
     found = samples(service)
     assert sum(value for name, value in found.items() if name.startswith('sessions_active{kind="shell"')) >= 1

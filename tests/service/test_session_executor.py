@@ -1,4 +1,4 @@
-"""The shim against a service that answers by script: what it asks again, and when it makes another session."""
+"""The shim against a service that answers by script: its retries, and when it makes another session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUESTS: dict[str, type[Message]] = {
 
 
 class ScriptedService(grpc.GenericRpcHandler):
-    """Answers each call with the next line of the script for its method, and keeps what was asked."""
+    """Answers each call with the next line of the script for its method, and records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -211,7 +211,7 @@ def tls_port(certificates: Certificates, request: pytest.FixtureRequest) -> Iter
 
 
 async def refused_at_once(executor: holdfast.BashExecutor, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What either driver raises before it pauses for the first time."""
+    """The errors of either driver before it pauses for the first time."""
 
     class NoPause:
         def __init__(self, seconds: float) -> None:

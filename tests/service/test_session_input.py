@@ -1,4 +1,4 @@
-"""What callers type: in their order, together, judged by the rules, and written down before it is sent."""
+"""Input of callers: in their order, together, judged by the rules, and written down before it is sent."""
 
 from __future__ import annotations
 

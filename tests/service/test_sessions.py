@@ -282,7 +282,7 @@ async def test_a_session_that_a_dead_service_was_making_is_given_up(store: Memor
     await _opened(fake)
     (session_id,) = store.records
     await clock.advance(1)
-    # As after kill -9: nobody renews, nobody cleans up.
+    # As after kill -9: no renewal, no clean-up.
     await first.leases.stop()
     store._leases[session_id] = store._leases.get(session_id) or next(iter(await store.claim("dead", 1, 1)))
     await clock.advance(20)

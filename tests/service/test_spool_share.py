@@ -30,7 +30,7 @@ MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in ("bubblewrap", "landlock")
 ]
-#: What a session may try on the directory by which its shell is spoken to: `$d` is that directory.
+#: Attempts of a session on the directory of its shell's control files: `$d` is that directory.
 FILL = f"""
 d=${{_hold_%/keep}}
 [ -d "$d" ] || exit 99

@@ -1,4 +1,4 @@
-"""Statements that go straight to SQLite's driver say and find what SQLAlchemy would."""
+"""Statements that go straight to SQLite's driver write and find the same as SQLAlchemy."""
 
 from __future__ import annotations
 

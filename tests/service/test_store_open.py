@@ -41,7 +41,7 @@ async def test_the_migrations_make_the_tables_that_the_statements_name(store: St
         name: {column.name: column.nullable for column in table.columns} for name, table in METADATA.tables.items()
     }
     for table in there.values():
-        # SQLite says of a primary key that it may be empty; it may not.
+        # SQLite reports of a primary key that it may be empty; it may not.
         table.update(
             {name: False for name in table if name in ("session_id", "agent_id", "approval_id", "name", "version")}
         )
@@ -76,7 +76,7 @@ async def test_a_further_step_is_made_and_a_failed_one_leaves_nothing(store: Sto
 
 
 async def test_an_approval_of_the_first_version_waits_on_without_a_caller(open_store: OpenStore) -> None:
-    """What a replica of the version before writes, before the second step or beside it."""
+    """Rows that a replica of the version before writes, before the second step or beside it."""
     clock = FakeClock(1000.0)
     store = await open_store(clock=clock)
     values = "'p1', 's1', 'ann', 'rm x', 'rules.toml:3', 1000, 1300, 'cmd-1', '', '', '', ''"

@@ -17,7 +17,7 @@ from tests.service.session_records import entry, record
 
 SESSIONS = [f"s{number}" for number in range(8)]
 
-#: Appends rows in groups and says after each which number it got; killed when the test has heard enough.
+#: Appends rows in groups and prints after each its number; killed when the test has read enough.
 WRITER = """
 import asyncio, sys
 from holdfast.service.types import AuditEntry

@@ -145,7 +145,7 @@ async def test_of_two_that_tell_how_a_session_ended_the_first_is_believed(open_s
     assert list(results) == [kept, kept]
     assert (kept.state, kept.close_reason) in (("CLOSED", "asked"), ("ERROR", "crashed"))
     assert kept.closed_at == 5000.0
-    # What is not about its end may still change.
+    # Fields that are not about its end may still change.
     assert (await one.update_session("s1", commands_run=9)).commands_run == 9
 
 

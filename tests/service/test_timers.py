@@ -1,4 +1,4 @@
-"""What time does to sessions, on a clock that the test moves: warnings, closing, lifetimes, leases."""
+"""The effect of time on sessions, on a clock that the test moves: warnings, closing, lifetimes, leases."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Real engines for tests and benchmarks: Docker, Podman, sshd and a chroot in namespaces, each for a `with` block.
 
 Each is started in a directory of its own and is gone at the end with its processes and mounts, even if we are
-killed. `Missing` says which part this machine lacks. Touches the processes, cgroups and variables that it makes.
+killed. `Missing` names the part that this machine lacks. Touches processes, cgroups and variables of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ALONE: Final = (
     *("setpriv", "--pdeathsig", "KILL"),
     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
 )
-#: What a container without `--cgroups=disabled` gets from Podman by default exceeds what we may give.
+#: Podman's default for a container without `--cgroups=disabled` exceeds the limits that we may set.
 _PODMAN_LIMITS: Final = ("nofile=4096:4096", "nproc=4096:4096")
 
 
 class Missing(Exception):
-    """A part that this machine lacks; the message says which, and how to get it."""
+    """A part that this machine lacks; the message names it, and how to get it."""
 
 
 def need(*programs: str, root: bool = True) -> None:
@@ -50,7 +50,7 @@ def need(*programs: str, root: bool = True) -> None:
 
 
 def run(argv: Sequence[str | Path], *, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> str:
-    """What a command of this machine prints; `Missing` with its words if it fails."""
+    """The output of a command of this machine; `Missing` with its stderr if it fails."""
     done = subprocess.run(
         [str(word) for word in argv],
         input=stdin,
@@ -72,7 +72,7 @@ class ContainerEngine:
         self._named = 0
 
     def __call__(self, *arguments: str | Path, stdin: bytes = b"") -> str:
-        """What the client prints for these arguments."""
+        """The output of the client for these arguments."""
         return run([self.program, *arguments], stdin=stdin)
 
     def image(self, root: Path, name: str) -> str:
@@ -162,7 +162,7 @@ class _Podman(ContainerEngine):
 
 
 class SshServer:
-    """An sshd on loopback that lets one key in. `options` are what a client needs to say."""
+    """An sshd on loopback that lets one key in. `options` are those that a client needs."""
 
     def __init__(self, directory: str, port: int) -> None:
         self.directory = directory
@@ -182,7 +182,7 @@ class SshServer:
 
 @contextlib.contextmanager
 def ssh_server() -> Iterator[SshServer]:
-    """An sshd whose sessions keep the server, its cache and its sockets in a directory of their own."""
+    """An sshd with sessions that keep the server, its cache and its sockets in a directory of their own."""
     need("ssh", "sshd", "ssh-keygen", "setpriv", "unshare")
     os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
     with _directory() as directory, socket.create_server(("127.0.0.1", 0)) as probe:
@@ -245,7 +245,7 @@ def busybox_root(root: Path) -> Path:
     return root
 
 
-#: What a small Debian image has that commands need; their files are taken from this machine, which has them.
+#: The files of a small Debian image that commands need, taken from this machine.
 _DEBIAN_PACKAGES: Final = (
     *("base-files", "bash", "dash", "coreutils", "sed", "grep", "gzip", "tar", "libc6", "libc-bin", "libtinfo6"),
     *("libacl1", "libattr1", "libgmp10", "libselinux1", "libpcre2-8-0", "libgcc-s1"),
@@ -313,7 +313,7 @@ def _cgroup_parent() -> Iterator[str]:
 
 
 def _remove_cgroup(path: str, deadline: float) -> None:
-    """Engines do not say when the last of their helpers has ended; until then a cgroup is busy."""
+    """Engines do not report the end of their last helper; until then a cgroup is busy."""
     while True:
         try:
             return os.rmdir(path)
@@ -389,7 +389,7 @@ def _await_port(port: int, process: subprocess.Popen[bytes], directory: str) -> 
 
 
 def _await(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], directory: str) -> None:
-    """Foreign programs tell nobody that they are ready: look from time to time."""
+    """Foreign programs announce no readiness: poll."""
     deadline = time.monotonic() + START_SECONDS
     while not is_ready():
         if process.poll() is not None or time.monotonic() > deadline:

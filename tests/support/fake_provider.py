@@ -1,6 +1,6 @@
 """A provider of models for the bridge's tests: HTTP on 127.0.0.1, scripted by the model's name, in this process.
 
-It keeps what it was asked, holds a stream until a test lets it go on, and notices a client that leaves.
+It records the requests, holds a stream until a test lets it go on, and notices a client that leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class FakeProvider:
-    """What it does is in `_answer`."""
+    """A provider on a port of its own; `_answer` has the script."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -66,7 +66,7 @@ class FakeProvider:
         body = request.json if request.body else {}
         model = body.get("model", "")
         if model == "echo":
-            # What a careless provider says when it does not like a key: all that it was sent.
+            # A careless provider refuses a key with an echo of the whole request.
             said = {"error": {"message": f"not like this: {request.headers}", "type": "invalid_request_error"}}
             await _whole(writer, 400, said, {"x-request-id": "r-1", "set-cookie": "a=b", "x-echo": "no"})
         elif model == "unauthorized":

@@ -18,7 +18,7 @@ MAX_MESSAGE_BYTES = 96 * 1024 * 1024
 
 
 class MemoryWire:
-    """What lies between two ends. Bytes can be held back, and the wire can be cut after any number of them."""
+    """The wire between two ends. Bytes can be held back, and the wire can be cut after any number of them."""
 
     def __init__(self) -> None:
         self.ends: tuple[MemoryChannel, MemoryChannel] | None = None
@@ -61,7 +61,7 @@ class MemoryWire:
 
 
 class MemoryChannel:
-    """One end, a `Channel`. `capacity` bounds the output on its way: the source is asked only below it."""
+    """One end, a `Channel`. `capacity` bounds the output on its way: the source is read only below it."""
 
     def __init__(self, wire: MemoryWire, receiver: Receiver, description: str, capacity: int, limit: int) -> None:
         self.description = description

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-#: What a cluster with the databases of all tests here takes, generously.
+#: The size of a cluster with the databases of all tests here, generously.
 MEMORY_BYTES: Final = 1 << 30
-#: The first version that can be told how to copy.
+#: The first version with an option for how to copy.
 STRATEGIES_SINCE: Final = 15
 #: Databases that are made at once: starting the program that makes them takes longer than making several.
 BATCH: Final = 12
@@ -89,7 +89,7 @@ class Cluster:
         """The URL of a database that is empty and was never used."""
         if not self._spare:
             names = [f"test_{next(self._count)}" for _ in range(BATCH)]
-            # What is copied is small and nobody changes it: no reason to write it to the log, too.
+            # The template is small and constant: no reason to write the copy to the log, too.
             how = " STRATEGY file_copy" if self._version() >= STRATEGIES_SINCE else ""
             statements = itertools.chain.from_iterable(("-c", f"CREATE DATABASE {name}{how}") for name in names)
             place = ("-h", str(self._place), "-U", "holdfast", "-d", "postgres")
@@ -138,7 +138,7 @@ def _has_user(name: str) -> bool:
 
 
 def postgres_programs() -> Path | None:
-    """Where Debian, or whoever made this machine, has put them."""
+    """The directories where Debian and other distributions install them."""
     places = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
     for place in sorted(
         places, key=lambda each: [int(part) for part in each.parts if part.isdigit()], reverse=True

@@ -1,6 +1,6 @@
-"""Looks for bytes in what other processes have: memory, variables, command lines, files. For tests of secrets.
+"""Searches for bytes in other processes: memory, variables, command lines, files. For tests of secrets.
 
-Reads /proc and files, and changes nothing. A search that finds nothing proves little: look for something that is
+Reads /proc and files, and changes nothing. A search without a hit proves little: also search for something that is
 there with the same search.
 """
 
@@ -37,11 +37,11 @@ def proc_files(name: str, pids: Iterable[int] | None = None) -> Iterator[bytes]:
         try:
             yield Path(f"/proc/{pid}/{name}").read_bytes()
         except OSError:
-            continue  # it has ended, or is not ours to look into
+            continue  # it has ended, or we may not read it
 
 
 def processes_in_cgroup(name: str) -> list[int]:
-    """Processes in a cgroup whose path has this in it: those of a container, by its id."""
+    """Processes in a cgroup with this in its path: those of a container, by its id."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and name.encode() in b"".join(proc_files("cgroup", [int(entry)])):

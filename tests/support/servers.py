@@ -1,7 +1,7 @@
 """Real servers for tests: started as a process of their own, known ready by their ready line, ended and searched.
 
 It touches a directory of its own under /tmp, one under the spool's usual place, and the processes that it starts.
-`Conversation` speaks the protocol by hand, so that a test can say things which the client never would.
+`Conversation` sends the protocol by hand, so that a test can send messages which the client never would.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RunningServer:
         return self.process.wait(PATIENCE_SECONDS)
 
     def leftovers(self) -> list[str]:
-        """What an ended server should have taken with it: processes, its socket, its spool."""
+        """Leftovers of an ended server: processes, its socket, its spool."""
         found = [f"process {pid}" for pid in marked_processes(self.mark)]
         if os.path.lexists(self.socket):
             found.append(self.socket)
@@ -106,7 +106,7 @@ def running_server(
     arguments: Sequence[str] = (),
     exit_code: int | None = 0,
 ) -> Iterator[RunningServer]:
-    """A server for the length of a `with` block. `listen` may say `unix` or `ws` for an address of its own.
+    """A server for the length of a `with` block. `listen` may be `unix` or `ws` for an address of its own.
 
     At the end it gets SIGTERM. An exit code other than `exit_code` (None: whatever it was), and anything that it
     left behind, is an AssertionError with its log.
@@ -170,7 +170,7 @@ def _await_ready(ready: int, server: RunningServer) -> None:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """The living processes whose environment carries the mark of a test server."""
+    """The living processes with the mark of a test server in their environment."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     found = []
     for name in os.listdir("/proc"):
@@ -194,7 +194,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Line(Protocol):
-    """What carries JSON messages both ways."""
+    """A carrier of JSON messages both ways."""
 
     async def write(self, message: bytes) -> None: ...
 
@@ -304,7 +304,7 @@ class StreamLine:
 
     async def close(self) -> None:
         self.writer.close()
-        # Whether the other end went first does not matter to who closes.
+        # The order in which the two ends close does not matter.
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
 
@@ -328,7 +328,7 @@ class _WebSocketLine:
         return data
 
     async def close(self) -> None:
-        # Without the closing handshake: the other end may have megabytes to say before it would answer.
+        # Without the closing handshake: the other end may have megabytes to send before it would answer.
         self.socket.transport.abort()
         await self.socket.wait_closed()
 

@@ -1,7 +1,7 @@
 """Signals of tests: to what a test has started, and never to the program that runs the tests.
 
 Pids are given anew after some thirty thousand processes, which a run of all tests starts. `send_signal` holds the
-process by a pidfd and looks whose it is before it signals.
+process by a pidfd and checks its ancestry before it signals.
 """
 
 from __future__ import annotations

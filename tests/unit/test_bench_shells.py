@@ -1,4 +1,4 @@
-"""What the comparison of shells says of an outcome, and when a target is reached. Nothing here is measured."""
+"""Verdicts of the comparison of shells, and when a target is reached. Nothing here is measured."""
 
 from __future__ import annotations
 

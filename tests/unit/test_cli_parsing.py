@@ -1,4 +1,4 @@
-"""What the command line makes of its arguments, without a server."""
+"""The command line's parsing of its arguments, without a server."""
 
 from __future__ import annotations
 

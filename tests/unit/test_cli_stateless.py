@@ -1,4 +1,4 @@
-"""One request and its reply, against a server that is a script: what it will say is already in the socket."""
+"""One request and its reply, against a scripted server: its reply is already in the socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is switched on in our terminal and off again, and keys while a recording plays; pure."""
+"""Modes that are switched on in our terminal and off again, and keys while a recording plays; pure."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_streams_are_searched_apart_and_gaps_part_them() -> None:
 
 
 def feed_all(search: OutputSearch, chunks: list[OutputChunk]) -> OutputMatch | None:
-    """What is found in the chunks that a reader gets which begins at the search's position."""
+    """Matches in the chunks of a reader that begins at the search's position."""
     later = (chunk for chunk in chunks if chunk.seq > search.since)
     return next((match for chunk in later if (match := search.feed(chunk)) is not None), None)
 

@@ -18,7 +18,7 @@ from holdfast.testing.sandbox_suite import TIMEOUTS
 
 
 def runs(pid: int) -> bool:
-    """Whether it does anything: a process that was killed and that nobody has reaped yet does not."""
+    """Whether it does anything: a killed process that is not reaped yet does not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -78,7 +78,7 @@ async def test_a_cancelled_exec_leaves_nothing_behind(tmp_path: Path) -> None:
     os.mkfifo(started)
     async with holdfast.connect("inprocess") as box:
         running = asyncio.create_task(box.exec(["sh", "-c", f"echo $$ > {started}; exec sleep 1000"]))
-        # Opening the pipe waits for the writer, so its line tells that the command runs.
+        # Opening the pipe waits for the writer, so its line shows that the command runs.
         pid = int(await asyncio.to_thread(started.read_text))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

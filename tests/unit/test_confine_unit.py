@@ -1,4 +1,4 @@
-"""What a confinement is made of: the filter, run by an interpreter of it; options of bwrap; rules of Landlock."""
+"""The parts of a confinement: the filter, run by an interpreter of it; options of bwrap; rules of Landlock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = 0x00050000
 
 
 def run(program: bytes, audit: int, number: int, *arguments: int) -> int:
-    """What the kernel would do: classic BPF, as far as the assembler uses it."""
+    """The kernel's decision: classic BPF, as far as the assembler uses it."""
     data = struct.pack("=IIQ6Q", number, audit, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     instructions = list(struct.iter_unpack("=HBBI", program))
     accumulator = counter = 0
@@ -84,7 +84,7 @@ class TestFilter:
 
     def test_terminals_are_not_typed_into_nor_others_traced(self, machine: str) -> None:
         assert self.ask(machine, "ioctl", 0, 0x5412) == REFUSED | errno.EPERM
-        # The kernel looks at 32 bits of it, and so do we.
+        # The kernel reads 32 bits of it, and so does this interpreter.
         assert self.ask(machine, "ioctl", 0, 0x1_0000_5412) == REFUSED | errno.EPERM
         assert self.ask(machine, "ioctl", 0, 0x5413) == ALLOWED
         assert self.ask(machine, "ptrace", 0) == ALLOWED

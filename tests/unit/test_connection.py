@@ -52,7 +52,7 @@ Notification = tuple[str, Any]
 
 
 class Log:
-    """What a process printed, as the server has it: (seq, stream, offset, data), then exit and close."""
+    """The output of a process, as the server has it: (seq, stream, offset, data), then exit and close."""
 
     def __init__(self) -> None:
         self.records: list[tuple[int, str, int, bytes]] = []
@@ -206,7 +206,7 @@ class ServerEnd:
 
 
 class FakeServer:
-    """Answers as it is told to, and remembers what it was asked."""
+    """Answers by script, and records the requests."""
 
     def __init__(self) -> None:
         self.logs: dict[str, Log] = {}
@@ -220,7 +220,7 @@ class FakeServer:
         self.silent: set[str] = set()
         #: Requests that break the connection.
         self.poison: set[str] = set()
-        #: Requests whose answer is these bytes; `%d` in them is the request's id.
+        #: Requests answered with these bytes; `%d` in them is the request's id.
         self.garbage: dict[str, bytes] = {}
         #: Answers to the first request of a method; further ones wait.
         self.once: dict[str, object] = {}
@@ -649,7 +649,7 @@ async def test_events_in_order_with_exact_gaps(server: FakeServer, connection: C
         Exited(6, ExitStatus(3)),
         Closed(7),
     ]
-    # From the middle nobody can tell what a stream printed before.
+    # From the middle of a stream its earlier output is not known.
     assert await collect(RemoteExec(connection).events("p", after_seq=3)) == [
         OutputChunk("stdout", 5, b"c", 4),
         OutputChunk("stderr", 1, b"F", 5),

@@ -1,4 +1,4 @@
-"""Addresses: which are understood, and what a wrong one is told."""
+"""Addresses: which are understood, and the error for a wrong one."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("changelog.d/*.md")])
 PROTOCOL = (DOCS / "protocol.md").read_text()
 
-#: Pages whose examples are run, the rest is compiled.
+#: Pages with examples that are run; those of the rest are compiled.
 EXECUTED = [ROOT / "README.md", DOCS / "quickstart.md"]
-#: Pages whose recorded terminal sessions are replayed.
+#: Pages with recorded terminal sessions that are replayed.
 RECORDED = [ROOT / "README.md", DOCS / "quickstart.md", DOCS / "command-line.md"]
 
 
@@ -106,7 +106,7 @@ def shape(kind: object) -> type[msgspec.Struct]:
 
 
 def wire_default(field: msgspec.structs.FieldInfo) -> str:
-    """What the table's third column says about a parameter that is left out."""
+    """The default in the table's third column for a parameter that is left out."""
     if field.required:
         return "required"
     default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default

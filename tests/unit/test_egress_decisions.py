@@ -1,4 +1,4 @@
-"""What the filtering proxy says, as the audit has it."""
+"""Decisions of the filtering proxy, as the audit has them."""
 
 from __future__ import annotations
 

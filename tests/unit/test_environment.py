@@ -1,4 +1,4 @@
-"""What a process sees around it: variables by policy, users by name and number, directories by path and URI."""
+"""The surroundings of a process: variables by policy, users by name and number, directories by path and URI."""
 
 from __future__ import annotations
 

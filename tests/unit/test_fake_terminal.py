@@ -57,7 +57,7 @@ def driven(test: Test, *, spec: dict[str, Any] | None = None, **options: Any) ->
 
 
 def at_a_prompt(test: Callable[[FakeExec, Terminal], Coroutine[Any, Any, None]]) -> None:
-    """A test whose terminal has a shell with scripted commands."""
+    """A test with a terminal that has a shell with scripted commands."""
 
     async def ask(command: FakeCommand) -> int:
         command.stdout("name? ")
@@ -306,7 +306,7 @@ def test_run_is_the_real_one() -> None:
 
 
 def earlier_memory(stub: FakeTerminal, **known: Any) -> TerminalMemory:
-    """What an earlier version wrote down."""
+    """A record of an earlier version."""
     return msgspec.structs.replace(stub.live._memory(1), **known)
 
 

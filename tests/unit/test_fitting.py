@@ -1,4 +1,4 @@
-"""What a sandbox needs, decided from what its Python tells of itself."""
+"""Requirements of a sandbox, decided from the report of its Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the soak calls growth: a slope within lives, or from life to life; and what it does not."""
+"""Growth as the soak defines it: a slope within lives, or from life to life; and counter-examples."""
 
 from __future__ import annotations
 

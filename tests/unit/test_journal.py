@@ -1,4 +1,4 @@
-"""The journal against a plain model: contiguous numbers, what was told stays, what is gone is jumped over."""
+"""The journal against a plain model: contiguous numbers, reported records stay, dropped ones are skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ steps = st.one_of(
 
 
 class Model:
-    """Every record that there ever was, as (kind, offset, length), and which number was told last."""
+    """Every record ever written, as (kind, offset, length), and the last number that was read."""
 
     def __init__(self) -> None:
         self.records: list[tuple[int, int, int]] = []
@@ -141,7 +141,7 @@ def test_events_stand_in_the_same_sequence_and_are_not_joined() -> None:
 
 
 def test_a_number_that_somebody_names_is_sealed() -> None:
-    """Who waits for what comes after the last number must see it come, and not grow what it has passed by."""
+    """A waiter for the record after the last number gets a new one; the record that it has passed does not grow."""
     journal = Journal(10)
     journal.add_output(0, 5)
     journal.seal(journal.last_seq)

@@ -1,4 +1,4 @@
-"""What a terminal's output says between the lines: marks are taken out, modes noticed, however it is cut."""
+"""Marks in a terminal's output are taken out and modes are noticed, however the output is cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mark(letter: str, argument: str = "", nonce: str = NONCE) -> bytes:
 
 
 MARKS = [mark("A"), mark("B"), mark("C"), mark("D", "0"), mark("D", "130"), mark("P")]
-#: What looks like a mark and is none of ours.
+#: Sequences that resemble a mark and are none of ours.
 FORGED = [
     b"\x1b]133;A\x07",
     b"\x1b]133;D;0\x07",

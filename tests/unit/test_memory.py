@@ -1,4 +1,4 @@
-"""What a ledger tells: the same, however often it is compacted, and whatever is forgotten leaves nothing behind."""
+"""The replay of a ledger: the same, however often it is compacted, and forgotten records leave nothing behind."""
 
 from __future__ import annotations
 

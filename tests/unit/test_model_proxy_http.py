@@ -30,7 +30,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Seen:
-    """What reached the other side, and a way to hold answers back."""
+    """Records the requests of the other side, and can hold answers back."""
 
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
@@ -235,7 +235,7 @@ async def test_one_connection_too_many_is_refused() -> None:
         answer = await exchange(port, b"")
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert "1 connections" in error_in(answer)
-        # Who was refused and has not gone yet takes no place; only so many are told.
+        # A refused connection that is still open takes no place; only so many get an answer.
         refused = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
         answers = [await reader.read() for reader, _ in refused]
         assert sum(answer.startswith(b"HTTP/1.1 503 ") for answer in answers) == 32

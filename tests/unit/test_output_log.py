@@ -50,7 +50,7 @@ class Pipe:
 
 
 def check(log: OutputLog) -> None:
-    """What must hold at any time: each byte that is kept is the byte that was printed, wherever one looks."""
+    """The invariant at any time: each retained byte is the byte that was printed, at every offset."""
     lost = range(log.lost_start, log.lost_end)
     assert 0 <= lost.start <= lost.stop <= max(log.end, lost.stop)
     edges = {0, 1, log.end // 2, log.end - 1, log.end} | {
@@ -121,8 +121,8 @@ def test_any_use_keeps_the_right_bytes(punching: bool, steps: list[tuple[str, in
             if action in ("append", "move", "full"):
                 assert log.end == end + len(data)
             check(log)
-            # What is lost stays lost, from the same place on, unless the head is given up; what lies at or after a
-            # floor is not touched.
+            # The lost range keeps its start unless the head is given up; bytes at or after a
+            # floor are not touched.
             lost = range(log.lost_start, log.lost_end)
             if lost_before:
                 assert lost.start == lost_before.start or (action, lost.start) == ("release", 0)
@@ -196,7 +196,7 @@ def test_a_move_takes_no_more_than_asked_and_tells_empty_from_ended(spool: Spool
 
 
 class NotedLease:
-    """Notes what the file held when it was asked to copy."""
+    """Records the contents of the file at each copy."""
 
     def __init__(self, log: OutputLog, start: int, stop: int) -> None:
         self.log, self.start, self.stop = log, start, stop
@@ -275,7 +275,7 @@ def test_an_error_of_the_kernel_that_is_no_lack_of_room_is_told(
 
 
 def test_early_losses_leave_the_head_alone(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lost range then begins inside a page whose first bytes are kept."""
+    """The lost range then begins inside a page with retained first bytes."""
     log = OutputLog(spool, RETAINED)
     log.append(PRINTED[:100])
     with monkeypatch.context() as full:
@@ -381,7 +381,7 @@ def test_a_spool_that_somebody_removed_costs_the_output_and_not_the_process(spoo
 
 
 def test_after_a_close_everything_is_lost_and_the_offsets_stay(spool: Spool) -> None:
-    """A reader that is still there must hear of a gap, and not of empty chunks."""
+    """A reader that is still there must get a gap, and no empty chunks."""
     log = OutputLog(spool, RETAINED)
     log.append(PRINTED[: 3 * RETAINED])
     log.trim()

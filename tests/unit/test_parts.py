@@ -53,7 +53,7 @@ def test_every_program_that_a_test_is_skipped_for_has_a_package() -> None:
 
 
 def test_what_tests_start_keeps_its_bytecode() -> None:
-    """Whatever the environment of `make test` says: a server without bytecode takes four times as long to start."""
+    """Whatever the environment contains: a server without bytecode takes four times as long to start."""
     command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
     assert not sys.dont_write_bytecode
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\n"

@@ -1,4 +1,4 @@
-"""How each kind of sandbox is asked to run a command, and which addresses name none. Starts nothing."""
+"""The command line of each kind of sandbox, and addresses that name none. Starts nothing."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_jail_has_one_path_on_both_sides() -> None:
 
 
 class Foreign(CommandPlace):
-    """A kind that somebody else wrote."""
+    """A kind from another package."""
 
     def command(self, argv: Any) -> list[str]:
         return ["enter", *argv]

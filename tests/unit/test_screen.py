@@ -202,7 +202,7 @@ def test_every_way_into_the_alternate_screen(backend: Backend, mode: int) -> Non
     assert (screen.text, screen.alternate) == ("under", False)
 
 
-# Floods: 64 KiB and more in one piece are looked through; smaller pieces are drawn. Both must agree.
+# Floods: 64 KiB and more in one piece are searched; smaller pieces are drawn. Both must agree.
 
 
 def small_pieces(data: bytes) -> Iterator[bytes]:

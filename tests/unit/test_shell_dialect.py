@@ -1,4 +1,4 @@
-"""What is said to a live shell, and how its answers are read; checked with the shells themselves where they are."""
+"""Lines sent to a live shell, and the parsing of its answers; checked with real shells where installed."""
 
 from __future__ import annotations
 

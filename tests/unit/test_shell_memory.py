@@ -1,4 +1,4 @@
-"""What a ledger tells of shells: the same at every moment, however often it is compacted."""
+"""The replay of a ledger's shells: the same at every moment, however often it is compacted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell saved is found in the bytes of its pipe, however they are divided and whatever else is in them."""
+"""The state that a shell saved is found in the bytes of its pipe, however they are divided and mixed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[holdfast.sync.Sandbox]:
-    """Without the profile of whoever runs the tests."""
+    """Without the profile of the user that runs the tests."""
     (tmp_path / ".bash_profile").write_text("PS1='prompt> '\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     with holdfast.sync.connect("inprocess") as box:

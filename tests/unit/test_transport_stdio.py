@@ -1,4 +1,4 @@
-"""Commands as channels: what they say, how they end, and what their stderr tells."""
+"""Commands as channels: their messages, their ends, and their stderr in errors."""
 
 from __future__ import annotations
 

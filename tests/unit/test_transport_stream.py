@@ -51,7 +51,7 @@ class Recorder:
 
 
 class Frames:
-    """A source that gives these frames, and counts how often it was asked."""
+    """A source that gives these frames, and counts the reads."""
 
     def __init__(self, frames: list[bytes | SpoolFrame]) -> None:
         self.frames = iter(frames)

@@ -1,4 +1,4 @@
-"""Who may listen where, who may connect, and what is left behind."""
+"""Permissions to listen and to connect, and the files that are left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebSocket channels over real sockets: who is let in, what arrives, how it ends."""
+"""WebSocket channels over real sockets: admission, messages, ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = "correct horse"
 
 
 class End:
-    """Either end: keeps what arrives, answers if it is told to."""
+    """Either end: records the messages and the loss of the connection."""
 
     def __init__(self, channel: websocket.WebSocketChannel | None = None) -> None:
         self.channel = channel
@@ -71,7 +71,7 @@ async def dial(server: Server, token: str | None = TOKEN) -> tuple[End, websocke
     return end, await websocket.dial(server.listener.address, end, token=token, max_message_bytes=LIMIT)
 
 
-# --- who is let in -----------------------------------------------------------------------------------------------
+# --- admission ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x"])
@@ -158,7 +158,7 @@ async def test_text_is_json_and_binary_is_the_rest(server: Server) -> None:
 
 
 class Counting:
-    """Output without end, until it is told to stop."""
+    """Output without end, until it is stopped."""
 
     def __init__(self) -> None:
         self.given = 0

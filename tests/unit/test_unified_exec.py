@@ -29,7 +29,7 @@ from holdfast.types import TerminalSize
 
 
 async def shell(process: FakeProcess) -> int:
-    """Stands for `/bin/sh -lc COMMAND`: the command says what to do."""
+    """Stands for `/bin/sh -lc COMMAND`: the command selects the action."""
     word, _, rest = process.spec.argv[2].partition(" ")
     if word == "say":
         process.stdout(rest)
@@ -188,7 +188,7 @@ def test_sessions_are_bounded_and_running_ones_are_never_dropped() -> None:
             await unified.exec_command("say x")
         assert len(fake.started) == 2
         await unified.terminate(2)
-        # Ended and never looked at: the room of the first ended one is taken.
+        # Ended and never read: the room of the first ended one is taken.
         assert (await unified.exec_command("say x")).exit_code == 0
         assert list(unified.sessions()) == [1]
         await unified.aclose()

@@ -18,7 +18,7 @@ from holdfast.wire.messages import Encoding, OutputParams
 from holdfast.wire.methods import PROCESS_OUTPUT, methods, notifications
 
 ENCODINGS: tuple[Encoding, ...] = ("json", "msgpack")
-#: What JSON and MessagePack both hold: text without lone surrogates, 64-bit integers.
+#: Values that JSON and MessagePack both hold: text without lone surrogates, 64-bit integers.
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 integers = st.integers(-(2**63), 2**63 - 1)
 

@@ -118,7 +118,7 @@ def test_the_announced_length_alone_costs_no_memory() -> None:
     st.lists(st.integers(1000, 2 * BULK_MIN), min_size=1, max_size=6),
 )
 def test_large_messages_written_in_place_equal_those_that_were_fed(sizes: list[int], reads: list[int]) -> None:
-    """A caller that asks for `writable()` before each read gets the same messages as one that never does."""
+    """A caller that uses `writable()` before each read gets the same messages as one that never does."""
     bodies = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
     stream = memoryview(b"".join(map(frame_length, bodies)))
     reader = FrameReader(2**24)

@@ -1,4 +1,4 @@
-"""The peer: replies find their calls, errors arrive as their class, and a stray reply harms nobody."""
+"""The peer: replies find their calls, errors arrive as their class, and a stray reply is ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.wire.peer import Notice, Peer, Request
 
 
 class Caller:
-    """A peer whose replies are noted by call."""
+    """A peer that records replies by call."""
 
     def __init__(self, encoding: Encoding = "json") -> None:
         self.peer = Peer(Codec(encoding))

@@ -1,4 +1,4 @@
-"""The fake terminal beside a real one: the same calls tell the same story."""
+"""The fake terminal beside a real one: the same calls give the same events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def asks(command: FakeCommand) -> int:
 
 
 def fake_exec() -> FakeExec:
-    """What the commands below do in bash."""
+    """The commands below as bash runs them."""
     return FakeExec(
         {"cat": cat, "sleep": hangs()},
         shell_commands={

@@ -1,4 +1,4 @@
-"""What a terminal is opened with, and what it says of itself, over several ways."""
+"""Options of a new terminal, and its description, over several ways."""
 
 from __future__ import annotations
 

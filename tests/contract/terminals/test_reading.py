@@ -1,4 +1,4 @@
-"""What a terminal shows and what happened when: events, positions, several readers, recordings, screens."""
+"""Output and events of a terminal: events, positions, several readers, recordings, screens."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ async def test_a_recording_tells_real_times(terminal: Terminal, tmp_path: Path) 
     os.mkfifo(tmp_path / "go")
     running = asyncio.create_task(terminal.run(f"echo be''fore; read x < {tmp_path}/go; echo af''ter"))
     before = await until_event(terminal, lambda event: b"before" in event.payload)
-    # The output before and after differ by at least what the clock says here.
+    # The output before and after differ by at least the time of the clock here.
     await asyncio.sleep(0.05)
     await asyncio.to_thread((tmp_path / "go").write_text, "\n")
     await running

@@ -60,14 +60,14 @@ async def test_output_and_exit_code_are_exact(opened: Opener, shell: str) -> Non
     terminal = await opened(shell)
     for command, output, code in COMMANDS:
         if shell == "zsh" and "#" in command:
-            continue  # on its command line, zsh knows of comments only if it is told to
+            continue  # on its command line, zsh takes comments only with an option
         result = await terminal.run(command, PATIENCE)
         assert result.exit_code == code, (command, result)
         if output is not None:
             assert result.output_bytes == output, (command, result)
         assert (result.timed_out, result.truncated, result.state) == (False, False, "IDLE")
         assert result.success is (code == 0)
-    # What the user set is the user's: nothing of ours is left behind by them.
+    # Settings of the user stay: nothing of ours is left behind by them.
     assert (await terminal.run("echo $?")).output == "0\n"
 
 

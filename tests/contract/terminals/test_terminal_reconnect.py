@@ -192,7 +192,7 @@ async def test_a_run_that_is_asked_for_again_is_the_same(terminal_server: Runnin
 async def test_results_that_nobody_heard_are_told_when_asked_again(
     terminal_server: RunningServer, tmp_path: Path
 ) -> None:
-    """More commands under way than a server remembers of those that nobody waits for."""
+    """More commands under way than a server remembers of those without a waiter."""
     count = 40
     runs = {f"unheard-{n}": f"echo {n} >> {tmp_path}/log; (exit {n})" for n in range(count)}
     home = make_home(tmp_path)

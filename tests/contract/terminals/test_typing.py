@@ -53,7 +53,7 @@ async def follow(holds: object) -> None:
 
 
 async def test_idle_right_after_typing_means_that_the_command_has_run(terminal: Terminal) -> None:
-    """The shell's own mark of the command may be on its way: nothing else tells that it was taken."""
+    """The shell's own mark of the command may be on its way: nothing else reports that it was taken."""
     start = (await terminal.read()).token
     for number in range(200):
         await terminal.send("true\n" if number % 2 else "(exit 3)\n")
@@ -89,7 +89,7 @@ async def test_half_a_line_is_no_command(terminal: Terminal) -> None:
     await terminal.send("echo typed")
     await until_shown(terminal, b"echo typed")
     assert (await terminal.wait_until_idle(PATIENCE)).state == "IDLE"
-    # What runs has the line to itself.
+    # The running program has the line to itself.
     assert (await terminal.run("echo clean")).output == "clean\n"
 
 

@@ -1,6 +1,6 @@
 """The commands that break session shells, as data: what is typed, and exactly what must come back, byte by byte.
 
-Each module has the cases of one kind; `case` says what a case is. Pure: nothing here runs anything.
+Each module has the cases of one kind; `case` defines a case. Pure: nothing here runs anything.
 """
 
 from __future__ import annotations

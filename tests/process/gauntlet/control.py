@@ -1,4 +1,4 @@
-"""What leaves a command early or ends the shell: return, exit, exec, signals, errors. Pure data."""
+"""Ways to leave a command early or to end the shell: return, exit, exec, signals, errors. Pure data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands read from stdin, and commands, values and environments that are large. Pure data."""
+"""Commands that read stdin, and commands, values and environments that are large. Pure data."""
 
 from __future__ import annotations
 

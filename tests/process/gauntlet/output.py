@@ -1,4 +1,4 @@
-"""What commands print: every byte, every size, on both streams, with nothing lost and nothing added. Pure data."""
+"""Output of commands: every byte, every size, on both streams, with nothing lost and nothing added. Pure data."""
 
 from __future__ import annotations
 

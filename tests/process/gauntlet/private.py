@@ -1,4 +1,4 @@
-"""Commands that destroy the files the shell is told its commands by. Pure data."""
+"""Commands that destroy the files through which the shell gets its commands. Pure data."""
 
 from __future__ import annotations
 

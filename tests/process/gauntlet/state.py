@@ -1,4 +1,4 @@
-"""What one command leaves to the next: variables, functions, aliases, arrays, the directory. Pure data."""
+"""State that one command leaves to the next: variables, functions, aliases, arrays, the directory. Pure data."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ usages = st.builds(
 
 @st.composite
 def replies(draw: st.DrawFn) -> ModelReply:
-    """Answers that every dialect can say."""
+    """Answers that every dialect can express."""
     kinds = draw(st.lists(st.sampled_from(["text", "thinking", "call"]), max_size=6))
     content: list[Part] = []
     for index, kind in enumerate(kinds):

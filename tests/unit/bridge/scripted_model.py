@@ -1,6 +1,6 @@
 """A scripted model behind the pure functions of the dialects, reached by real clients without a socket.
 
-What a client sends is routed and parsed, what the script says is rendered, whole or in pieces, as the bridge does.
+Requests are routed and parsed, the script's answers are rendered, whole or in pieces, as the bridge does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Script = ModelReply | list[Delta] | Failure
 
 
 class ScriptedModel:
-    """Answers each request with what `says` holds, and keeps what it was asked."""
+    """Answers each request with `says`, and records the requests."""
 
     def __init__(self, says: Script) -> None:
         self.says = says

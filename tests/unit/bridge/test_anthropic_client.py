@@ -57,7 +57,7 @@ def client_of(model: ScriptedModel) -> Any:
 
 
 def said(content: Any) -> list[tuple[Any, ...]]:
-    """What the client has of an answer, block by block."""
+    """The client's view of an answer, block by block."""
     blocks: list[tuple[Any, ...]] = []
     for block in content:
         match block.type:

@@ -1,4 +1,4 @@
-"""Properties of every dialect: streams add up, histories come back as they were said, no request breaks it."""
+"""Properties of every dialect: streams add up, histories come back unchanged, no request breaks it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_deltas_add_up_to_the_reply(reply: ModelReply, size: int) -> None:
 
 
 def events_of(name: DialectName, reply: ModelReply, size: int) -> list[dict[str, Any]]:
-    """What a stream says, as JSON, without `[DONE]`."""
+    """The events of a stream, as JSON, without `[DONE]`."""
     raw = {"stream_options": {"include_usage": True}}
     stream = DIALECTS[name].stream(request_for(name, stream=True, raw=raw))
     sent = stream.begin()
@@ -142,7 +142,7 @@ def whole_of(name: DialectName, body: dict[str, Any]) -> Any:
         case "anthropic":
             return body["content"]
         case "google":
-            # Words in a row cannot be told apart in a stream of this dialect.
+            # Consecutive words cannot be distinguished in a stream of this dialect.
             return gathered_from("google", [body])
 
 
@@ -264,7 +264,7 @@ def test_what_has_no_word_here_goes_back_as_it_came(name: DialectName) -> None:
     (part,) = parsed.messages[1].content
     assert isinstance(part, OtherPart)
     assert part.raw == raw
-    # Another dialect has no way to say it.
+    # Another dialect cannot express it.
     for other in set(DIALECT_NAMES) - {name}:
         assert b"newThing" not in DIALECTS[other].render(reply, request_for(other))
 
@@ -286,7 +286,7 @@ def test_any_json_is_read_or_refused(value: Any) -> None:
 
 
 def refusal_of(path: str, body: Any) -> InvalidParams | None:
-    """What a request is refused with; None if it was read, whole."""
+    """The error that refuses a request; None if it was read, whole."""
     request = HttpRequest("POST", path, "", (), json.dumps(body).encode())
     route = route_of(request)
     assert route is not None
@@ -327,7 +327,7 @@ def test_a_malformed_request_is_read_or_refused_by_its_field(given_: tuple[str, 
 
 
 def test_nesting_at_the_edge_of_the_stack_is_refused_like_any_mistake() -> None:
-    """What the decoder takes may be too deep for the encoder, which runs deeper in the stack."""
+    """A value that the decoder takes may be too deep for the encoder, which runs deeper in the stack."""
     outcomes: list[str] = []
     for depth in (50, *range(850, 1000, 3), 200_000):
         body = b'{"model":"m","input":"?","metadata":' + b"[" * depth + b"]" * depth + b"}"

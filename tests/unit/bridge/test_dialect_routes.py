@@ -1,4 +1,4 @@
-"""Which path is whose, whose errors a caller understands, and what only a provider can answer."""
+"""The dialect of each path, the form of its errors, and the requests that only a provider can answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bridge lets in and what it counts: decisions on plain values."""
+"""Admission and counters of a bridge: decisions on plain values."""
 
 from __future__ import annotations
 

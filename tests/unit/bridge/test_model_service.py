@@ -157,7 +157,7 @@ async def test_calls_that_run_at_once_cannot_pass_a_budget_together() -> None:
     refused = [head for head, _ in (task.result() for task in first if task.done())]
     assert len(refused) == 7
     assert {head.status for head in refused} == {429}
-    # What is reserved may come back, so a client may try again.
+    # Reserved tokens may come back, so a client may try again.
     assert all(dict(head.headers)["retry-after"] == "1" for head in refused)
     assert service.spent.reserved_tokens == 3 * 45
     go_on.set()

@@ -456,7 +456,7 @@ def test_responses_stream_is_gathered_by_the_client() -> None:
 
 
 def test_responses_stream_items_are_those_of_the_whole() -> None:
-    """Each finished item and the last event's output say the same, under the ids that were announced."""
+    """Each finished item and the last event's output agree, under the announced ids."""
     model = ScriptedModel(TOOL_RUN)
     events = list(client_of(model).responses.create(model="small", input="?", stream=True))
     announced = [event.item.id for event in events if event.type == "response.output_item.added"]

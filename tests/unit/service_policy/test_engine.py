@@ -169,10 +169,10 @@ def test_rules_that_deny_by_default_amount_to_a_list_of_programs(rules: Rules) -
     strict = resolve(rules, "bob", PolicyRequest(profile="strict"), operator=True).programs
     assert strict is not None
     assert strict[:4] == ("git", "ls", "/srv/tools/*", "pip")
-    # What needs no rule because it only runs others; not what is all programs in one.
+    # Programs that need no rule because they only run others; not one binary that contains all programs.
     assert {"bash", "env", "timeout", "xargs"} <= set(strict)
     assert not {"sudo", "busybox", "find", "rm"} & set(strict)
-    # Where something may be asked about, or no program is named, there is no list.
+    # Where approval may be needed, or no program is named, there is no list.
     for section in (
         "default = 'allow'",
         "default = 'ask'",

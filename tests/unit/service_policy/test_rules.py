@@ -1,4 +1,4 @@
-"""Rules from TOML: what is read, what is inherited, and what a complaint says."""
+"""Rules from TOML: parsing, inheritance, and the texts of errors."""
 
 from __future__ import annotations
 
