@@ -78,7 +78,7 @@ class Watched:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def until_it_waits(self) -> None:
-        """Wait until the program reads keys. vim and bash handle a signal right before select(2) with the next key only."""
+        """Wait until the program reads keys: vim and bash handle an earlier signal with the next key only."""
         deadline = time.monotonic() + PATIENCE
         while input_state(self.master).awaiting is False:
             assert time.monotonic() < deadline, "the program never waited for input"

@@ -158,7 +158,7 @@ def test_a_real_answer_tells_the_status_the_directory_and_the_exit_trap(
     assert (answer.status, answer.cwd, answer.old_cwd) == (status, place, os.getcwd())
     if set(action) & set("\n\x81") or not action.isascii():
         return  # shells differ in how they show these; what they show, they read
-    assert run(["sh"], f"printf %s {answer.traps['EXIT']}".encode()).decode() == action
+    assert run(argv, f"printf %s {answer.traps['EXIT']}".encode()).decode() == action
 
 
 # --- what a command is like ---------------------------------------------------------------------------------------
