@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +24,15 @@ from holdfast.errors import InvalidRequest
 from holdfast.launch.keeper_client import SUFFIX, find
 from holdfast.runtime.durability import keeper, ledger, records
 from holdfast.types import OutputChunk, OutputGap, TerminalSize
-from tests.process.versions import PATIENCE_SECONDS, Place, copy_package, place, variation
+from tests.process.versions import (
+    PATIENCE_SECONDS,
+    Place,
+    copy_package,
+    earlier_package,
+    package_with_earlier_keeper,
+    place,
+    variation,
+)
 from tests.support.servers import conversation, is_alive, running_server
 from tests.support.signalling import send_signal
 
@@ -102,6 +110,41 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
     waiter.send_signal(signal.SIGTERM)
     assert waiter.wait(PATIENCE_SECONDS) == 0
     assert old.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("make", [earlier_package, package_with_earlier_keeper])
+async def test_a_server_below_an_earlier_keeper_is_taken_over(
+    here: Place, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    """This client works with the earlier server, and this server resumes its processes, shells and terminals."""
+    package = make(tmp_path / "earlier")
+    keeper, _ = here.serve(package)
+    async with holdfast.connect(here.address) as box:
+        done = await box.start(["sh", "-c", "echo done; exit 3"])
+        assert (await done.wait()).exit_code == 3
+        talk = await box.start(["sh", "-c", ECHO], stdin="open")
+        await talk.wait_for_output("ready")
+        shell = await box.shell("/bin/sh")
+        await shell.run("x=kept; cd /")
+        terminal = await box.terminal("/bin/bash", env={"HOME": str(tmp_path), "PS1": "$ "})
+        assert (await terminal.run("y=kept; echo $y")).output == "kept\n"
+        pids = [talk.pid, shell.pid, terminal.pid]
+
+        await here.leave()
+        here.serve()
+        status = await box.status()
+        assert (status.keeper_pid, status.restarts) == (keeper.pid, 1)
+        assert [(await talk.describe()).pid, (await shell.describe()).pid, (await terminal.describe()).pid] == pids
+        assert (await done.snapshot()).stdout == b"done\n"
+        assert (await done.wait()).exit_code == 3
+        await talk.write(b"after\n")
+        await talk.close_stdin()
+        assert (await talk.wait()).exit_code == 5
+        assert (await talk.snapshot()).stdout == b"ready\ngot after\n"
+        result = await shell.run("echo $x; pwd")
+        assert (result.stdout, result.exit_code) == ("kept\n/\n", 0)
+        assert (await terminal.run("echo $y")).output == "kept\n"
+    here.stop(keeper)
 
 
 async def test_upgrade_in_one_verb_and_in_the_background(here: Place, newer: Path) -> None:
