@@ -11,8 +11,8 @@ same test does the same every time. Programs are found by the first word of the 
 
     box = Sandbox(FakeExec({"greet": greet, "true": prints(), "forever": hangs()}))
 
-A shell runs what is given for a command's whole text, else the program that its first word names, else
-`default_command`, which does not find it. Its directory and variables are what commands make of them; nothing is
+A shell runs the coroutine given for a command's whole text, else the program named by the first word, else
+`default_command`, which reports that it was not found. Commands set its directory and variables; nothing is
 parsed.
 
     async def build(command: FakeCommand) -> int:
@@ -28,11 +28,11 @@ parsed.
         "exit 3": answers(exit_code=3, exits=True),
     })
 
-On a `VirtualTimeLoop` the ten minutes take none, and `shell.run("make", timeout=60)` ends after exactly sixty
+On a `VirtualTimeLoop` the ten minutes take no time, and `shell.run("make", timeout=60)` ends after exactly sixty
 seconds.
 
-A terminal has a prompt at which the same commands are typed, unless it is given another program; and a test may do
-by hand what the program would (`fake_terminal`).
+A terminal has a prompt that takes the same commands, unless it is given another program; and a test may drive the
+terminal by hand in place of a program (`fake_terminal`).
 
     async def asks(terminal: FakeTerminal) -> int:
         terminal.prints("Password: ")
@@ -83,7 +83,7 @@ from holdfast.testing.fake_shell import (
     FakeCommand,
     FakeCommandStream,
     FakeShell,
-    ShellProgram,
+    CommandProgram,
     answers,
     not_found,
     words,
@@ -123,28 +123,28 @@ _DEFAULT_READ_BYTES: Final = 1024 * 1024
 
 
 class FakeExec:
-    """Programs by name, behind the interface that every sandbox has. `retained_bytes` bounds each process's log."""
+    """An `ExecApi` with programs by name. `retained_bytes` bounds each process's log."""
 
     def __init__(
         self,
         programs: Mapping[str, Program] | None = None,
         *,
-        shell_commands: Mapping[str, ShellProgram] | None = None,
-        default_command: ShellProgram = not_found,
+        shell_commands: Mapping[str, CommandProgram] | None = None,
+        default_command: CommandProgram = not_found,
         terminal_program: TerminalProgram | None = None,
         retained_bytes: int = _EVERYTHING,
         retained_events: int = 16_384,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.programs: dict[str, Program] = dict(programs or {})
-        #: By their whole text.
-        self.shell_commands: dict[str, ShellProgram] = dict(shell_commands or {})
+        #: Coroutines of shell commands, by the whole text of the command.
+        self.shell_commands: dict[str, CommandProgram] = dict(shell_commands or {})
         self.default_command = default_command
         #: The program of a shell in a terminal; None is a prompt with the commands of shells.
         self.terminal_program = terminal_program
-        #: Every spec that was started, in order.
+        #: The spec of every started process, in order.
         self.started: list[ProcessSpec] = []
-        #: Ports on which something accepts connections.
+        #: Ports that accept connections.
         self.ports: set[int] = set()
         #: The files of this fake, for tests to inspect.
         self.files = FakeFiles()
@@ -190,7 +190,7 @@ class FakeExec:
         return next((command for command in commands if command is not None), None) or self.process(id)
 
     async def wait_started(self, count: int = 1) -> FakeProcess:
-        """Wait until so many processes were started; the last of them."""
+        """Wait until `count` processes were started; return the last of them."""
         while len(self.started) < count:
             self._news.clear()
             await self._news.wait()
@@ -370,7 +370,7 @@ class FakeExec:
         self._shells[spec.shell_id] = shell
         return shell.status()
 
-    def _find(self, text: str) -> ShellProgram:
+    def _find(self, text: str) -> CommandProgram:
         given = self.shell_commands.get(text)
         return given or self.programs.get("".join(words(text)[:1])) or self.default_command
 
@@ -502,7 +502,7 @@ class FakeExec:
         found = (process for process in self._processes.values() if isinstance(process, FakeTerminal))
         return tuple(terminal.describe() for terminal in found)
 
-    # --- the place -----------------------------------------------------------------------------------------------
+    # --- environment ---------------------------------------------------------------------------------------------
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         if port not in self.ports:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from holdfast.runtime.process.process import ManagedProcess
     from holdfast.testing.fake_terminal import FakeTerminal
 
-#: The secret of every fake terminal: a test that forges a mark must not use it.
+#: The nonce of every fake terminal's marks: a test that forges a mark must not use it.
 NONCE: Final = "0123456789abcdef" * 2
-#: Those that can mark their prompts, as in a sandbox.
+#: Shells that can mark their prompts, as in a sandbox.
 MARKING_SHELLS: Final = ("bash", "zsh")
 EVERYTHING: Final = 1 << 62
 
 
 class MemoryLog:
-    """An output log in memory: of more than `retained_bytes`, the first half and the last half of so many."""
+    """An output log in memory: over `retained_bytes`, the first half and the last half are kept."""
 
     def __init__(self, retained_bytes: int = EVERYTHING) -> None:
         self._head = retained_bytes // 2
@@ -51,7 +51,7 @@ class MemoryLog:
             self.lost_start, self.lost_end = len(self._first), self.end - len(self._last)
 
     def read(self, offset: int, length: int) -> bytes:
-        """As the real one: up to where something is lost, and nothing from inside of that."""
+        """As in the real log: up to the start of a lost range, and nothing from inside of it."""
         if length <= 0 or self.lost_start <= offset < self.lost_end:
             return b""
         if offset < len(self._first):
@@ -63,7 +63,7 @@ class MemoryLog:
         return self._last[start : start + length]
 
     def tail(self, start: int, end: int, max_bytes: int) -> tuple[bytes, bool]:
-        """The latest `max_bytes` of a range, as far as they are kept, and whether that is less than all of it."""
+        """The latest `max_bytes` of a range, as far as they are kept, and whether the range is cut."""
         wanted = end - start
         start = max(start, end - max_bytes)
         data = self.read(start, end - start)
@@ -196,7 +196,7 @@ class ScriptedTerminal(LiveTerminal):
         self._stub.signalled(number.name.removeprefix("SIG"))
 
     def _hang_up(self) -> None:
-        """The shell too, and not only what it runs."""
+        """Also the shell, and not only its foreground command."""
         self._stub.signalled("HUP")
         if not self.is_over and "HUP" not in self._stub.ignores:
             self._stub.kill("HUP")

@@ -36,9 +36,9 @@ from holdfast.types import OutputChunk, OutputGap, TerminalSize
 PATIENCE_SECONDS: Final = 60.0
 #: The bound of `exec` for each stream.
 KEPT_BYTES: Final = 10 * 1024 * 1024
-#: For commands that are to time out: the first should do; on a machine that is slow to start them, the next.
+#: Timeouts for commands that are to time out: the first should do; on a machine that starts them slowly, the next.
 TIMEOUTS: Final = (0.15, 1.0, 10.0)
-#: Every byte there is, in an order that no text codec survives.
+#: All 256 byte values, in an order that no text codec survives.
 BINARY: Final = bytes(range(256)) * 400
 
 
@@ -55,13 +55,13 @@ class Subject:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Sandbox]:
-        """Another connection to it."""
+        """Open another connection to the sandbox."""
         async with connect(self._make()) as box:
             yield box
 
     @contextlib.asynccontextmanager
     async def connect_and_cut(self) -> AsyncIterator[tuple[Sandbox, Callable[[], None]]]:
-        """Another connection, and a function that breaks its channel."""
+        """Open another connection; yield it and a function that breaks its channel."""
         place = _Cut(self._make())
         async with connect(place) as box:
             yield box, place.cut
@@ -71,7 +71,7 @@ Check = Callable[[Sandbox, Subject], Awaitable[None]]
 
 
 class AddressPlace(Place):
-    """A server that is there already, at an address such as `local` or `unix:/path`."""
+    """A running server, at an address such as `local` or `unix:/path`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -404,7 +404,7 @@ async def nothing_is_left(box: Sandbox, subject: Subject) -> None:
     assert (status.processes_running, status.shells, status.terminals) == (0, 0, 0), status
 
 
-# --- what the checks share ---------------------------------------------------------------------------------------
+# --- shared by the checks ----------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for a time, goes there."""
+    """A selector that advances its clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +42,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on a `VirtualTimeLoop`."""
+    """Run a coroutine like `asyncio.run`, on a `VirtualTimeLoop`."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

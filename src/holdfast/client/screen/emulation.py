@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.errors import InvalidParams
 
-#: DEC private modes that change what a program gets to read or what the terminal does, all off in a fresh terminal:
+#: DEC private modes that change the input of a program or the behaviour of the terminal, all off at the start:
 #: application cursor keys and keypad, mouse reports in their kinds and encodings, focus reports, bracketed paste.
 DEC_MODES: Final = (1, 66, 9, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 2004)
 ORIGIN, AUTOWRAP, CURSOR_VISIBLE, SIDE_MARGINS = 6, 7, 25, 69
@@ -37,7 +37,7 @@ def check_size(rows: int, cols: int) -> None:
 def _scrolls_away(data: bytes) -> bool:
     """Whether these bytes are lines of text, colours (SGR) and erasures within a line (EL), and nothing else.
 
-    Such bytes change no mode, no margin and no title, so what has left the screen at the top left no trace but the
+    Such bytes change no mode, no margin and no title, so lines scrolled off the screen leave no trace but the
     colours. Counting does without a regular expression: every ESC must start a CSI, and with the
     parameters deleted every CSI must read `ESC [ m` or `ESC [ K`.
     """
@@ -55,9 +55,9 @@ def _scrolls_away(data: bytes) -> bool:
 
 
 def _last_lines(data: bytes, lines: int) -> bytes:
-    """Bytes that leave the same screen as `data`, of which `_scrolls_away` is true, on an unmargined screen.
+    """Return bytes that leave the same screen as `data`, of which `_scrolls_away` is true, on an unmargined screen.
 
-    `lines` must be at least twice the screen's rows: as many to push out what was there, as many to fill it again.
+    `lines` must be at least twice the screen's rows: as many to push out the old rows, as many to fill it again.
     The cut is behind CR LF, where the column is 0 whatever came before.
     """
     cut = len(data)
@@ -98,7 +98,7 @@ def title_bytes(title: str) -> bytes:
 
 
 def mode_bytes(dec: Callable[[int], bool], ansi: Callable[[int], bool]) -> bytes:
-    """Sequences for every mode that is not as in a fresh terminal; after the contents, which they might change."""
+    """Return sequences for every mode that is not as at the start; send them after the contents."""
     parts = [b"\x1b[?%dh" % number for number in DEC_MODES if dec(number)]
     parts += [b"\x1b[?%dl" % number for number in (AUTOWRAP, CURSOR_VISIBLE) if not dec(number)]
     parts += [b"\x1b[%dh" % number for number in (INSERT, NEWLINE) if ansi(number)]

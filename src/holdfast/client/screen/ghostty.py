@@ -1,4 +1,4 @@
-"""A screen by libghostty-vt, through pyghostty: right and fast, where there is a wheel of it."""
+"""A screen by libghostty-vt, through pyghostty: correct and fast, where there is a wheel of it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class GhosttyEmulator:
         return not re.search(rb"\x1b\[\d+;\d+[rs]", self._drawn(self._terminal, with_region=True))
 
     def _under_alternate(self) -> bytes:
-        """The primary screen as the full-screen program will leave it, drawn from a copy that leaves now.
+        """Draw the primary screen as the full-screen program will leave it, from a copy that leaves it now.
 
         Empty where libghostty refuses the copy, as it does when a resize has cut a wide character in two and the
         program has not drawn again yet. The screen under the alternate one is then blank.
