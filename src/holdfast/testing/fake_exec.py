@@ -80,10 +80,10 @@ from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
 from holdfast.testing.fake_pty import MARKING_SHELLS
 from holdfast.testing.fake_shell import (
+    CommandProgram,
     FakeCommand,
     FakeCommandStream,
     FakeShell,
-    CommandProgram,
     answers,
     not_found,
     words,

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.testing.fake_shell import FakeCommand, CommandProgram, words
+from holdfast.testing.fake_shell import CommandProgram, FakeCommand, words
 from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
 from holdfast.types import CommandSpec, ExitStatus, ProcessSpec, Stream
 
