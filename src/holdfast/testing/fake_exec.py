@@ -78,7 +78,7 @@ from holdfast.runtime.process.checks import check_run
 from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
-from holdfast.testing.fake_pty import MARKING_SHELLS
+from holdfast.testing.fake_pty import marking_shell
 from holdfast.testing.fake_shell import (
     CommandProgram,
     FakeCommand,
@@ -423,7 +423,7 @@ class FakeExec:
         if known is not None:
             return self.terminal(spec.terminal_id).describe()
         argv = spec.argv or ("/bin/bash",)
-        if argv[0].rpartition("/")[2] in MARKING_SHELLS:
+        if marking_shell(argv[0]):
             program = self.terminal_program or prompting(self._find)
         elif (found := self.programs.get(argv[0])) is not None:
             program = found

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.config import ExecServerConfig
 from holdfast.runtime.terminal.input_wait import InputState
 from holdfast.runtime.terminal.live import LiveTerminal
+from holdfast.runtime.terminal.shell_integration import integrate
 from holdfast.types import ExitStatus, TerminalSize, TerminalStatus
 
 if TYPE_CHECKING:
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 
 #: The nonce of every fake terminal's marks: a test that forges a mark must not use it.
 NONCE: Final = "0123456789abcdef" * 2
-#: Shells that can mark their prompts, as in a sandbox.
-MARKING_SHELLS: Final = ("bash", "zsh")
 EVERYTHING: Final = 1 << 62
+
+
+def marking_shell(path: str) -> str:
+    """Return the name of the shell at `path` if it can mark its prompts in a sandbox, else an empty string."""
+    shell = integrate(path, (path,), directory="/", nonce=NONCE, login=False, environment={})
+    return shell.kind if shell else ""
 
 
 class MemoryLog:
@@ -150,7 +155,6 @@ class ScriptedTerminal(LiveTerminal):
 
     def __init__(self, stub: FakeTerminal, argv: tuple[str, ...], retained_events: int) -> None:
         self._stub = stub
-        kind = argv[0].rpartition("/")[2]
 
         async def end_process(process: ManagedProcess, grace: float) -> None:
             stub._stop_program()
@@ -160,7 +164,7 @@ class ScriptedTerminal(LiveTerminal):
         super().__init__(
             stub.asked,
             argv,
-            integration=kind if stub.asked.integration and kind in MARKING_SHELLS else "",
+            integration=marking_shell(argv[0]) if stub.asked.integration else "",
             nonce=NONCE,
             config=ExecServerConfig(retained_terminal_events=retained_events),
             end_process=end_process,
