@@ -180,7 +180,7 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
             [
                 (server_only + ends, "ended with exit code 9 before it served"),
                 (server_only + dies, "was killed by signal 9 before it served"),
-                (demanding, "speaks version 1, and this server needs 2"),
+                (demanding, "has protocol version 1, and this server needs 2"),
             ]
         ):
             waiter, told = here.serve(variation(tmp_path / f"version-{n}", code))
@@ -190,10 +190,10 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
         # What a later version may have written.
         path = next(here.spool.glob("*/ledger"))
         size = path.stat().st_size
-        head = records.Head(2, "99.0.0", old.pid, ledger.boot_id(), "kill", "")
+        head = records.LedgerHead(2, "99.0.0", old.pid, ledger.boot_id(), "kill", "")
         for record, says in (
             ([99, 1, "of a kind that nobody knows"], "does not know"),
-            (head, "holdfast 99.0.0 wrote it in version 2, and holdfast 0.1.0 knows 1"),
+            (head, "holdfast 99.0.0 wrote it in version 2, and holdfast 0.1.0 reads 1"),
         ):
             data = msgspec.msgpack.encode(record)
             with path.open("ab") as file:
@@ -217,15 +217,15 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
 def test_records_grow_at_their_end() -> None:
     """A field that a later version added is passed over; one that an earlier one did not have has its default."""
 
-    class Grown(records.Record, frozen=True, tag=2):
+    class Grown(records.LedgerRecord, frozen=True, tag=2):
         key: int
         pid: int
         started_at: float
         more: str = ""
 
-    decoder = msgspec.msgpack.Decoder(records.AnyRecord)
-    assert decoder.decode(msgspec.msgpack.encode(Grown(1, 2, 3.0, "new"))) == records.Started(1, 2, 3.0)
-    back = msgspec.msgpack.decode(msgspec.msgpack.encode(records.Started(1, 2, 3.0)), type=Grown)
+    later = records.encode_records([Grown(1, 2, 3.0, "new")])
+    assert list(records.decode_records(later)) == [records.ProcessStarted(1, 2, 3.0)]
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(records.ProcessStarted(1, 2, 3.0)), type=Grown)
     assert back == Grown(1, 2, 3.0, "")
 
 

@@ -63,7 +63,7 @@ def find_at(addresses: Sequence[str]) -> WaitingKeeper | None:
     return None
 
 
-class About:
+class WaitingKeeperStatus:
     """The command of its last server, why it waits for another, and how many processes it holds."""
 
     __slots__ = ("children", "command", "why")
@@ -86,11 +86,11 @@ class WaitingKeeper:
     def close(self) -> None:
         self._connection.close()
 
-    def about(self) -> About:
+    def about(self) -> WaitingKeeperStatus:
         """What it says of itself, once; the answer of a later version may have more."""
         self._connection.send(marshal.dumps(("STATUS",), 2))
         _, command, why, children, *_ = self._hear() or (0, [], "it does not say why", 0)
-        return About(command, why, children)
+        return WaitingKeeperStatus(command, why, children)
 
     def give(self, command: Sequence[str], ready_fd: int | None) -> None:
         """This is the server's command from now on, with our environment, directory, and standard descriptors."""

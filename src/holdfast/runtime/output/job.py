@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from holdfast.runtime.output.journal import CLOSE, EXIT, Journal
-from holdfast.runtime.output.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, PAGE, OutputLog, Spool
+from holdfast.runtime.output.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, PAGE, OutputLog
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.output.reader import Reader
 from holdfast.runtime.process.checks import check_reader
@@ -41,7 +41,7 @@ from holdfast.types import ExitStatus, OutputChunk, OutputGap, Overflow, ReadRes
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.process_log import RecordNotes
+    from holdfast.runtime.durability.recorder import JobRecorder
 
 #: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
 _PIPE_BYTES: Final = 64 * 1024
@@ -53,7 +53,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.2
 _MAX_POLLED: Final = 16
 
 
-class Follower(Protocol):
+class FollowingReader(Protocol):
     """Who is told of news, and keeps what it has not taken from being dropped: a `Reader`, most of the time."""
 
     @property
@@ -66,7 +66,7 @@ class Follower(Protocol):
         ...
 
 
-class Past(NamedTuple):
+class JobHistory(NamedTuple):
     """What had happened to it when the server was another."""
 
     started_at: float
@@ -76,12 +76,12 @@ class Past(NamedTuple):
     closed_at: float | None
 
 
-class Output:
+class JobStream:
     """One stream that is still open, and whose it is now."""
 
     __slots__ = ("fd", "held_since", "kind", "log", "no_room_since", "owed", "owner", "paused")
 
-    def __init__(self, kind: int, fd: int, owner: Recorded) -> None:
+    def __init__(self, kind: int, fd: int, owner: Job) -> None:
         self.kind = kind
         self.fd = fd
         self.owner = owner
@@ -98,7 +98,7 @@ class Output:
         self.owner.output_ready(self)
 
 
-class Recorded:
+class Job:
     """The part of a process, or of a shell's command, that others can read."""
 
     __slots__ = (
@@ -134,16 +134,14 @@ class Recorded:
     def __init__(
         self,
         process_id: str,
-        kinds: Iterable[int],
+        recorder: JobRecorder,
         *,
         overflow: Overflow,
-        spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
         on_growth: Callable[[], None],
-        notes: RecordNotes | None = None,
     ) -> None:
-        """`notes` has the journal and the logs, if they are to survive the server."""
+        """`recorder` has the journal and the logs."""
         self.process_id = process_id
         self.started_at = time.time()
         self.exited_at: float | None = None
@@ -152,21 +150,14 @@ class Recorded:
         self.status: ExitStatus | None = None
         #: Why its output, or how it ended, is not all known.
         self.failure: str | None = None
-        self.journal: Journal
-        self.logs: dict[int, OutputLog]
-        if notes is None:
-            self.journal = Journal(config.retained_chunks_per_process)
-            kinds = tuple(kinds)
-            retained = config.retained_output_bytes_per_process // len(kinds)
-            self.logs = {kind: OutputLog(spool, retained) for kind in kinds}
-        else:
-            self.journal, self.logs = notes.journal, notes.logs
-        self._outputs: list[Output] = []
-        self._readers: set[Follower] = set()
+        self.journal: Journal = recorder.journal
+        self.logs: dict[int, OutputLog] = recorder.logs
+        self._outputs: list[JobStream] = []
+        self._readers: set[FollowingReader] = set()
         #: Readers that poll, by the names that they chose; the latest last.
         self._polled: dict[str, Reader] = {}
         #: Readers that hold the process back, and when each last took something, by the loop's clock.
-        self._following: dict[Follower, float] = {}
+        self._following: dict[FollowingReader, float] = {}
         #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
         self._taken = [0, 0, 0]
         #: Whether readers of an earlier server are expected: until one attaches, everything is kept for them.
@@ -293,7 +284,7 @@ class Recorded:
         """Whether it waits for the readers that follow it, for a limited time."""
         return self._overflow == "follow"
 
-    def attach(self, reader: Follower, *, stays: bool = True) -> None:
+    def attach(self, reader: FollowingReader, *, stays: bool = True) -> None:
         """`stays`: the reader takes output as it comes, and does not look once."""
         self._readers.add(reader)
         if self._abandoned is not None and (stays or not self.follows):
@@ -306,7 +297,7 @@ class Recorded:
             self.resume_streams()
             self._watch_stalls()
 
-    def detach(self, reader: Follower) -> None:
+    def detach(self, reader: FollowingReader) -> None:
         self._readers.discard(reader)
         if self._following.pop(reader, None) is not None:
             self._choose_patience()
@@ -318,7 +309,7 @@ class Recorded:
                 self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
         self.resume_streams()
 
-    def reader_advanced(self, reader: Follower) -> None:
+    def reader_advanced(self, reader: FollowingReader) -> None:
         """This reader took something: it follows (again), and there may be room for more."""
         if self.follows and reader in self._readers:
             followed = reader in self._following
@@ -340,7 +331,7 @@ class Recorded:
         for log in self.logs.values():
             log.waits_for = NO_DESCRIPTORS | NO_ROOM if waits else NO_DESCRIPTORS
 
-    def _pause(self, output: Output) -> None:
+    def _pause(self, output: JobStream) -> None:
         """Leave what comes in the pipe: its writer blocks once the pipe is full."""
         output.paused = True
         self._poller.unwatch(output.fd)
@@ -358,7 +349,7 @@ class Recorded:
         self._stall_timer = None
         latest = self._loop.time() - self._stall_seconds
         left: list[float] = []
-        stalled: set[Follower] = set()
+        stalled: set[FollowingReader] = set()
         for output in self._outputs:
             if not output.paused or output.held_since is None:
                 continue
@@ -408,7 +399,7 @@ class Recorded:
         self._abandoned = self._stall_timer = None
         self.resume_streams()
 
-    def restore(self, past: Past) -> None:
+    def restore(self, past: JobHistory) -> None:
         """Be what an earlier server had of it. Its readers are gone with that server, and may come back."""
         self.started_at, self.exited_at, self.closed_at = past.started_at, past.exited_at, past.closed_at
         self.status = past.status
@@ -429,12 +420,12 @@ class Recorded:
     # --- its streams -----------------------------------------------------------------------------------------
 
     @property
-    def open_outputs(self) -> Sequence[Output]:
+    def open_outputs(self) -> Sequence[JobStream]:
         return tuple(self._outputs)
 
-    def watch(self, kind: int, fd: int) -> Output:
+    def watch(self, kind: int, fd: int) -> JobStream:
         """Read this descriptor from now on: ours to close. If this raises, it is still the caller's."""
-        output = Output(kind, fd, self)
+        output = JobStream(kind, fd, self)
         self._poller.watch(fd, output.ready)
         self._outputs.append(output)
         return output
@@ -445,7 +436,7 @@ class Recorded:
             self._poller.unwatch(output.fd)
         self._outputs.clear()
 
-    def adopt(self, output: Output) -> None:
+    def adopt(self, output: JobStream) -> None:
         """What this stream prints from now on is ours."""
         output.owner._outputs.remove(output)
         output.owner, output.log = self, self.logs[output.kind]
@@ -456,12 +447,12 @@ class Recorded:
             output.paused = False
             self._poller.watch(output.fd, output.ready)
 
-    def give_streams(self, owner: Recorded) -> None:
+    def give_streams(self, owner: Job) -> None:
         """What all of them print from now on is another's."""
         for output in tuple(self._outputs):
             owner.adopt(output)
 
-    def output_ready(self, output: Output) -> None:
+    def output_ready(self, output: JobStream) -> None:
         try:
             moved = self._move(output, MOVE_BYTES)
         except BlockingIOError:
@@ -477,15 +468,15 @@ class Recorded:
         if self.status is None and self._ending is not None:
             self._tell_exit()
 
-    def _move(self, output: Output, limit: int) -> int:
+    def _move(self, output: JobStream, limit: int) -> int:
         """From the descriptor into the log; 0 at its end, `BlockingIOError` when it is empty."""
         return output.log.move_from(output.fd, limit)
 
-    def _is_over(self, output: Output) -> bool:
+    def _is_over(self, output: JobStream) -> bool:
         """Whether the end of file that was read is the end of the stream."""
         return True
 
-    def _took(self, output: Output, amount: int) -> None:
+    def _took(self, output: JobStream, amount: int) -> None:
         output.owed = max(0, output.owed - amount)
         self._note_output(output.kind, output.log, amount)
         if amount >= _PIPE_BYTES and not self._grown:
@@ -511,7 +502,7 @@ class Recorded:
         if log.end > start:
             self.journal.add_output(kind, log.end - start)
 
-    def _drain(self, output: Output) -> None:
+    def _drain(self, output: JobStream) -> None:
         """Take what is in the pipe now, and not what others print from now on."""
         output.owed = self._waiting_bytes(output)
         while output.owed and not output.paused:
@@ -527,7 +518,7 @@ class Recorded:
                 return
             self._took(output, moved)
 
-    def _look_again(self, output: Output, error: OSError) -> None:
+    def _look_again(self, output: JobStream, error: OSError) -> None:
         """What is in the pipe stays there until it can be kept."""
         if error.errno not in output.log.waits_for:
             raise error
@@ -536,7 +527,7 @@ class Recorded:
         self._pause(output)
         self._loop.call_later(_LOOK_AGAIN_SECONDS, self.resume_streams)
 
-    def _waits_for_room(self, output: Output) -> bool:
+    def _waits_for_room(self, output: JobStream) -> bool:
         """Whether output stays in its pipe while the disk is full; if not, the next move keeps it or loses it."""
         if any(log.release(self._floor(kind) or 0) for kind, log in self.logs.items()):
             return False
@@ -555,14 +546,14 @@ class Recorded:
         """Whether the disk is full for something that it has printed."""
         return any(output.no_room_since is not None for output in self._outputs)
 
-    def _can_free_room(self, reader: Follower) -> bool:
+    def _can_free_room(self, reader: FollowingReader) -> bool:
         """Whether output could be given back once this reader has taken it.
 
         A client sends no credit for less than a page, so that much may have been taken.
         """
         return any(log.end - self._position(reader, kind) > PAGE for kind, log in self.logs.items())
 
-    def _waiting_bytes(self, output: Output) -> int:
+    def _waiting_bytes(self, output: JobStream) -> int:
         count: int = struct.unpack("i", fcntl.ioctl(output.fd, termios.FIONREAD, b"\0\0\0\0"))[0]
         return count
 
@@ -649,7 +640,7 @@ class Recorded:
 
     # --- descriptors -----------------------------------------------------------------------------------------
 
-    def _let_go(self, output: Output) -> None:
+    def _let_go(self, output: JobStream) -> None:
         self._outputs.remove(output)
         fd, output.fd = output.fd, -1
         try:
@@ -670,24 +661,24 @@ class Recorded:
         """The first byte of a stream that must be kept for a reader; None: nothing is kept for readers."""
         if self._overflow == "drop":
             return None
-        readers: Iterable[Follower] = self._following if self.follows else self._readers
+        readers: Iterable[FollowingReader] = self._following if self.follows else self._readers
         floor = min((self._position(reader, kind) for reader in readers), default=None)
         if floor is None and (self._returning or self._overflow == "block"):
             floor = self.logs[kind].next_kept(self._taken[kind])
         return floor
 
-    def _position(self, reader: Follower, kind: int) -> int:
+    def _position(self, reader: FollowingReader, kind: int) -> int:
         """Where a reader goes on; it need not take what is lost."""
         return self.logs[kind].next_kept(reader.consumed[kind])
 
-    def _is_full(self, output: Output) -> bool:
+    def _is_full(self, output: JobStream) -> bool:
         return self._is_full_beyond(output, self._floor)
 
-    def _is_behind(self, reader: Follower, output: Output) -> bool:
+    def _is_behind(self, reader: FollowingReader, output: JobStream) -> bool:
         """Whether the stream would be held for this reader alone."""
         return self._is_full_beyond(output, lambda kind: self._position(reader, kind))
 
-    def _is_full_beyond(self, output: Output, floor: Callable[[int], int | None]) -> bool:
+    def _is_full_beyond(self, output: JobStream, floor: Callable[[int], int | None]) -> bool:
         """Whether what lies beyond these positions, one a stream, is as much as is kept."""
         taken = floor(output.kind)
         if taken is None:

@@ -31,7 +31,7 @@ CLOSE: Final = 4
 JournalState = tuple[int, bytes, bytes, bytes, bytes, int]
 
 
-class Record(NamedTuple):
+class JournalEntry(NamedTuple):
     """One record, or several chunks of one stream in a row (`first_seq` to `seq`)."""
 
     first_seq: int
@@ -107,7 +107,7 @@ class Journal:
         self._ends.extend(self._ends[-2:])
         self._kinds.append(kind)
 
-    def next(self, after_seq: int, max_bytes: int) -> Record | None:
+    def next(self, after_seq: int, max_bytes: int) -> JournalEntry | None:
         """What comes after `after_seq`: one event, or chunks of one stream up to `max_bytes` (at least one).
 
         Jumps over records that are gone. What is returned is sealed.
@@ -128,7 +128,7 @@ class Journal:
             ):
                 last += 1
         self._sealed = max(self._sealed, first + last)
-        return Record(seq, first + last, kind, start, ends[2 * last + 2 + slot] - start)
+        return JournalEntry(seq, first + last, kind, start, ends[2 * last + 2 + slot] - start)
 
     def seal(self, seq: int) -> None:
         """Somebody goes on after `seq`: what comes now gets a number of its own."""

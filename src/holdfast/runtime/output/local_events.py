@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.runtime.output.job import Recorded
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.reader import Reader
 from holdfast.types import Closed, CommandEvent, OutputChunk, OutputGap, ProcessEvent
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LocalEvents:
     """An in-process reader: waits on the process, reads from its log, ends after `Closed`."""
 
-    def __init__(self, process: Recorded, after_seq: int) -> None:
+    def __init__(self, process: Job, after_seq: int) -> None:
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._reader: Reader | None = None

@@ -164,7 +164,7 @@ def sweep_spools(parent: str) -> None:
             os.close(lock)
 
 
-class Lease(Protocol):
+class RangeLease(Protocol):
     """Somebody who is sending a range of the file to a slow reader, by descriptor."""
 
     def rescue(self) -> None:
@@ -203,7 +203,7 @@ class OutputLog:
         #: over soon; room may be wanting for long.
         self.waits_for: frozenset[int] = NO_DESCRIPTORS
         #: Few at a time: one a connection that is in the middle of a frame of this log.
-        self.leases: set[Lease] = set()
+        self.leases: set[RangeLease] = set()
 
     @property
     def lends_pages(self) -> bool:

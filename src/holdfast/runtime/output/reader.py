@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import InvalidParams
-from holdfast.runtime.output.journal import CLOSE, EXIT, STREAMS, Record
+from holdfast.runtime.output.journal import CLOSE, EXIT, STREAMS, JournalEntry
 from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
 
 if TYPE_CHECKING:
-    from holdfast.runtime.output.job import Recorded
+    from holdfast.runtime.output.job import Job
 
 #: What one event of an in-process reader carries at most.
 EVENT_BYTES: Final = 1024 * 1024
@@ -27,9 +27,7 @@ class Reader:
 
     __slots__ = ("_expected", "consumed", "on_ready", "process", "seq")
 
-    def __init__(
-        self, process: Recorded, after_seq: int, on_ready: Callable[[], None], *, stays: bool = True
-    ) -> None:
+    def __init__(self, process: Job, after_seq: int, on_ready: Callable[[], None], *, stays: bool = True) -> None:
         if after_seq < 0:
             raise InvalidParams(f"afterSeq {after_seq}: must not be negative")
         self.process = process
@@ -55,7 +53,7 @@ class Reader:
         """Whether all output so far was given and the exit or the close comes next."""
         return self.process.journal.is_event(self.seq + 1)
 
-    def next(self, max_bytes: int) -> Record | OutputGap | None:
+    def next(self, max_bytes: int) -> JournalEntry | OutputGap | None:
         """The next record with all its bytes there, or the gap before it, or None for now.
 
         A gap does not move `seq`: what comes after it is looked at anew, since it may be lost meanwhile.
@@ -105,7 +103,7 @@ class Reader:
         self.consume(record.kind, record.offset + record.length)
         return chunk
 
-    def chunk(self, record: Record) -> OutputChunk:
+    def chunk(self, record: JournalEntry) -> OutputChunk:
         """A record of output with its bytes."""
         data = self.process.logs[record.kind].read(record.offset, record.length)
         return OutputChunk(STREAMS[record.kind], record.offset, data, record.seq)
@@ -116,7 +114,7 @@ class Reader:
             self.consumed[kind] = offset
             self.process.reader_advanced(self)
 
-    def _gap_before(self, event: Record) -> OutputGap | None:
+    def _gap_before(self, event: JournalEntry) -> OutputGap | None:
         """Output before the exit or the close that is lost: no later chunk shows that it is missing."""
         for kind in self.process.logs:
             expected, stop = self._expected[kind], self.process.journal.offset_at(event.seq, kind)

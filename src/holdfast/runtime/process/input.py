@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.errors import StdinClosed
 
 #: How many write ids are remembered: a client repeats only what it had unanswered when its connection broke.
-REMEMBERED_WRITES: Final = 1_024
+RETAINED_WRITE_IDS: Final = 1_024
 #: How soon to look whether a named pipe was opened for reading, and then twice as long each time: the kernel does
 #: not report that to a writer.
 LOOK_SECONDS: Final = (0.001, 0.05)
@@ -116,7 +116,7 @@ class InputQueue:
 
     def _remember(self, write_id: str) -> None:
         self._writes[write_id] = None
-        if len(self._writes) > REMEMBERED_WRITES:
+        if len(self._writes) > RETAINED_WRITE_IDS:
             self._writes.popitem(last=False)
 
     @property

@@ -7,7 +7,6 @@ and resizes; starts nothing.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import signal
@@ -19,11 +18,10 @@ from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal, Permiss
 from holdfast.launch.pidfd_signals import signal_group, signal_group_of
 from holdfast.runtime.confine.denials import EVIDENCE_BYTES, was_denied
 from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.durability.terminal_reads import GATHER_BYTES
 from holdfast.runtime.libc import open_other_side
-from holdfast.runtime.output.job import Output, Recorded
-from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.output.poller import Poller
-from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.signals import exit_status
 from holdfast.types import ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
 
@@ -31,21 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.process_log import Notes
-    from holdfast.runtime.durability.terminal_reads import Unused
+    from holdfast.runtime.durability.recorder import ProcessRecorder
+    from holdfast.runtime.durability.terminal_reads import UnstoredRead
     from holdfast.runtime.tree.process_tree import Tree
 
 #: A client repeats only what it had unanswered when its connection broke.
-REMEMBERED_SIGNALS: Final = 16
-#: A terminal gives at most 4 KiB a read; so much is gathered before it goes into the log.
-_TTY_GATHER: Final = 64 * 1024
-_TTY_READ: Final = 16 * 1024
-_TTY_SHORT: Final = 1024
+RETAINED_SIGNAL_IDS: Final = 16
 #: The session that a terminal belongs to. The termios module does not name it.
 _TIOCGSID: Final = 0x5429
 
 
-class Watcher(Protocol):
+class TerminalWatcher(Protocol):
     """Who knows what is printed and typed on a terminal: `terminal.LiveTerminal`."""
 
     def printed(self, data: bytes) -> bytes:
@@ -63,7 +57,7 @@ class Watcher(Protocol):
         ...
 
 
-class ManagedProcess(Recorded):
+class ManagedProcess(Job):
     """A process of ours, from its start until it is forgotten."""
 
     __slots__ = (
@@ -78,8 +72,8 @@ class ManagedProcess(Recorded):
         "input",
         "internal",
         "jail",
-        "notes",
         "pid",
+        "recorder",
         "size",
         "spec",
         "tree",
@@ -89,34 +83,31 @@ class ManagedProcess(Recorded):
     def __init__(
         self,
         spec: ProcessSpec,
+        recorder: ProcessRecorder,
         *,
         cwd: str,
         tree: Tree,
         outputs: dict[int, int],
         stdin: int,
-        spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
         on_exit: Callable[[ManagedProcess], None],
         on_close: Callable[[ManagedProcess], None],
         on_growth: Callable[[], None],
         internal: bool = False,
-        notes: Notes | None = None,
         jail: Jail | None = None,
     ) -> None:
         """`follow` it next; it was started on these `outputs`."""
         super().__init__(
             spec.process_id,
-            outputs,
+            recorder,
             overflow=spec.overflow,
-            spool=spool,
             poller=poller,
             config=config,
             on_growth=on_growth,
-            notes=notes,
         )
         self.spec = spec
-        self.notes = notes
+        self.recorder = recorder
         #: The program of a shell, which is listed as a shell.
         self.internal = internal
         self.cwd = cwd
@@ -126,9 +117,8 @@ class ManagedProcess(Recorded):
         self.jail = jail
         tree.leader_waits = jail is not None
         self.size = (spec.size or TerminalSize()) if spec.tty else None
-        make_input = InputQueue if notes is None else notes.input
-        self.input = make_input(stdin, name=spec.process_id, limit=config.stdin_buffer_bytes, owns_fd=not spec.tty)
-        self.watcher: Watcher | None = None
+        self.input = recorder.new_input(stdin, name=spec.process_id, owns_fd=not spec.tty)
+        self.watcher: TerminalWatcher | None = None
         self._denied: bool | None = None
         self._held_side = -1
         self._terminal = outputs.get(2, -1)
@@ -189,8 +179,7 @@ class ManagedProcess(Recorded):
         if not self.spec.tty:
             raise NotATerminal(f"process {self.process_id!r} runs on pipes: it has no size")
         check_size(size)
-        if self.notes is not None:
-            self.notes.resized(size)
+        self.recorder.resized(size)
         if self._terminal >= 0:
             termios.tcsetwinsize(self._terminal, (size.rows, size.cols))
         self.size = size
@@ -203,8 +192,7 @@ class ManagedProcess(Recorded):
             if signal_id in self._signals:
                 return
             self.remember_signal(signal_id)
-            if self.notes is not None:
-                self.notes.signalled(signal_id)
+            self.recorder.signalled(signal_id)
         if not self.running:
             raise InvalidRequest(f"process {self.process_id!r} has ended")
         group = self.pid
@@ -260,7 +248,7 @@ class ManagedProcess(Recorded):
 
     def remember_signal(self, signal_id: str) -> None:
         """It was sent: the same again is not."""
-        self._signals = (*self._signals[1 - REMEMBERED_SIGNALS :], signal_id)
+        self._signals = (*self._signals[1 - RETAINED_SIGNAL_IDS :], signal_id)
 
     @property
     def terminal(self) -> int:
@@ -296,8 +284,7 @@ class ManagedProcess(Recorded):
                 stack.callback(self.jail.close)
             if self.tree.cgroup is not None:
                 stack.callback(self.tree.cgroup.remove)
-            if self.notes is not None:
-                stack.callback(self.notes.forgotten)
+            stack.callback(self.recorder.forgotten)
             stack.callback(self._release_terminal)
             stack.callback(self.input.abandon)
             stack.callback(super().discard)
@@ -320,10 +307,8 @@ class ManagedProcess(Recorded):
 
     def _reap(self) -> ExitStatus:
         self.tree.leader_lives = False
-        if self.notes is None:
-            return self._as_in_jail(reap(self.pid))
         assert self.exited_at is not None
-        return self.notes.reap(self.pid, self.exited_at, self._as_in_jail)
+        return self.recorder.reap(self.pid, self.exited_at, self._as_in_jail)
 
     def _as_in_jail(self, status: ExitStatus) -> ExitStatus:
         """bwrap exits with 128 + n for a program that signal n has killed."""
@@ -338,39 +323,33 @@ class ManagedProcess(Recorded):
         self._on_exit(self)
 
     def _closed(self) -> None:
-        if self.notes is not None:
-            self.notes.let_go()
+        self.recorder.let_go()
         self._on_close(self)
 
     # --- a terminal ------------------------------------------------------------------------------------------
 
-    def _move(self, output: Output, limit: int) -> int:
+    def _move(self, output: JobStream, limit: int) -> int:
         if not self.spec.tty:
             return output.log.move_from(output.fd, limit)
-        if self.notes is None:
-            read = _gather(output.fd, limit)
-        else:
-            read = self.notes.gather(output.fd, limit, output.log.end)
+        read = self.recorder.read_terminal(output.fd, limit, output.log.end)
         printed = self._print(output, read)
         # What it said may not be for readers: then what comes next is looked at.
         return printed if printed or not read else self._move(output, limit)
 
-    def _print(self, output: Output, read: bytes) -> int:
+    def _print(self, output: JobStream, read: bytes) -> int:
         """Into the log with what was read from the terminal, or with what was held back at its end."""
         data, offset = read, output.log.end
         if self.watcher is not None:
             data = self.watcher.printed(read) if read else self.watcher.printing_ended()
         if data:
             output.log.append(data)
-        if self.notes is not None:
-            self.notes.taken(offset, output.log.end)
+        self.recorder.output_stored(offset, output.log.end)
         return len(data)
 
-    def print_again(self, unused: Unused) -> None:
-        """What an earlier server had read, and not come to print."""
-        assert self.notes is not None
+    def print_again(self, unstored: UnstoredRead) -> None:
+        """Print the bytes that an earlier server read and did not store."""
         for output in self._outputs:
-            printed = self._print(output, self.notes.gather_again(unused))
+            printed = self._print(output, self.recorder.repeat_read(unstored))
             if printed:
                 self._took(output, printed)
 
@@ -380,11 +359,11 @@ class ManagedProcess(Recorded):
             output.log.append(data)
             self._took(output, len(data))
 
-    def _waiting_bytes(self, output: Output) -> int:
+    def _waiting_bytes(self, output: JobStream) -> int:
         # A terminal's buffer is smaller; reading until it is empty is enough.
-        return _TTY_GATHER if self.spec.tty else super()._waiting_bytes(output)
+        return GATHER_BYTES if self.spec.tty else super()._waiting_bytes(output)
 
-    def _is_over(self, output: Output) -> bool:
+    def _is_over(self, output: JobStream) -> bool:
         """No, if the program closed its terminal and runs on, or opens it again.
 
         To close our side would hang it up, and kill the program by SIGHUP. So we hold the other side until the
@@ -398,7 +377,7 @@ class ManagedProcess(Recorded):
             return True  # hung up already: the leader is at its last instructions
         return False
 
-    def _let_go(self, output: Output) -> None:
+    def _let_go(self, output: JobStream) -> None:
         if output.fd == self._terminal:
             self._terminal = -1
             self._release_terminal()
@@ -409,42 +388,6 @@ class ManagedProcess(Recorded):
         if self._held_side >= 0:
             os.close(self._held_side)
             self._held_side = -1
-
-
-def reap(pid: int) -> ExitStatus:
-    """The status of a child that has ended."""
-    try:
-        result = os.waitid(os.P_PID, pid, os.WEXITED)
-    except ChildProcessError:
-        # Somebody else in this process waits for any child: the status went to them.
-        return ExitStatus(255)
-    assert result is not None
-    return exit_status(result.si_code, result.si_status)
-
-
-def _gather(fd: int, limit: int) -> bytes:
-    """What a terminal has to give; empty at its end, `BlockingIOError` if it has nothing for now."""
-    pieces: list[bytes] = []
-    size = 0
-    while size < min(limit, _TTY_GATHER):
-        try:
-            piece = os.read(fd, _TTY_READ)
-        except BlockingIOError:
-            if not pieces:
-                raise
-            break
-        except OSError as error:
-            # Linux answers EIO once nobody holds the terminal: that is its end of file.
-            if error.errno != errno.EIO:
-                raise
-            piece = b""
-        if not piece:
-            break
-        pieces.append(piece)
-        size += len(piece)
-        if len(piece) < _TTY_SHORT:
-            break  # that was all: most of the time it is one keystroke's echo
-    return b"".join(pieces)
 
 
 def set_terminal_size(fd: int, size: TerminalSize) -> None:

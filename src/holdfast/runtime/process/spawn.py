@@ -49,7 +49,7 @@ _RLIMIT_NAMES: Final = {
 }
 
 
-class Command(NamedTuple):
+class SpawnCommand(NamedTuple):
     """A program to start, resolved: nothing here is looked up again."""
 
     path: str
@@ -103,7 +103,9 @@ def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
     raise CommandNotFound(f"{name}: command not found")
 
 
-def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore) -> int:
+def spawn(
+    command: SpawnCommand, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore
+) -> int:
     """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we do not keep."""
     plan = _plan(streams)
     plan.chdir(os.fsencode(command.cwd))
@@ -117,7 +119,7 @@ def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, 
 
 
 async def spawn_through_launcher(
-    command: Command,
+    command: SpawnCommand,
     streams: StandardStreams,
     soft_limits: Mapping[int, int],
     oom_score: OomScore,
@@ -196,7 +198,7 @@ class JailFailed(PermissionRefused):
     """bwrap could not make the jail."""
 
 
-def _user_to_become(command: Command) -> tuple[int, int, list[int]] | None:
+def _user_to_become(command: SpawnCommand) -> tuple[int, int, list[int]] | None:
     """The user that the launcher becomes. bwrap runs as the server does: a program in its jail changes the user."""
     account = command.account
     if account is None or _is_jailed(command):
@@ -204,11 +206,11 @@ def _user_to_become(command: Command) -> tuple[int, int, list[int]] | None:
     return account.uid, account.gid, list(account.groups)
 
 
-def _is_jailed(command: Command) -> bool:
+def _is_jailed(command: SpawnCommand) -> bool:
     return command.confined is not None and command.confined.orders["mode"] == "bubblewrap"
 
 
-def _what_to_execute(command: Command) -> dict[str, object]:
+def _what_to_execute(command: SpawnCommand) -> dict[str, object]:
     confined = command.confined
     if confined is None:
         return {
@@ -314,7 +316,7 @@ def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
             resource.setrlimit(kind, both)
 
 
-def explain(number: int, command: Command, *, cwd_failed: bool = False) -> HoldfastError:
+def explain(number: int, command: SpawnCommand, *, cwd_failed: bool = False) -> HoldfastError:
     """Why a start failed, in words: posix_spawn tells one errno for chdir and exec alike."""
     name = command.argv[0]
     text = os.strerror(number)

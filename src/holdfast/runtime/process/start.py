@@ -24,8 +24,8 @@ from holdfast.runtime.process.environment import Account, build_environment, res
 from holdfast.runtime.process.oom import OomScore
 from holdfast.runtime.process.process import set_terminal_size
 from holdfast.runtime.process.spawn import (
-    Command,
     JailFailed,
+    SpawnCommand,
     StandardStreams,
     encode_variables,
     find_program,
@@ -36,7 +36,8 @@ from holdfast.runtime.tree.process_table import MARK_VARIABLE, limits_can_mark, 
 from holdfast.types import ProcessSpec, TerminalSize
 
 if TYPE_CHECKING:
-    from holdfast.runtime.durability.process_log import Keeping, Notes
+    from holdfast.runtime.durability.durability import Durability
+    from holdfast.runtime.durability.recorder import ProcessRecorder
     from holdfast.runtime.tree.cgroup import Cgroup, Cgroups
 
 #: Descriptors that starts leave free: for logs of what runs, for kills, for connections.
@@ -47,7 +48,7 @@ _SPARE_FRACTION: Final = 16
 _IUTF8: Final = 0o040000
 
 
-class Started(NamedTuple):
+class StartedProcess(NamedTuple):
     """A process that runs, and our ends of its streams."""
 
     pid: int
@@ -57,8 +58,7 @@ class Started(NamedTuple):
     outputs: dict[int, int]
     #: Where its input goes, or -1.
     stdin: int
-    #: What was written down of it, under a keeper.
-    notes: Notes | None = None
+    recorder: ProcessRecorder
     #: Where it is, if it had to be there from the beginning; and what it is in, if that was seen to stand.
     cgroup: Cgroup | None = None
     jail: Jail | None = None
@@ -70,8 +70,7 @@ class Started(NamedTuple):
             os.close(fd)
         if self.jail is not None:
             self.jail.close()
-        if self.notes is not None:
-            self.notes.undo()
+        self.recorder.undo()
         os.waitpid(self.pid, 0)
         if self.cgroup is not None:
             self.cgroup.remove()
@@ -161,13 +160,13 @@ class Starter:
         self,
         environ: Mapping[str, str],
         open_files: int | None,
-        keeping: Keeping | None = None,
+        durability: Durability,
         spare: Callable[[], bool] = lambda: False,
         oom_score_adj: int = 0,
     ) -> None:
         """`spare` gives up descriptors of what is needed least; False if there are none."""
         self._environ = dict(environ)
-        self._keeping = keeping
+        self._durability = durability
         self._spare = spare
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._oom_score = OomScore(oom_score_adj)
@@ -185,35 +184,35 @@ class Starter:
         os.close(self._null)
         self._oom_score.close()
 
-    def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> Started:
+    def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> StartedProcess:
         """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
         mark = new_mark()
         command = self._command(spec, mark, None)
         streams = self._open(spec, None, stdin)
-        notes = None
+        recorder = None
         try:
-            notes = self._note(spec, mark, command, streams, internal)
+            recorder = self._record(spec, mark, command, streams, internal)
             pid = spawn(command, streams.for_child, self._limits(mark), self._oom_score)
         except BaseException:
             streams.close()
-            if notes is not None:
-                notes.undo()
+            if recorder is not None:
+                recorder.undo()
             raise
         streams.close_theirs()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
+        return StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder)
 
     async def start_through_launcher(
         self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False
-    ) -> Started:
+    ) -> StartedProcess:
         """Start any spec."""
         mark = new_mark()
         account = None if spec.user is None else resolve_user(spec.user)
         command = await self._confined(spec, self._command(spec, mark, account))
         streams = self._open(spec, account, stdin)
-        notes, cgroup = None, None
+        recorder, cgroup = None, None
         try:
-            notes = self._note(spec, mark, command, streams, internal)
-            cgroup = self._cgroup(spec, notes)
+            recorder = self._record(spec, mark, command, streams, internal)
+            cgroup = self._cgroup(spec, recorder.key)
             if cgroup is not None:
                 command = command._replace(cgroups=cgroup.directories)
             pid = await spawn_through_launcher(
@@ -222,18 +221,18 @@ class Starter:
         except BaseException as error:
             said = streams.last_words() if isinstance(error, JailFailed) else ""
             streams.close()
-            if notes is not None:
-                notes.undo()
+            if recorder is not None:
+                recorder.undo()
             if cgroup is not None:
                 cgroup.remove()
             if isinstance(error, JailFailed):
                 raise PermissionRefused(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
-        started = Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup)
+        started = StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder, cgroup)
         return await self._found_in_jail(started) if is_jailed(spec) else started
 
-    async def _found_in_jail(self, started: Started) -> Started:
+    async def _found_in_jail(self, started: StartedProcess) -> StartedProcess:
         jail = Jail(started.pid)
         # It may end while we look, and is nobody's until we return.
         self.newborn.add(started.pid)
@@ -247,7 +246,7 @@ class Starter:
             self.newborn.discard(started.pid)
         return started._replace(jail=jail)
 
-    async def _confined(self, spec: ProcessSpec, command: Command) -> Command:
+    async def _confined(self, spec: ProcessSpec, command: SpawnCommand) -> SpawnCommand:
         confinement = spec.confinement
         if confinement is None:
             return command
@@ -267,25 +266,23 @@ class Starter:
         )
         return command._replace(confined=confined)
 
-    def _cgroup(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
+    def _cgroup(self, spec: ProcessSpec, key: int) -> Cgroup | None:
         """One to be in from the beginning, for limits; and where neither a jail holds it nor time may let it go."""
         confinement = spec.confinement
         if confinement is None or not (confinement.limits_tree or confinement.mode == "landlock"):
             return None
         if self.cgroups is not None:
-            return self.cgroups.make(confinement, None if notes is None else notes.key)
+            return self.cgroups.make(confinement, key)
         if confinement.limits_tree:
             raise PermissionRefused("confinement: no cgroup can be made here, and limits of a whole tree need one")
         return None
 
-    def _note(
-        self, spec: ProcessSpec, mark: int, command: Command, streams: _Streams, internal: bool
-    ) -> Notes | None:
-        if self._keeping is None:
-            return None
-        return self._keeping.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
+    def _record(
+        self, spec: ProcessSpec, mark: int, command: SpawnCommand, streams: _Streams, internal: bool
+    ) -> ProcessRecorder:
+        return self._durability.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
 
-    def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
+    def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> SpawnCommand:
         cwd = default_cwd(spec.confinement) if spec.cwd is None else None
         cwd = cwd or resolve_cwd(spec.cwd)
         environment = build_environment(spec, self._environ, account)
@@ -293,7 +290,7 @@ class Starter:
             environment = environment_for(spec.confinement, environment)
         if not limits_can_mark():
             environment = {**environment, MARK_VARIABLE: str(mark)}
-        return Command(
+        return SpawnCommand(
             path=find_program(spec.argv[0], environment, cwd),
             argv=spec.argv if spec.arg0 is None else (spec.arg0, *spec.argv[1:]),
             variables=self._variables if environment is self._environ else encode_variables(environment),

@@ -115,9 +115,8 @@ class Cgroups:
         self._limits = ResourceGroups(os.path.basename(parent))
         #: Directories that were to be removed while a process was at its end in them.
         self._busy: set[str] = set()
-        self._made = 0
         self._loop = asyncio.get_running_loop()
-        self._young: deque[tuple[float, Tree, int | None]] = deque()
+        self._young: deque[tuple[float, Tree, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-cgroup")
 
@@ -146,11 +145,10 @@ class Cgroups:
                 own.take(pid)
         remove_former(keeper)
 
-    def make(self, confinement: Confinement, key: int | None) -> Cgroup:
+    def make(self, confinement: Confinement, key: int) -> Cgroup:
         """A cgroup for a process that is about to start, with the limits of all that it will be, if it has some."""
         self._remove_busy()
-        self._made += 1
-        name = str(self._made if key is None else key)
+        name = str(key)
         own = Cgroup(f"{self.parent}/{name}")
         try:
             os.makedirs(f"{self.parent}/{name}", exist_ok=True)
@@ -168,7 +166,7 @@ class Cgroups:
         for directory in busy:
             Cgroup(directory, busy=self._busy).remove()
 
-    def join_later(self, tree: Tree, key: int | None = None) -> None:
+    def join_later(self, tree: Tree, key: int) -> None:
         """Give a process a cgroup once it has lived for a while. One timer serves all that wait.
 
         `key` names its cgroup, so that the next server finds it.
@@ -191,8 +189,7 @@ class Cgroups:
         while self._young and self._young[0][0] <= now:
             _, tree, key = self._young.popleft()
             if tree.leader_lives:
-                self._made += 1
-                tree.cgroup = Cgroup(f"{self.parent}/{self._made if key is None else key}")
+                tree.cgroup = Cgroup(f"{self.parent}/{key}")
                 # Without a pid for the thread it waits for the next: until then the tree is enough to find it.
                 with contextlib.suppress(RuntimeError):
                     self._thread.submit(tree.cgroup.join, tree.leader)

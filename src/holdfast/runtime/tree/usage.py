@@ -37,7 +37,7 @@ class Activity(NamedTuple):
     awaiting: bool | None = False
 
 
-class Asked(NamedTuple):
+class UsageQuery(NamedTuple):
     """One whose usage is wanted: a shell has had several programs, anything else has one."""
 
     process_id: str
@@ -92,7 +92,7 @@ def counter(text: bytes, name: bytes) -> int:
     return int(text[start + len(name) : end])
 
 
-class Transferred(NamedTuple):
+class StorageCounters(NamedTuple):
     """What processes had read and written when their cgroup had used so much CPU time."""
 
     cpu_seconds: float
@@ -110,14 +110,14 @@ class UsageSampler:
         #: Orphans' marks, by pid and start: they do not change. Only those of the last look are kept.
         self._marks: dict[tuple[int, bytes], int | None] = {}
         #: By the mark of the tree; only of those that are not forgotten.
-        self._transferred: dict[int, Transferred] = {}
+        self._transferred: dict[int, StorageCounters] = {}
         self._tick = 1.0 / os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._slice_began = 0.0
 
     async def sample(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[UsageQuery],
         *,
         leaders: Callable[[], Container[int]],
         known_marks: Callable[[], Container[int]],
@@ -180,7 +180,7 @@ class UsageSampler:
 
     def _members(
         self,
-        asked: Asked,
+        asked: UsageQuery,
         table: ProcessTable[Stat],
         orphans: Mapping[int, list[int]],
         lives: Mapping[int, bool],
@@ -214,7 +214,7 @@ class UsageSampler:
     # --- what they use ---------------------------------------------------------------------------------------
 
     async def _usage(
-        self, asked: Asked, members: Mapping[int, Stat], inside: Container[int], now: int
+        self, asked: UsageQuery, members: Mapping[int, Stat], inside: Container[int], now: int
     ) -> ProcessUsage:
         ticks = threads = pages = 0
         for stat in members.values():
@@ -268,7 +268,7 @@ class UsageSampler:
             if self._is_over_time():
                 await self._breathe()
         if mark is not None and all_told:
-            self._transferred[mark] = Transferred(cpu_seconds, processes, read, written)
+            self._transferred[mark] = StorageCounters(cpu_seconds, processes, read, written)
         return read, written
 
 
@@ -289,7 +289,9 @@ def cgroup_memory(path: str) -> int:
     return max(0, int(current) - spare)
 
 
-def _activity(asked: Asked, members: Mapping[int, Stat], now: int, tick: float) -> tuple[str | None, float, float]:
+def _activity(
+    asked: UsageQuery, members: Mapping[int, Stat], now: int, tick: float
+) -> tuple[str | None, float, float]:
     """The name of what is in the foreground, for how long, and how old the oldest of the others is."""
     activity = asked.activity
     others = {pid: stat for pid, stat in members.items() if pid not in asked.own}
