@@ -78,7 +78,7 @@ class DurableInput(InputQueue):
         if not self._waits and self._has_reader():
             self._deliver()
 
-    def _reader_came(self) -> None:
+    def _reader_opened(self) -> None:
         self._deliver_more()
 
     @property

@@ -219,8 +219,8 @@ class DurableJournal(Journal):
 
     __slots__ = ("_recorder",)
 
-    def __init__(self, max_records: int, recorder: JobRecorder) -> None:
-        super().__init__(max_records)
+    def __init__(self, max_entries: int, recorder: JobRecorder) -> None:
+        super().__init__(max_entries)
         self._recorder = recorder
 
     def add_output(self, kind: int, length: int) -> None:

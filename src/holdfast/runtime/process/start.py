@@ -1,6 +1,6 @@
-"""From a spec to a running pid with our ends of its streams: what to execute, on which descriptors, how marked.
+"""Starts a process from its spec: resolves the program, opens its streams, marks and records it.
 
-Opens pipes and terminals, and closes what the child has taken. What happens to the process afterwards is `process`.
+Opens pipes and terminals, and closes the child's ends after the spawn. `process` manages the running process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from holdfast.runtime.confine.composing import compose, default_cwd, environment
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.output.journal import output_kinds
 from holdfast.runtime.process.environment import Account, build_environment, resolve_cwd, resolve_user
-from holdfast.runtime.process.oom import OomScore
 from holdfast.runtime.process.process import set_terminal_size
 from holdfast.runtime.process.spawn import (
     JailFailed,
+    OomScore,
     SpawnCommand,
     StandardStreams,
     encode_variables,
@@ -40,31 +40,31 @@ if TYPE_CHECKING:
     from holdfast.runtime.durability.recorder import ProcessRecorder
     from holdfast.runtime.tree.cgroup import Cgroup, Cgroups
 
-#: Descriptors that starts leave free: for logs of what runs, for kills, for connections.
+#: Descriptors that starts leave free: for logs of running processes, for kills, for connections.
 SPARE_DESCRIPTORS: Final = 64
-#: Of a small limit, a part of it.
+#: The fraction of a small limit that is left free.
 _SPARE_FRACTION: Final = 16
-#: Erase a whole character in line mode, not its last byte. The termios module does not name it.
+#: Makes line mode erase a whole character and not its last byte; the termios module lacks it.
 _IUTF8: Final = 0o040000
 
 
 class StartedProcess(NamedTuple):
-    """A process that runs, and our ends of its streams."""
+    """A process that runs, and the server's ends of its streams."""
 
     pid: int
     mark: int
     cwd: str
     #: Descriptors by the journal's kinds: stdout and stderr, or a terminal.
     outputs: dict[int, int]
-    #: Where its input goes, or -1.
+    #: The descriptor for its input, or -1.
     stdin: int
     recorder: ProcessRecorder
-    #: Where it is, if it had to be there from the beginning; and what it is in, if that was seen to stand.
+    #: The cgroup, if the process was started in one; and the jail, once it was found.
     cgroup: Cgroup | None = None
     jail: Jail | None = None
 
     def undo(self) -> None:
-        """Kill it and close our ends, as if it had not been started."""
+        """Kill the process and close the server's ends, as if it had not been started."""
         signal_child_group(self.pid, signal.SIGKILL)
         for fd in {self.stdin, *self.outputs.values()} - {-1}:
             os.close(fd)
@@ -77,7 +77,7 @@ class StartedProcess(NamedTuple):
 
 
 class _Streams:
-    """The descriptors of one start: ours to keep, the child's to close once it has them."""
+    """The descriptors of one start: the server's ends, and the child's, which are closed after the spawn."""
 
     def __init__(self) -> None:
         self.for_child = StandardStreams()
@@ -86,7 +86,7 @@ class _Streams:
         self._theirs: list[int] = []
 
     def open_pipes(self, null: int, given: int | None, *, pipe_stdin: bool, merge_stderr: bool) -> None:
-        """`given` is its stdin: with `pipe_stdin` a script, which finds the pipe beside it."""
+        """Open pipes. `given` is the stdin; with `pipe_stdin` it is a script, and the pipe is another descriptor."""
         for kind in output_kinds(tty=False, merge_stderr=merge_stderr):
             self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(write)
@@ -122,7 +122,7 @@ class _Streams:
         return max(self.stdin, *self._theirs, *self.outputs.values())
 
     def last_words(self) -> str:
-        """What was printed by one that could not begin."""
+        """Return the output of a program that could not start."""
         said = b""
         for fd in self.outputs.values():
             with contextlib.suppress(OSError):
@@ -141,20 +141,17 @@ class _Streams:
 
 
 def starts_at_once(spec: ProcessSpec) -> bool:
-    """Whether one posix_spawn is enough.
-
-    A user switch, limits and a confinement go through the launcher, and take a while.
-    """
+    """Whether one posix_spawn is enough: a user switch, limits and a confinement need the slower launcher."""
     return spec.user is None and spec.limits is None and spec.confinement is None
 
 
 def is_jailed(spec: ProcessSpec) -> bool:
-    """Whether the process that we start is not the program, but what holds it."""
+    """Whether the leader is bwrap and not the program itself."""
     return spec.confinement is not None and spec.confinement.mode == "bubblewrap"
 
 
 class Starter:
-    """Starts processes in an environment; `open_files` is their descriptor limit, if ours was raised."""
+    """Starts processes in an environment; `open_files` is their descriptor limit, if the server raised its own."""
 
     def __init__(
         self,
@@ -164,20 +161,20 @@ class Starter:
         spare: Callable[[], bool] = lambda: False,
         oom_score_adj: int = 0,
     ) -> None:
-        """`spare` gives up descriptors of what is needed least; False if there are none."""
+        """`spare` closes the least needed descriptors; it returns False if there are none."""
         self._environ = dict(environ)
         self._durability = durability
         self._spare = spare
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._oom_score = OomScore(oom_score_adj)
-        #: Most processes get just this: encoded once.
+        #: The environment of most processes, encoded once.
         self._variables = encode_variables(self._environ)
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
-        #: Pids of starts that are under way: children of ours that are no orphans.
+        #: Pids of starts that are under way: children of the server that are not orphans.
         self.newborn: set[int] = set()
-        #: Makes the cgroups of those whose whole tree is limited; None where none can be made.
+        #: Makes cgroups for limits of a whole tree; None where no cgroup can be made.
         self.cgroups: Cgroups | None = None
-        #: Paths of ours that no confined process may reach.
+        #: Paths of the server that no confined process may access.
         self.own: tuple[str, ...] = ()
 
     def close(self) -> None:
@@ -185,7 +182,7 @@ class Starter:
         self._oom_score.close()
 
     def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> StartedProcess:
-        """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
+        """Start a spec that `starts_at_once`; `stdin` replaces the descriptor that the spec would get."""
         mark = new_mark()
         command = self._command(spec, mark, None)
         streams = self._open(spec, None, stdin)
@@ -234,7 +231,7 @@ class Starter:
 
     async def _found_in_jail(self, started: StartedProcess) -> StartedProcess:
         jail = Jail(started.pid)
-        # It may end while we look, and is nobody's until we return.
+        # The process may end during the search, and has no owner until this returns.
         self.newborn.add(started.pid)
         try:
             await jail.wait_found()
@@ -251,7 +248,7 @@ class Starter:
         if confinement is None:
             return command
         variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
-        # On a thread: it looks at some thousand files.
+        # On a thread: it examines some thousand files.
         confined = await asyncio.to_thread(
             compose,
             confinement,
@@ -267,7 +264,7 @@ class Starter:
         return command._replace(confined=confined)
 
     def _cgroup(self, spec: ProcessSpec, key: int) -> Cgroup | None:
-        """One to be in from the beginning, for limits; and where neither a jail holds it nor time may let it go."""
+        """Make the cgroup in which a process starts: for limits, and under Landlock, which contains no tree."""
         confinement = spec.confinement
         if confinement is None or not (confinement.limits_tree or confinement.mode == "landlock"):
             return None
@@ -323,7 +320,7 @@ class Starter:
 
 
 def _require_spare_descriptors(highest: int) -> None:
-    """The kernel gives the lowest number that is free: from one of them we know how many are in use."""
+    """Raise EMFILE if too few descriptors are free; the kernel assigns the lowest free number."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if highest >= limit - min(SPARE_DESCRIPTORS, limit // _SPARE_FRACTION):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -102,7 +102,7 @@ class ShellCommand(Job):
         self.error = error
         self.status = ExitStatus(255)
         self._exit.set()
-        self._tell_close()
+        self._add_close()
         self._call_back()
 
     @property
