@@ -290,9 +290,9 @@ def test_another_user_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "geteuid", lambda: 4_242)
     monkeypatch.setattr(struct, "unpack", lambda *_: (1, 4_243, 1))
     one = object.__new__(keeper.Keeper)
-    one._visitors = {}
+    one._clients = {}
     one._open_door(cast("socket.socket", Door()))
-    assert one._visitors == {}
+    assert one._clients == {}
     assert theirs.recv(1) == b""
     theirs.close()
 

@@ -75,7 +75,7 @@ def told(memory: Replay) -> list[object]:
         (
             *(each.opening, each.program, each.ready, each.last, each.queue, each.current, list(each.finished)),
             *(list(each.known), list(each.jobs), each.interrupts, each.commands_run, each.part, each.given_up),
-            *(each.closing, each.end, each.pipes, each.said_to, each.journal.state(), each.ended, each.closed),
+            *(each.closing, each.end, each.pipes, each.line_end, each.journal.state(), each.ended, each.closed),
         )
         for each in memory.shells.shells.values()
     ]

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ResourceExhausted
-from holdfast.launch.keeper_client import door_of
+from holdfast.launch.keeper_client import command_socket_of
 from holdfast.runtime.durability.ledger import NullLedger
 from holdfast.runtime.durability.recovery import Recovery
 from holdfast.runtime.local import LocalExec
@@ -218,7 +218,7 @@ class Server:
         paths = [each.address.removeprefix("unix:") for each in self.listeners if each.address.startswith("unix:")]
         if not paths:
             raise InvalidRequest("this server has no Unix socket to find its keeper by: nothing was stopped")
-        cannot = self._recovery.durability.link.wait_for_next(door_of(paths[0]))
+        cannot = self._recovery.durability.link.wait_for_next(command_socket_of(paths[0]))
         if cannot is not None:
             raise ResourceExhausted(f"the keeper cannot wait for another server: {cannot}; nothing was stopped")
 

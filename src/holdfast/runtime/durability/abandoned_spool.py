@@ -75,7 +75,7 @@ class AbandonedSpool(NamedTuple):
 
 
 class AbandonedSpools(NamedTuple):
-    """The spool to resume, and those whose processes are to be ended."""
+    """The spool to resume, and the spools with processes to end."""
 
     resumed: AbandonedSpool | None
     doomed: list[AbandonedSpool]

@@ -41,7 +41,7 @@ class DurableInput(InputQueue):
         super().__init__(fd, name=name, limit=limit, owns_fd=owns_fd, awaits_reader=awaits_reader)
         self._recorder = recorder
         self._file = -1
-        #: Bytes accepted, bytes delivered, and delivered bytes whose pages were freed.
+        #: Bytes accepted, bytes delivered, and delivered bytes with freed pages.
         self._end = 0
         self._sent = 0
         self._freed = 0

@@ -142,7 +142,7 @@ class ProcessState(JobState):
         self.resized: r.TerminalResized | None = None
         #: Set if the streams were lost with a keeper that was killed.
         self.detached: r.ProcessDetached | None = None
-        #: On a terminal: the last read whose bytes are in the log, and the times of the output.
+        #: On a terminal: the last read with its bytes in the log, and the times of the output.
         self.stored: r.TerminalOutputStored | None = None
         self.times: deque[r.TerminalOutputStored] = deque(maxlen=_MAX_TIMES)
 

@@ -138,7 +138,7 @@ class KeeperLink:
         return answer
 
     def free(self, pid: int) -> None:
-        """Have the keeper reap a process whose status is recorded."""
+        """Have the keeper reap a process with a recorded status."""
         self._send(("FREE", pid))
 
     def up(self) -> None:
@@ -214,7 +214,7 @@ class KeeperLink:
 
 
 class NullKeeperLink(KeeperLink):
-    """The link of a server without a keeper, which behaves as one whose keeper is gone."""
+    """The link of a server without a keeper, which behaves as if the keeper were gone."""
 
     def __init__(self) -> None:
         self.pid = self.restarts = self.protocol = 0

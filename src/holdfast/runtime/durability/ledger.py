@@ -150,7 +150,7 @@ class Ledger:
             self._compact_aside()
 
     def _cut_torn_record(self) -> None:
-        """Remove the first part of a record whose rest found no room: the part would hide all later records."""
+        """Remove a partly written record, which would hide all later records."""
         os.ftruncate(self._fd, self._size)
         self._torn = False
 
@@ -278,4 +278,4 @@ def boot_id() -> str:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
-        return ""  # not readable: a spool of another boot is then one whose processes have ended
+        return ""  # not readable: then the processes of a spool show whether it is of this boot

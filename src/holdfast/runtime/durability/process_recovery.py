@@ -172,7 +172,7 @@ class ProcessRecovery:
         log.error("%s", self._durability.lost)
 
     def find_unnamed(self, *, any_parent: bool) -> None:
-        """Find by mark the pids of processes whose start was under way when the server died.
+        """Find by mark the pids of starts that were under way when the server died.
 
         `any_parent` if the keeper was killed: then the new parent of its children is unknown.
         """

@@ -235,7 +235,7 @@ class DurableJournal(Journal):
 
 
 class DurableOutputLog(OutputLog):
-    """A log whose file has a name that the next server knows; its bytes are never in memory alone."""
+    """A log with a named file for the next server; its bytes are never in memory alone."""
 
     __slots__ = ("_kind", "_recorder")
 
@@ -259,7 +259,7 @@ class DurableOutputLog(OutputLog):
         return super().move_from(pipe, limit)
 
     def reopen(self, printed: int, lost: tuple[int, int], end: int | None = None) -> None:
-        """Continue the file of an earlier server, whose bytes after `printed` no reader has seen.
+        """Continue the file of an earlier server; no reader has seen its bytes after `printed`.
 
         The bytes after `end` are cut off: they will be written again.
         """

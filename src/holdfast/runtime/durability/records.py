@@ -331,8 +331,8 @@ class CommandBegan(ShellRecord, frozen=True, tag=34):
     #: By the kernel's clock of process starts, and by the monotonic clock.
     ticks: int
     at: float
-    said_from: int
-    said_to: int
+    line_start: int
+    line_end: int
     #: The pair of pipes on which the command prints.
     pipes: int
     #: Whether the shell's state is saved if the command ends the shell.
@@ -418,7 +418,7 @@ class ShellCheckpoint(ShellRecord, frozen=True, tag=45):
     last: CommandEndRecord | None
     #: The current pair of pipes, and the end of the last command's line in the file of control lines.
     pipes: int
-    said_to: int
+    line_end: int
 
 
 #: The record kinds of the runtime. The server adds its own (`replay.ReplayExtension`).

@@ -91,11 +91,11 @@ class CommandRecorder(JobRecorder):
         self.write(r.CommandQueued(self.key, self._shell, spec))
 
     def began(
-        self, spec: CommandSpec, ticks: int, at: float, said: tuple[int, int], pipes: int, *, armed: bool
+        self, spec: CommandSpec, ticks: int, at: float, line: tuple[int, int], pipes: int, *, armed: bool
     ) -> None:
         """Record the start of a command, before the line that starts it is sent."""
         recorded = None if self._queued else msgspec.structs.replace(spec, input=None)
-        self.write(r.CommandBegan(self.key, self._shell, recorded, ticks, at, *said, pipes, armed))
+        self.write(r.CommandBegan(self.key, self._shell, recorded, ticks, at, *line, pipes, armed))
 
     def stopping(self, *, timed_out: bool) -> None:
         self.write(r.CommandStopping(self.key, timed_out))

@@ -47,7 +47,7 @@ Adopt = Callable[[_OnExit], _Adopted]
 
 
 class InheritedShell(NamedTuple):
-    """A shell whose server is dead: its replayed state and its descriptors."""
+    """A shell of a dead server: its replayed state and its descriptors."""
 
     shell: ShellState
     commands: Mapping[int, CommandState]
@@ -217,9 +217,9 @@ class ResumedProgram(ShellProgram):
         """Send the rest of the line that starts a command; the position of the file shows how much was sent."""
         # The shell may not have opened its pipes yet: until it answers, a pipe without a writer is not at its end.
         self._held_open = self._files.hold_pipes(began.pipes)
-        if self._lines is not None and began.said_from <= self._lines.sent < began.said_to:
+        if self._lines is not None and began.line_start <= self._lines.sent < began.line_end:
             try:
-                self._lines.send(self._control, began.said_to)
+                self._lines.send(self._control, began.line_end)
             except OSError:
                 self.left_unread = True
 
@@ -240,7 +240,7 @@ class ResumedProgram(ShellProgram):
     def settle_again(self) -> None:
         """Undo the settings of the last command, unless a later line was sent."""
         past = self._inherited.shell
-        if past.last is not None and self._lines is not None and self._lines.sent == past.said_to:
+        if past.last is not None and self._lines is not None and self._lines.sent == past.line_end:
             back = past.last.back
             owed = None if back is None else (os.fsdecode(back[0]), os.fsdecode(back[1]))
             self._owed_settling = Settling(past.last.stopped, past.last.trapped, owed)

@@ -90,7 +90,7 @@ class ShellState(JobState):
         self.end: r.ShellEnded | None = None
         #: As of the last command in this program.
         self.pipes = 0
-        self.said_to = -1
+        self.line_end = -1
         self._job = ""
 
     def ended_command(self, end: r.CommandEndRecord) -> None:
@@ -105,7 +105,7 @@ class ShellState(JobState):
         match record:
             case r.ProgramBegins():
                 self.program, self.ready, self.given_up, self.part = record, None, None, b""
-                self.pipes, self.said_to = 0, -1
+                self.pipes, self.line_end = 0, -1
                 self.jobs.clear()
                 self._job = ""
             case r.ProgramReady():
@@ -127,7 +127,7 @@ class ShellState(JobState):
                 self.commands_run = record.commands_run
                 self.known = deque(record.known, maxlen=KNOWN_COMMANDS)
                 self.jobs = deque(record.jobs, maxlen=KNOWN_JOBS)
-                self.last, self.pipes, self.said_to = record.last, record.pipes, record.said_to
+                self.last, self.pipes, self.line_end = record.last, record.pipes, record.line_end
                 if record.last is not None:
                     self._job = record.last.answer.job
             case _:
@@ -140,7 +140,7 @@ class ShellState(JobState):
             if key in commands:
                 yield from commands[key].records(len(self.finished))
         known, jobs = tuple(self.known), tuple(self.jobs)
-        yield r.ShellCheckpoint(self.key, self.commands_run, known, jobs, self.last, self.pipes, self.said_to)
+        yield r.ShellCheckpoint(self.key, self.commands_run, known, jobs, self.last, self.pipes, self.line_end)
         yield from self.interrupts.values()
         if self.part:
             yield r.AnswerPart(self.key, self.part)
@@ -212,7 +212,7 @@ class ShellReplay:
         shell = self._shell_of(began.key)
         shell.queue = [key for key in shell.queue if key != began.key]
         shell.current, shell.part = began.key, b""
-        shell.pipes, shell.said_to = began.pipes, began.said_to
+        shell.pipes, shell.line_end = began.pipes, began.line_end
 
     def _over(self, record: r.CommandOver) -> None:
         command, shell = self.commands[record.key], self._shell_of(record.key)

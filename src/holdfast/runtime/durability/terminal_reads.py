@@ -1,4 +1,4 @@
-"""Reads terminals; under a keeper into a buffer whose bytes survive a server that has not stored them yet.
+"""Reads terminals; under a keeper into a buffer that survives a server that has not stored the bytes yet.
 
 A terminal cannot be spliced. Between the read from the terminal and the write to the log, bytes would be in the
 server's memory alone; so they are read into pages of a file on the spool. The kernel finishes a read before it

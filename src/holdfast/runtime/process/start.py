@@ -86,7 +86,7 @@ class _Streams:
         self._theirs: list[int] = []
 
     def open_pipes(self, null: int, given: int | None, *, pipe_stdin: bool, merge_stderr: bool) -> None:
-        """Open pipes. `given` is the stdin; with `pipe_stdin` it is a script, and the pipe is another descriptor."""
+        """Open pipes. `given` is the stdin; with `pipe_stdin` it is a script, and the pipe is beside it."""
         for kind in output_kinds(tty=False, merge_stderr=merge_stderr):
             self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(write)
