@@ -15,7 +15,7 @@ import pytest
 from msgspec import inspect
 
 from holdfast.config import ExecServerConfig
-from holdfast.runtime.durability.durability import KeeperDurability
+from holdfast.runtime.durability.durability import Durability
 from holdfast.runtime.durability.keeper_link import NullKeeperLink
 from holdfast.runtime.durability.ledger import Ledger, read_ledger
 from holdfast.runtime.durability.replay import Replay
@@ -63,11 +63,12 @@ def value_of(kind: inspect.Type, default: Any) -> Any:
 
 
 @pytest.fixture
-def durability(tmp_path: Path) -> Iterator[KeeperDurability]:
+def durability(tmp_path: Path) -> Iterator[Durability]:
     spool = Spool(str(tmp_path))
     ledger = Ledger(f"{spool.path}/ledger")
-    made = KeeperDurability(NullKeeperLink(), ledger, spool, ExecServerConfig())
+    made = Durability(NullKeeperLink(), ledger, spool, ExecServerConfig())
     yield made
+    assert made.reads is not None
     made.reads.close()
     ledger.close()
     spool.remove()
@@ -77,7 +78,7 @@ Replayed = Callable[[], Replay]
 
 
 @pytest.fixture(params=["as written", "compacted"])
-def replayed(durability: KeeperDurability, request: pytest.FixtureRequest) -> Replayed:
+def replayed(durability: Durability, request: pytest.FixtureRequest) -> Replayed:
     """The state that the next server has of the ledger."""
 
     def replay() -> Replay:
@@ -91,7 +92,7 @@ def replayed(durability: KeeperDurability, request: pytest.FixtureRequest) -> Re
     return replay
 
 
-def test_a_process_and_its_exit(durability: KeeperDurability, replayed: Replayed) -> None:
+def test_a_process_and_its_exit(durability: Durability, replayed: Replayed) -> None:
     spec, status = filled(ProcessSpec), filled(ExitStatus)
     recorder = durability.begin(spec, 1, "/caf\udce9", {}, -1, internal=False)
     recorder.reap(os.posix_spawn("/bin/true", ["true"], {}), 2.5, lambda _: status)
@@ -102,7 +103,7 @@ def test_a_process_and_its_exit(durability: KeeperDurability, replayed: Replayed
     assert state.past.status == status
 
 
-def test_a_shell_and_its_commands(durability: KeeperDurability, replayed: Replayed) -> None:
+def test_a_shell_and_its_commands(durability: Durability, replayed: Replayed) -> None:
     shell_spec, spec, ended = filled(ShellSpec), filled(CommandSpec), filled(CommandEnded)
     ended = msgspec.structs.replace(ended, cwd="/caf\udce9")
     shell = durability.shell()

@@ -283,7 +283,7 @@ def test_another_user_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> Non
     """The keeper closes the connection of one who is neither root nor its own user."""
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    class Door:
+    class Listener:
         def accept(self) -> tuple[socket.socket, str]:
             return ours, ""
 
@@ -291,7 +291,7 @@ def test_another_user_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(struct, "unpack", lambda *_: (1, 4_243, 1))
     one = object.__new__(keeper.Keeper)
     one._clients = {}
-    one._open_door(cast("socket.socket", Door()))
+    one._accept_client(cast("socket.socket", Listener()))
     assert one._clients == {}
     assert theirs.recv(1) == b""
     theirs.close()

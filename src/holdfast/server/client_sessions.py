@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import UnknownProcess, UnknownShell
-from holdfast.runtime.durability.ledger import RecordWriter
+from holdfast.runtime.durability.ledger import AnyLedger
 from holdfast.server.client_session_records import (
     SessionEnded,
     SessionOpened,
@@ -67,7 +67,7 @@ class Session:
 class Sessions:
     """All sessions of a server."""
 
-    def __init__(self, exec_: LocalExec, ledger: RecordWriter) -> None:
+    def __init__(self, exec_: LocalExec, ledger: AnyLedger) -> None:
         self._exec = exec_
         self._ledger = ledger
         #: Processes that should end with a session, and are of none: the server died before it could note it.

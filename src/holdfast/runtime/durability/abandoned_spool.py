@@ -74,15 +74,13 @@ class AbandonedSpool(NamedTuple):
         os.close(self.lock)
 
 
-class AbandonedSpools(NamedTuple):
-    """The spool to resume, and the spools with processes to end."""
+def find_abandoned(
+    directory: str, home: str, new_replay: Callable[[], Replay]
+) -> tuple[AbandonedSpool | None, list[AbandonedSpool]]:
+    """Search a directory, or if its name is empty all that a server may choose.
 
-    resumed: AbandonedSpool | None
-    doomed: list[AbandonedSpool]
-
-
-def find_abandoned(directory: str, home: str, new_replay: Callable[[], Replay]) -> AbandonedSpools:
-    """Search the spools in a directory; an empty name stands for all directories that a server may choose."""
+    Returns the spool to resume, and the spools with processes to end.
+    """
     resumed: AbandonedSpool | None = None
     doomed: list[AbandonedSpool] = []
     directories = {directory} if directory else set(candidates())
@@ -102,7 +100,7 @@ def find_abandoned(directory: str, home: str, new_replay: Callable[[], Replay]) 
             os.close(spool.lock)  # of another server, which may resume it
         else:
             spool.remove()
-    return AbandonedSpools(resumed, doomed)
+    return resumed, doomed
 
 
 def _spools(directory: str) -> Iterator[str]:

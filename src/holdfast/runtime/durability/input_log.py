@@ -36,7 +36,7 @@ class DurableInput(InputQueue):
     __slots__ = ("_end", "_file", "_freed", "_recorder", "_sent", "_waits")
 
     def __init__(
-        self, fd: int, *, name: str, limit: int, owns_fd: bool, awaits_reader: bool, recorder: JobRecorder
+        self, recorder: JobRecorder, fd: int, *, name: str, limit: int, owns_fd: bool, awaits_reader: bool
     ) -> None:
         super().__init__(fd, name=name, limit=limit, owns_fd=owns_fd, awaits_reader=awaits_reader)
         self._recorder = recorder

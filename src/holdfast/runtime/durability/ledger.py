@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -42,13 +42,6 @@ MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
 
 #: Returns the fewest records that describe the same state as the given ones.
 Compaction = Callable[[Iterable[LedgerRecord]], Iterable[LedgerRecord]]
-
-
-class RecordWriter(Protocol):
-    """The interface of a ledger to the parts that write records."""
-
-    def write(self, *records: LedgerRecord) -> None: ...
-    def require_room(self) -> None: ...
 
 
 class NullLedger:
@@ -232,6 +225,9 @@ class Ledger:
         if not self._failed:
             self._failed = True
             log.error("%s cannot be written (%s): new facts would not survive a restart", self.path, why)
+
+
+AnyLedger = Ledger | NullLedger
 
 
 def read_ledger(path: str, kinds: Kinds = ()) -> tuple[LedgerHead | None, list[LedgerRecord]]:

@@ -13,8 +13,10 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.runtime.durability import records as r
+from holdfast.runtime.durability.input_log import DurableInput
 from holdfast.runtime.output.journal import CLOSE, Journal, output_kinds
 from holdfast.runtime.output.output_log import MOVE_BYTES, NO_ROOM, OutputLog, Spool
+from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.signals import exit_status
 from holdfast.types import ExitStatus, TerminalSize
 
@@ -24,21 +26,30 @@ if TYPE_CHECKING:
     from holdfast.runtime.durability.durability import Durability
     from holdfast.runtime.durability.job_replay import JobState
     from holdfast.runtime.durability.terminal_reads import UnstoredRead
-    from holdfast.runtime.process.input import InputQueue
     from holdfast.runtime.terminal.timeline import Event
 
 
 class JobRecorder:
     """Records the output and the input of one job; owns its journal and its output logs."""
 
-    __slots__ = ("_durability", "journal", "key", "logs")
+    __slots__ = ("_durability", "input_file", "input_key", "journal", "key", "logs")
 
-    def __init__(self, durability: Durability, key: int, kinds: tuple[int, ...] = (0, 1)) -> None:
+    def __init__(
+        self, durability: Durability, key: int, kinds: tuple[int, ...] = (0, 1), *, records_output: bool = True
+    ) -> None:
         self._durability = durability
         self.key = key
-        retained = durability.config.retained_output_bytes_per_process // len(kinds)
-        self.journal = durability.new_journal(self)
-        self.logs = {kind: durability.new_log(self, kind, retained) for kind in kinds}
+        #: The keeper's key of stdin; and the name of the file from which input is delivered, which is its key, too.
+        self.input_key, self.input_file = f"{key}.stdin", f"{key}.input"
+        config, spool = durability.config, durability.spool
+        chunks = config.retained_chunks_per_process
+        retained = config.retained_output_bytes_per_process // len(kinds)
+        durable = durability.survives and records_output
+        self.journal = DurableJournal(chunks, self) if durable else Journal(chunks)
+        self.logs = {
+            kind: DurableOutputLog(spool, retained, self, kind) if durable else OutputLog(spool, retained)
+            for kind in kinds
+        }
 
     def write(self, *records: r.LedgerRecord) -> None:
         self._durability.ledger.write(*records)
@@ -61,17 +72,11 @@ class JobRecorder:
 
     # --- input -----------------------------------------------------------------------------------------------
 
-    @property
-    def input_key(self) -> str:
-        return f"{self.key}.stdin"
-
-    @property
-    def input_file(self) -> str:
-        """The name of the file from which input is delivered, and the keeper's key for it."""
-        return f"{self.key}.input"
-
     def new_input(self, fd: int, *, name: str, owns_fd: bool, awaits_reader: bool = False) -> InputQueue:
-        return self._durability.new_input(self, fd, name=name, owns_fd=owns_fd, awaits_reader=awaits_reader)
+        limit = self._durability.config.stdin_buffer_bytes
+        if self._durability.survives:
+            return DurableInput(self, fd, name=name, limit=limit, owns_fd=owns_fd, awaits_reader=awaits_reader)
+        return InputQueue(fd, name=name, limit=limit, owns_fd=owns_fd, awaits_reader=awaits_reader)
 
     def keep_input(self, fd: int) -> None:
         """Hand the writing end of stdin to the keeper."""
@@ -110,20 +115,14 @@ class ProcessRecorder(JobRecorder):
     def __init__(self, durability: Durability, begun: r.ProcessBegun, *, adopted: bool = False) -> None:
         """`adopted` if an earlier server started the process: then the keeper is its parent."""
         kinds = output_kinds(tty=begun.spec.tty, merge_stderr=begun.spec.merge_stderr)
-        super().__init__(durability, begun.key, kinds)
+        # The shell's own recorder has the output of its program.
+        super().__init__(durability, begun.key, kinds, records_output=not begun.internal)
         self.begun = begun
         self._adopted = adopted
         #: Records of events found in the terminal output that is being stored; written together with the output.
         self._unwritten: list[r.LedgerRecord] = []
         self._read_number = 0
         self.printed_at = 0.0
-        if begun.internal:
-            # The program of a live shell: the shell's own recorder has the output.
-            config = durability.config
-            self.journal = Journal(config.retained_chunks_per_process)
-            self.logs = {
-                kind: OutputLog(durability.spool, config.retained_output_bytes_per_process) for kind in kinds
-            }
 
     @property
     def output_key(self) -> str:
@@ -183,21 +182,7 @@ class ProcessRecorder(JobRecorder):
 
     def terminal_event(self, event: Event) -> None:
         """Record an event of the terminal, together with the output that contains it if there is some."""
-        self.terminal_checkpoint(
-            r.TerminalEventRecord(
-                self.key,
-                event.offset,
-                event.timestamp,
-                event.type,
-                event.state,
-                event.payload,
-                event.exit_code,
-                event.prompt,
-                event.size,
-                event.reason,
-                event.cwd,
-            )
-        )
+        self.terminal_checkpoint(r.TerminalEventRecord(self.key, *event[1:]))
 
     def terminal_checkpoint(self, record: r.TerminalCheckpoint | r.TerminalEventRecord) -> None:
         if self._read_number:

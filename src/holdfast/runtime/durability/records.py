@@ -57,9 +57,6 @@ class LedgerHead(LedgerRecord, frozen=True, tag=0):
     home: str
 
 
-# --- every job ---------------------------------------------------------------------------------------------------
-
-
 class OutputPrinted(JobRecord, frozen=True, tag=3):
     """The stream `kind` reached `end` while the journal was sealed up to `sealed`."""
 
@@ -123,9 +120,6 @@ class JournalCheckpoint(JobRecord, frozen=True, tag=11):
     state: JournalState
 
 
-# --- processes ---------------------------------------------------------------------------------------------------
-
-
 class ProcessBegun(JobRecord, frozen=True, tag=1):
     """A start is about to happen; the process carries `mark`. `spec` is without environment and directory."""
 
@@ -149,9 +143,6 @@ class ProcessDetached(JobRecord, frozen=True, tag=25):
 
 class SignalSent(JobRecord, frozen=True, tag=9):
     signal_id: str
-
-
-# --- terminals ---------------------------------------------------------------------------------------------------
 
 
 class TerminalOpening(LedgerRecord, frozen=True, tag=16):
@@ -238,9 +229,6 @@ class RunTyped(LedgerRecord, frozen=True, tag=19):
     at: float
     deadline: float | None
     max_bytes: int
-
-
-# --- shells ------------------------------------------------------------------------------------------------------
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,8 @@
 """Resumes the work of a dead server from its ledger, its spool, and the descriptors in the keeper.
 
-`Recovery` drives it: first the ledger is replayed, in memory alone; then `process_recovery` and `shell_recovery`
-resume each process and each shell. A resumed process differs from a new one only in its parent, the keeper.
+`Recovery` drives it: first the ledger is replayed, in memory alone; then `ProcessRecovery` resumes each process and
+`shell_recovery` each shell. A resumed process differs from a new one only in its parent, the keeper. Touches the
+ledger, the spool and /proc.
 """
 
 from __future__ import annotations
@@ -10,23 +11,30 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from holdfast import __version__
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.durability import records as r
 from holdfast.runtime.durability.abandoned_spool import AbandonedSpool, find_abandoned
-from holdfast.runtime.durability.durability import LEDGER_NAME, READS_NAME, KeeperDurability
+from holdfast.runtime.durability.durability import LEDGER_NAME, READS_NAME, Durability
+from holdfast.runtime.durability.input_log import DurableInput
 from holdfast.runtime.durability.keeper_link import HeldDescriptors, KeeperLink
 from holdfast.runtime.durability.ledger import RESERVE_BYTES, Ledger, boot_id, read_ledger
-from holdfast.runtime.durability.process_recovery import ProcessRecovery
-from holdfast.runtime.durability.replay import NoExtension, Replay, ReplayExtension
-from holdfast.runtime.durability.shell_recovery import ShellRecovery
+from holdfast.runtime.durability.recorder import ProcessRecorder
+from holdfast.runtime.durability.replay import Replay, ReplayExtension
+from holdfast.runtime.durability.shell_recovery import resume_shells
 from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.process.start import StartedProcess
+from holdfast.runtime.tree.process_table import ProcessTable, read_entry, read_mark
+from holdfast.types import ExitStatus, TerminalSize
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
+    from holdfast.runtime.durability.job_replay import ProcessState
+    from holdfast.runtime.durability.terminal_reads import UnstoredRead
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.process.process import ManagedProcess
 
@@ -45,7 +53,7 @@ class Recovery:
         keeper_fd: int,
         config: ExecServerConfig,
         home: str = "",
-        extension: type[ReplayExtension] = NoExtension,
+        extension: type[ReplayExtension] = ReplayExtension,
     ) -> None:
         """`home` is the address that distinguishes this server from others of this machine."""
         link = KeeperLink(keeper_fd)
@@ -75,7 +83,7 @@ class Recovery:
         try:
             self.ledger = self._open_ledger(spool, head)
             try:
-                self.durability = KeeperDurability(link, self.ledger, spool, config)
+                self.durability = Durability(link, self.ledger, spool, config)
                 if self.is_first:
                     self.ledger.require_room()
             except BaseException:
@@ -131,14 +139,14 @@ class Recovery:
     def take_over(self, exec_: LocalExec) -> None:
         """Resume every process and every shell."""
         replayed = self.replay.processes
-        processes = ProcessRecovery(self.durability, self.replay, self.take, exec_)
+        processes = ProcessRecovery(self, exec_)
         if self._abandoned is not None:
             processes.detach(self._abandoned.head.keeper)
         processes.find_unnamed(any_parent=self._abandoned is not None)
         self._remove_stale_files()
         exec_.terminals.remember_runs(self.replay.runs)
         self.durability.link.lead(each.pid for each in replayed.values() if each.ended is None)
-        ShellRecovery(self.replay, self.held, processes.adopt_program).resume(exec_.shells)
+        resume_shells(self.replay, self.held, processes.adopt_program, exec_.shells)
         closed: list[ManagedProcess] = []
         for each in replayed.values():
             if not each.begun.internal and (process := processes.resume(each)).closed_at is not None:
@@ -163,6 +171,161 @@ class Recovery:
         for name in os.listdir(spool):
             if name not in known:
                 _remove(f"{spool}/{name}")
+
+
+class ProcessRecovery:
+    """Turns replayed states into managed processes."""
+
+    def __init__(self, recovery: Recovery, exec_: LocalExec) -> None:
+        self._durability = recovery.durability
+        self._states = recovery.replay.processes
+        self._take = recovery.take
+        self._exec = exec_
+
+    def resume(self, state: ProcessState) -> ManagedProcess:
+        begun = state.begun
+        recorder = ProcessRecorder(self._durability, begun, adopted=True)
+        self._check_end(state, recorder)
+        # A closed process may have died with its server before the keeper dropped the streams: they are released.
+        streams = self._take(recorder.output_key) if state.closed is None else None
+        if streams is None and state.closed is None and state.detached is None:
+            log.error("process %r: its streams are lost", begun.spec.process_id)
+        outputs = {} if streams is None else dict(zip(recorder.logs, streams.fds, strict=False))
+        stdin = self._take(recorder.input_key)
+        stdin_fd = outputs.get(2, -1) if begun.spec.tty else (-1 if stdin is None else stdin.fds[0])
+        unstored = self._unstored(state)
+        recorder.restore(state, self._terminal_end(state, unstored))
+        started = StartedProcess(state.pid, begun.mark, os.fsdecode(begun.cwd), outputs, stdin_fd, recorder)
+        process = self._take_over(state, started)
+        if state.detached is not None:
+            process.failure = state.detached.reason
+        for signal_id in state.signals:
+            process.remember_signal(signal_id)
+        if state.resized is not None:
+            process.size = TerminalSize(state.resized.rows, state.resized.cols)
+        self._restore_input(state, process, self._take(recorder.input_file) if stdin_fd >= 0 else None)
+        if unstored is not None:
+            process.print_again(unstored)
+        if not outputs:
+            process.streams_are_over()
+        return process
+
+    def adopt_program(
+        self, state: ProcessState, on_exit: Callable[[ManagedProcess], None]
+    ) -> tuple[ManagedProcess, dict[int, int]]:
+        """Resume the program of a shell; returns the server's ends of its streams too, which the shell owns."""
+        begun = state.begun
+        recorder = ProcessRecorder(self._durability, begun, adopted=True)
+        self._check_end(state, recorder)
+        started = StartedProcess(state.pid, begun.mark, os.fsdecode(begun.cwd), {}, -1, recorder)
+        streams = self._take(recorder.output_key)
+        process = self._exec.take_over(begun.spec, started, state.past, on_exit)
+        process.streams_are_over()
+        return process, {} if streams is None else dict(enumerate(streams.fds))
+
+    def _take_over(self, state: ProcessState, started: StartedProcess) -> ManagedProcess:
+        spec, history = state.begun.spec, state.terminal
+        if history is None:
+            return self._exec.take_over(spec, started, state.past)
+        terminals = self._exec.terminals
+        terminal = terminals.recover(history.opening)
+        terminal.timeline.skip(history.dropped.count, history.dropped.horizon)
+        records: list[r.TerminalOutputStored | r.TerminalEventRecord] = [*state.times, *history.events]
+        # By time; the sort is stable, so an event follows the output that contained it.
+        for record in sorted(records, key=lambda each: each.at):
+            if isinstance(record, r.TerminalOutputStored):
+                terminal.timeline.note_output(record.offset, record.at)
+            else:
+                terminal.timeline.replay(record)
+        process = self._exec.take_over(spec, started, state.past, terminal.ended)
+        terminal.attach_again(process, history.checkpoint)
+        terminals.resume_runs(terminal)
+        return process
+
+    def _check_end(self, state: ProcessState, recorder: ProcessRecorder) -> None:
+        """Record an unknown exit status for a process that ended without its keeper."""
+        if state.ended is None and not self._is_running(state):
+            if state.detached is None:  # else `detach` has logged it
+                log.error("process %r, pid %d: exit status lost", state.begun.spec.process_id, state.pid)
+            ended = r.JobEnded.of(state.key, ExitStatus(255), time.time())
+            recorder.write(ended)
+            state.apply(ended)
+
+    def _terminal_end(self, state: ProcessState, unstored: UnstoredRead | None) -> int:
+        """Return where to cut the log: bytes after it are printed again, or are still held back."""
+        stored = 0 if state.stored is None else state.stored.end
+        return max(state.printed_end(2), stored) if unstored is None else unstored.offset
+
+    def _restore_input(self, state: ProcessState, process: ManagedProcess, file: HeldDescriptors | None) -> None:
+        assert isinstance(process.input, DurableInput)
+        state.input.restore(process.input, None if file is None else file.fds[0])
+        if state.ended is not None:
+            process.input.abandon()
+        elif state.input.closed:
+            process.input.close()
+
+    def _unstored(self, state: ProcessState) -> UnstoredRead | None:
+        """Return the read that may be in the log but was not recorded: its bytes are printed again."""
+        reads = self._durability.reads
+        unstored = None if reads is None else reads.unstored
+        stored = 0 if state.stored is None else state.stored.number
+        if unstored is None or unstored.key != state.key or unstored.number <= stored:
+            return None
+        return unstored
+
+    def _is_running(self, state: ProcessState) -> bool:
+        """Return whether the pid still belongs to the process.
+
+        A pid is reused only after its process was reaped, and until then the keeper is the parent. If the keeper
+        was killed, the mark identifies the process.
+        """
+        entry = read_entry(state.pid) if state.pid else None
+        if entry is not None and state.detached is not None:
+            return not entry.dead and read_mark(state.pid) == state.begun.mark
+        return entry is not None and entry.parent == self._durability.link.pid
+
+    def detach(self, keeper: int) -> None:
+        """Record for every process of a killed keeper that its streams are lost; logs and journals are intact."""
+        self._exec.inherit_cgroups(keeper)
+        reason = f"its keeper, pid {keeper}, and its server were killed: what it printed after that is lost"
+        running = lost = 0
+        for key, each in self._states.items():
+            if each.closed is not None or each.begun.internal:
+                continue
+            each.detached = r.ProcessDetached(key, f"{reason}, and how it ended" if each.ended is None else reason)
+            self._durability.ledger.write(each.detached)
+            if each.ended is None:
+                lives = self._is_running(each)
+                running, lost = running + lives, lost + (not lives)
+                how = "runs on, without its streams" if lives else "is gone"
+                log.error(
+                    "process %r, pid %d, %s: its keeper was killed", each.begun.spec.process_id, each.pid, how
+                )
+        self._durability.lost = (
+            f"the keeper, pid {keeper}, was killed: {lost} processes are gone,"
+            f" {running} run on without their streams"
+        )
+        log.error("%s", self._durability.lost)
+
+    def find_unnamed(self, *, any_parent: bool) -> None:
+        """Find by mark the pids of starts that were under way when the server died.
+
+        `any_parent` if the keeper was killed: then the new parent of its children is unknown.
+        """
+        by_mark = {each.begun.mark: each for each in self._states.values() if not each.pid}
+        if not by_mark:
+            return
+        for entry in ProcessTable.read().entries.values():
+            # A leader leads its session; the processes that it started do not.
+            if (any_parent or entry.parent == self._durability.link.pid) and entry.session == entry.pid:
+                found = by_mark.pop(read_mark(entry.pid) or 0, None)
+                if found is not None:
+                    found.started = r.ProcessStarted(found.key, entry.pid, time.time())
+                    self._durability.ledger.write(found.started)
+        for missing in by_mark.values():
+            # The start did not happen, and no reply reported one.
+            self._durability.ledger.write(r.JobForgotten(missing.key))
+            del self._states[missing.key]
 
 
 def _remove(path: str) -> None:

@@ -6,7 +6,6 @@ creates and removes jobs and passes every other record to its job (`job_replay`,
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Final
@@ -20,35 +19,28 @@ from holdfast.runtime.durability.shell_replay import ShellReplay
 RETAINED_RUNS: Final = 16
 
 
-class ReplayExtension(ABC):
-    """Record kinds of another part of the server, which share the ledger; by default there are none."""
+class ReplayExtension:
+    """Record kinds of another part of the server, which share the ledger; this base class has none."""
 
     KINDS: ClassVar[r.Kinds] = ()
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
 
-    @abstractmethod
-    def apply(self, record: r.LedgerRecord) -> None: ...
-
-    @abstractmethod
-    def records(self) -> Iterator[r.LedgerRecord]: ...
-
-
-class NoExtension(ReplayExtension):
-    """The extension of a ledger with records of the runtime alone."""
-
     def apply(self, record: r.LedgerRecord) -> None:
-        raise SandboxError(f"the ledger has a record without a handler: {record}")
+        """Handle a record of `KINDS`."""
 
     def records(self) -> Iterator[r.LedgerRecord]:
+        """Return the fewest records that describe the state."""
         return iter(())
 
 
 class Replay:
     """The state of every job in a ledger."""
 
-    def __init__(self, *, max_chunks: int, max_events: int, extension: type[ReplayExtension] = NoExtension) -> None:
+    def __init__(
+        self, *, max_chunks: int, max_events: int, extension: type[ReplayExtension] = ReplayExtension
+    ) -> None:
         self._max_chunks = max_chunks
         self._max_events = max_events
         self.processes: dict[int, ProcessState] = {}

@@ -144,7 +144,8 @@ class ShellRecorder(JobRecorder):
         self.write(r.ShellOpening(self.key, spec, path, real, self.directory, started_at))
 
     def new_control_lines(self) -> ControlLines | None:
-        return self._durability.new_control_lines()
+        """Return the file from which control lines are sent; None if they are sent from memory."""
+        return ControlLines() if self._durability.survives else None
 
     def command(self, key: int | None = None) -> CommandRecorder:
         """The recorder of a new command, or of the command that had this key under an earlier server."""
@@ -153,23 +154,15 @@ class ShellRecorder(JobRecorder):
 
     # --- descriptors -----------------------------------------------------------------------------------------
 
-    def program_key(self, number: int) -> str:
-        """The keeper's key for a program's control socket and control lines."""
-        return f"{self.key}.c{number}"
-
     def keep_program(self, number: int, control: int, lines: int) -> None:
-        self._durability.link.keep(self.program_key(number), [control, lines])
+        self._durability.link.keep(f"{self.key}.c{number}", [control, lines])
 
     def drop_program(self, number: int) -> None:
-        self._durability.link.drop(self.program_key(number))
-
-    @property
-    def _saved_key(self) -> str:
-        return f"{self.key}.saved"
+        self._durability.link.drop(f"{self.key}.c{number}")
 
     def keep_saved(self, fd: int) -> None:
         """Hand the pipe of saved state to the keeper, with the bytes in it."""
-        self._durability.link.keep(self._saved_key, [fd])
+        self._durability.link.keep(f"{self.key}.saved", [fd])
 
     def keep_pipes(self, pair: int, fds: Sequence[int], still_open: Iterable[JobStream]) -> None:
         """Hand the server's ends of a pair to the keeper, unless the keeper holds them.
@@ -204,7 +197,7 @@ class ShellRecorder(JobRecorder):
     def gone(self) -> None:
         """Record that the shell is no longer retained, and drop the keeper's copies."""
         self.write(r.ShellGone(self.key))
-        self._durability.link.drop(self._saved_key)
+        self._durability.link.drop(f"{self.key}.saved")
         for key in (*self._lingering, *(each.key for each in self._pairs.values())):
             self._durability.link.drop(key)
         self._lingering.clear()

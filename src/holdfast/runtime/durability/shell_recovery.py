@@ -75,57 +75,45 @@ class InheritedShell(NamedTuple):
                 os.close(held.fds.pop())
 
 
-class ShellRecovery:
-    """Collects what each shell left, and passes it to the registry of shells."""
-
-    def __init__(
-        self,
-        replay: Replay,
-        held: dict[str, HeldDescriptors],
-        adopt_program: Callable[[ProcessState, _OnExit], _Adopted],
-    ) -> None:
-        self._programs = [each for each in replay.processes.values() if each.begun.internal]
-        self._shells = replay.shells
-        self._held = held
-        self._adopt_program = adopt_program
-
-    def resume(self, registry: Shells) -> None:
-        programs = self._programs_by_shell()
-        for shell in self._shells.shells.values():
-            latest = 0 if shell.program is None else shell.program.number
-            pipes = sorted(
-                (key for key in self._held if key.startswith(f"{shell.key}.p")),
-                key=lambda key: int(key.split(".")[1][1:]),
+def resume_shells(
+    replay: Replay,
+    held: dict[str, HeldDescriptors],
+    adopt_program: Callable[[ProcessState, _OnExit], _Adopted],
+    registry: Shells,
+) -> None:
+    """Pass each shell of the ledger to the registry, with its programs and its descriptors of those `held`."""
+    shells = replay.shells.shells
+    programs: dict[int, dict[int, Adopt]] = {}
+    for each in [each for each in replay.processes.values() if each.begun.internal]:
+        shell_id, _, number = each.begun.spec.process_id.rpartition(":")
+        # Keys are assigned in order: the later programs belong to the later shell of the same id.
+        keys = (shell.key for shell in shells.values() if shell.opening.spec.shell_id == shell_id)
+        key = max((key for key in keys if key < each.key), default=0)
+        if key:
+            programs.setdefault(key, {})[int(number)] = functools.partial(adopt_program, each)
+        else:
+            # Of a forgotten shell: its background jobs may be needed, but not their output.
+            _, streams = adopt_program(each, lambda _: None)
+            for fd in streams.values():
+                os.close(fd)
+    for shell in shells.values():
+        latest = 0 if shell.program is None else shell.program.number
+        pipes = sorted(
+            (key for key in held if key.startswith(f"{shell.key}.p")), key=lambda key: int(key.split(".")[1][1:])
+        )
+        inputs = (shell.current, *shell.queue)
+        registry.recover(
+            InheritedShell(
+                shell,
+                replay.shells.commands,
+                control=held.pop(f"{shell.key}.c{latest}", None),
+                pipes=[(key, held.pop(key)) for key in pipes],
+                programs=programs.get(shell.key, {}),
+                stdin=held.pop(f"{shell.current}.stdin", None),
+                saved=held.pop(f"{shell.key}.saved", None),
+                inputs={key: held.pop(name) for key in inputs if (name := f"{key}.input") in held},
             )
-            inputs = (shell.current, *shell.queue)
-            registry.recover(
-                InheritedShell(
-                    shell,
-                    self._shells.commands,
-                    control=self._held.pop(f"{shell.key}.c{latest}", None),
-                    pipes=[(key, self._held.pop(key)) for key in pipes],
-                    programs=programs.get(shell.key, {}),
-                    stdin=self._held.pop(f"{shell.current}.stdin", None),
-                    saved=self._held.pop(f"{shell.key}.saved", None),
-                    inputs={key: self._held.pop(name) for key in inputs if (name := f"{key}.input") in self._held},
-                )
-            )
-
-    def _programs_by_shell(self) -> dict[int, dict[int, Adopt]]:
-        found: dict[int, dict[int, Adopt]] = {}
-        for each in self._programs:
-            shell_id, _, number = each.begun.spec.process_id.rpartition(":")
-            # Keys are assigned in order: the later programs belong to the later shell of the same id.
-            keys = (shell.key for shell in self._shells.shells.values() if shell.opening.spec.shell_id == shell_id)
-            key = max((key for key in keys if key < each.key), default=0)
-            if key:
-                found.setdefault(key, {})[int(number)] = functools.partial(self._adopt_program, each)
-            else:
-                # Of a forgotten shell: its background jobs may be needed, but not their output.
-                _, streams = self._adopt_program(each, lambda _: None)
-                for fd in streams.values():
-                    os.close(fd)
-        return found
+        )
 
 
 class ResumedProgram(ShellProgram):
@@ -309,7 +297,7 @@ class ResumedShell(LiveShell):
             return self._start_again()
         program.listen()
         if past.program.number == 0 and (past.ready is None or past.ready.answer.status != 0):
-            return self._finish_start(program)
+            return self._come_up(program, restore=None)
         restarts = current is not None and past.program.command == current.key
         if not restarts and (process is None or (process.running and not program.is_connected)):
             self._closed(LOST, ExitStatus(255))
@@ -360,7 +348,9 @@ class ResumedShell(LiveShell):
             self.state = "running"
             if past.program is not None and past.program.command != current.key:
                 self._program.give_streams(self._current)
-            self._take_stdin(self._current)
+            # The keeper holds the pipe of an open stdin, unless all of the input was delivered.
+            if self._inherited.stdin is not None and self._current.input is not None:
+                self._current.input.open(self._inherited.stdin.fds.pop())
         for interrupt_id, record in past.interrupts.items():
             # In place of a command that is no longer retained, any ended command gives the same result.
             command = made.get(record.command) or next(iter(self._ended), None)
@@ -381,11 +371,6 @@ class ResumedShell(LiveShell):
             command.began, command.began_ticks = past.began.at, past.began.ticks
         self._restore_input(command, past)
         return command
-
-    def _take_stdin(self, command: ShellCommand) -> None:
-        """Resume an open stdin. The keeper holds the pipe, unless all of the input was delivered."""
-        if self._inherited.stdin is not None and command.input is not None:
-            command.input.open(self._inherited.stdin.fds.pop())
 
     def _restore_input(self, command: ShellCommand, past: CommandState) -> None:
         if not isinstance(command.input, DurableInput):
@@ -426,9 +411,6 @@ class ResumedShell(LiveShell):
         self._program.hang_up()
         self._program = self._new_program()
         await self.start()
-
-    async def _finish_start(self, program: ResumedProgram) -> None:
-        await self._come_up(program, restore=None)
 
     async def _come_up(self, program: ResumedProgram, restore: str | None) -> None:
         self._ready = ready = self._loop.create_future()

@@ -46,12 +46,6 @@ class CommandState(JobState):
         status = ExitStatus(self.end.exit_code) if self.end is not None and self.is_over else None
         return JobHistory(0.0, status, None if status is None else 0.0, None if status is None else 0.0)
 
-    def over(self, end: r.CommandEndRecord) -> None:
-        self.end = end
-        self.is_over = True
-        self.journal.add_event(EXIT)
-        self.journal.add_event(CLOSE)
-
     def records(self, kept: int) -> Iterator[r.LedgerRecord]:
         if self.began is None:
             if self.queued is not None:
@@ -217,7 +211,9 @@ class ShellReplay:
     def _over(self, record: r.CommandOver) -> None:
         command, shell = self.commands[record.key], self._shell_of(record.key)
         shell.ended_command(record.ended)
-        command.over(record.ended)
+        command.end, command.is_over = record.ended, True
+        command.journal.add_event(EXIT)
+        command.journal.add_event(CLOSE)
         shell.current = 0
         shell.commands_run += 1
         shell.finished.append(record.key)

@@ -98,23 +98,22 @@ def _waiting(fd: int) -> int:
 
 def read_terminal(fd: int, limit: int) -> bytes:
     """Read a terminal into memory; empty at its end, `BlockingIOError` if it has no output for now."""
-    pieces: list[bytes] = []
-    size = 0
-    while size < min(limit, GATHER_BYTES):
+    piece = _read(fd)
+    data = bytearray(piece)
+    # A short read has emptied the terminal; mostly it is the echo of one key.
+    while len(piece) >= _SHORT_READ_BYTES and len(data) < min(limit, GATHER_BYTES):
         try:
-            piece = os.read(fd, _READ_BYTES)
+            piece = _read(fd)
         except BlockingIOError:
-            if not pieces:
-                raise
             break
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            piece = b""
-        if not piece:
-            break
-        pieces.append(piece)
-        size += len(piece)
-        if len(piece) < _SHORT_READ_BYTES:
-            break  # the terminal is empty; mostly this is the echo of one key
-    return b"".join(pieces)
+        data += piece
+    return bytes(data)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, _READ_BYTES)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""

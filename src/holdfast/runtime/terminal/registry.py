@@ -24,7 +24,7 @@ from holdfast.errors import (
     NotExecutable,
     UnknownTerminal,
 )
-from holdfast.runtime.durability.ledger import RecordWriter
+from holdfast.runtime.durability.ledger import AnyLedger
 from holdfast.runtime.durability.records import RunTyped, TerminalOpening
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.process.checks import check_run, check_spec
@@ -59,7 +59,7 @@ class Terminals:
         start_process: StartProcess,
         end_process: EndProcess,
         existing: Callable[[str], ManagedProcess | None],
-        ledger: RecordWriter,
+        ledger: AnyLedger,
     ) -> None:
         self._config = config
         self._ledger = ledger

@@ -34,12 +34,12 @@ _PROCS_BYTES: Final = 64 * 1024
 class Cgroup:
     """The cgroup of one process. It exists from the first `join`."""
 
-    __slots__ = ("_busy", "_limiting", "_path", "joined_at")
+    __slots__ = ("_busy", "_limiting", "joined_at", "path")
 
     def __init__(self, path: str, limiting: Sequence[str] = (), busy: set[str] | None = None) -> None:
         """`limiting` are its directories in other hierarchies, with limits (`resource_groups`). A directory that
         still has members when it is removed is added to `busy`."""
-        self._path = path
+        self.path = path
         self._limiting = tuple(limiting)
         self._busy = busy
         #: By the monotonic clock: later forks of the process are inside.
@@ -49,37 +49,33 @@ class Cgroup:
         """Move a process in; its later children start inside. Blocks: call it on the thread."""
         try:
             # With its parent, which another server may have removed as stale after the keeper was killed.
-            os.makedirs(self._path)
-            _write(f"{self._path}/cgroup.procs", b"%d" % pid)
+            os.makedirs(self.path)
+            _write(f"{self.path}/cgroup.procs", b"%d" % pid)
             self.joined_at = time.monotonic()
         except OSError:
             self.remove()  # the process ended, or may not be moved: the process tree finds it anyway
 
     @property
-    def path(self) -> str:
-        return self._path
-
-    @property
     def name(self) -> str:
-        return os.path.basename(self._path)
+        return os.path.basename(self.path)
 
     @property
     def directories(self) -> tuple[tuple[str, bool], ...]:
         """Every directory to join, and whether it has limits: then a failure to join is an error."""
-        return tuple((path, path in self._limiting) for path in dict.fromkeys((self._path, *self._limiting)))
+        return tuple((path, path in self._limiting) for path in dict.fromkeys((self.path, *self._limiting)))
 
     def take(self, pid: int) -> None:
         """Move in a process of another keeper, if it still runs."""
         with contextlib.suppress(OSError):
-            os.makedirs(self._path, exist_ok=True)
-            _write(f"{self._path}/cgroup.procs", b"%d" % pid)
+            os.makedirs(self.path, exist_ok=True)
+            _write(f"{self.path}/cgroup.procs", b"%d" % pid)
 
     def exists(self) -> bool:
-        return os.path.isdir(self._path)
+        return os.path.isdir(self.path)
 
     def pids(self) -> list[int]:
         try:
-            fd = os.open(f"{self._path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"{self.path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return []
         pids = b""
@@ -95,7 +91,7 @@ class Cgroup:
     def kill(self) -> None:
         """Send KILL to every member at once, where the kernel supports it (version 2, since 5.14)."""
         with contextlib.suppress(OSError):
-            _write(f"{self._path}/cgroup.kill", b"1")
+            _write(f"{self.path}/cgroup.kill", b"1")
 
     def remove(self) -> None:
         """Remove the directories; one that still has members is removed later (`busy`)."""
