@@ -130,7 +130,7 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
         async with asyncio.timeout(PATIENCE_SECONDS):
             lost = await box.exec(["sh", "-c", "echo what; exit 3"])
         assert (lost.returncode, lost.stdout, lost.truncated) == (3, "", True), "it ran, and says what is missing"
-        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be kept: No space left on device"):
+        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be stored: No space left"):
             await fed.write(b"refused")
         with pytest.raises(ResourceExhausted, match=r"the spool .* is full: \d+ of \d+ (bytes|inodes) are free"):
             await shell.run("echo " + 5_000 * "x")
@@ -280,7 +280,7 @@ async def test_input_that_finds_no_room_is_refused_and_what_was_taken_before_arr
         await fed.signal("STOP")
         await fed.write(first)
         fill(path)
-        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be kept: No space left on device"):
+        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be stored: No space left"):
             await fed.write(os.urandom(500_000))
         await kill_server(server, box)
         empty(path)

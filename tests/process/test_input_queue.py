@@ -15,7 +15,7 @@ import pytest
 from holdfast.errors import StdinClosed
 from holdfast.exec_api import EventStream
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.process.input import REMEMBERED_WRITES, InputQueue
+from holdfast.runtime.process.input import RETAINED_WRITE_IDS, InputQueue
 from holdfast.types import OutputChunk, ProcessSpec
 
 SAFETY_NET = 60
@@ -148,12 +148,12 @@ async def test_a_write_id_counts_once(box: LocalExec) -> None:
 async def test_write_ids_are_remembered_up_to_a_bound() -> None:
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     queue = InputQueue(write, name="p", limit=10, owns_fd=True)
-    for number in range(REMEMBERED_WRITES + 1):
+    for number in range(RETAINED_WRITE_IDS + 1):
         await queue.write(b"x", str(number))
-    await queue.write(b"latest", str(REMEMBERED_WRITES))
+    await queue.write(b"latest", str(RETAINED_WRITE_IDS))
     await queue.write(b"oldest", "0")
-    assert os.read(read, 10_000) == b"x" * (REMEMBERED_WRITES + 1) + b"oldest"
-    assert len(queue._writes) == REMEMBERED_WRITES
+    assert os.read(read, 10_000) == b"x" * (RETAINED_WRITE_IDS + 1) + b"oldest"
+    assert len(queue._writes) == RETAINED_WRITE_IDS
     queue.abandon()
     os.close(read)
 

@@ -477,7 +477,7 @@ def die(*arguments, method={owner}.{method}, **more):
 async def test_a_kill_between_the_note_of_a_close_and_the_letting_go_leaves_no_descriptor(tmp_path: Path) -> None:
     flag = tmp_path / "die"
     script = DIE_BEFORE.format(
-        module="holdfast.runtime.durability.process_log", owner="Notes", method="let_go", flag=str(flag)
+        module="holdfast.runtime.durability.recorder", owner="ProcessRecorder", method="let_go", flag=str(flag)
     )
     (tmp_path / "sitecustomize.py").write_text(script)
     path = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))

@@ -22,9 +22,9 @@ from holdfast.config import parse_settings
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.proxies.egress.proxy import Refused, wanted
 from holdfast.proxies.egress.rules import parse_pattern
-from holdfast.runtime.durability import records as r, shell_records as s
+from holdfast.runtime.durability import records as r
 from holdfast.runtime.durability.keeper import read_packet
-from holdfast.runtime.durability.replay import Memory
+from holdfast.runtime.durability.replay import Replay
 from holdfast.runtime.terminal.mark_filter import MARK_BYTES, MarkFilter
 from holdfast.runtime.tree.process_table import mark_in_environment
 from holdfast.service.positions import Position, read_token, write_token
@@ -151,31 +151,31 @@ def test_a_size_that_no_terminal_has_is_none(size: str) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        r.Printed(1, 0, 0, -1),
-        r.Printed(1, 3, 0, 1),
-        r.Printed(1, -1, 0, 1),
-        r.Printed(1, 0, 0, 1 << 62),
-        r.Journalled(1, (1, b"", b"", b"", b"", 0)),
-        r.Journalled(1, (0, b"", b"\x00" * 16, b"", b"", 0)),
-        r.Journalled(1, (1, b"\x09", b"\x00" * 32, b"", b"", 0)),
+        r.OutputPrinted(1, 0, 0, -1),
+        r.OutputPrinted(1, 3, 0, 1),
+        r.OutputPrinted(1, -1, 0, 1),
+        r.OutputPrinted(1, 0, 0, 1 << 62),
+        r.JournalCheckpoint(1, (1, b"", b"", b"", b"", 0)),
+        r.JournalCheckpoint(1, (0, b"", b"\x00" * 16, b"", b"", 0)),
+        r.JournalCheckpoint(1, (1, b"\x09", b"\x00" * 32, b"", b"", 0)),
     ],
 )
 @pytest.mark.parametrize(
     "begun",
     [
-        r.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
-        s.ShellOpening(1, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
+        r.ProcessBegun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
+        r.ShellOpening(1, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
     ],
     ids=["process", "shell"],
 )
-def test_a_ledger_that_tells_what_cannot_be_is_refused(begun: r.AnyRecord, record: r.AnyRecord) -> None:
-    memory = Memory(max_chunks=16, max_events=4)
-    with pytest.raises(SandboxError, match="the ledger is wrong about 1"):
-        memory.replay([begun, record])
+def test_a_ledger_that_tells_what_cannot_be_is_refused(begun: r.LedgerRecord, record: r.LedgerRecord) -> None:
+    memory = Replay(max_chunks=16, max_events=4)
+    with pytest.raises(SandboxError, match="the ledger has a wrong record of 1"):
+        memory.apply([begun, record])
 
 
 def test_a_damaged_ledger_is_refused_with_its_place() -> None:
-    good = r.encode_records([r.Forgotten(1)])
+    good = r.encode_records([r.JobForgotten(1)])
     with pytest.raises(SandboxError, match=f"the ledger is damaged at byte {len(good)}"):
         list(r.decode_records(good + (3).to_bytes(4, "little") + b"\xff\xff\xff"))
 

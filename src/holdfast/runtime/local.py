@@ -31,10 +31,10 @@ from holdfast.errors import (
 from holdfast.exec_api import CommandStream, EventStream
 from holdfast.runtime.confine.jail import Jail
 from holdfast.runtime.confine.offers import Offer, offers, words
-from holdfast.runtime.durability.process_log import Keeping
+from holdfast.runtime.durability.durability import Durability, NullDurability
 from holdfast.runtime.files.local_files import LocalFiles
 from holdfast.runtime.machine import environment_info, wait_for_port
-from holdfast.runtime.output.job import Past, Recorded
+from holdfast.runtime.output.job import Job, JobHistory
 from holdfast.runtime.output.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.output.poller import Poller
@@ -43,14 +43,14 @@ from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.process.signals import parse_signal
 from holdfast.runtime.process.spawn import write_all
-from holdfast.runtime.process.start import Started, Starter, is_jailed, starts_at_once
+from holdfast.runtime.process.start import StartedProcess, Starter, is_jailed, starts_at_once
 from holdfast.runtime.shell.registry import Shells
 from holdfast.runtime.terminal.registry import Terminals
 from holdfast.runtime.tree.cgroup import Cgroups
 from holdfast.runtime.tree.orphans import OrphanReaper
 from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
-from holdfast.runtime.tree.usage import Activity, Asked, UsageSampler
+from holdfast.runtime.tree.usage import Activity, UsageQuery, UsageSampler
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
@@ -87,26 +87,26 @@ class LocalExec:
         environ: Mapping[str, str] | None = None,
         adopt_orphans: bool = False,
         open_files: int | None = None,
-        keeping: Keeping | None = None,
+        durability: Durability | None = None,
     ) -> None:
         """`adopt_orphans` makes us the parent of descendants whose parent died: right for a server, not in
         somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised.
-        `keeping` lets what we have outlive us."""
+        With a `durability` the processes survive this server."""
         self.config = config or ExecServerConfig()
-        self._keeping = keeping
         with contextlib.ExitStack() as opened:
-            if keeping is None:
-                self._spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
-                opened.callback(self._spool.remove)
-            else:
-                self._spool = keeping.spool
+            if durability is None:
+                spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
+                opened.callback(spool.remove)
+                durability = NullDurability(spool, self.config)
+            self._durability = durability
+            self._spool = durability.spool
             try:
                 self._poller = Poller()
                 opened.callback(self._poller.close)
                 self._starter = Starter(
                     os.environ if environ is None else environ,
                     open_files,
-                    keeping,
+                    durability,
                     self._spare_ended_output,
                     self.config.oom_score_adj,
                 )
@@ -127,7 +127,7 @@ class LocalExec:
         #: Closed processes in the order of their end.
         self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
-        self._keeper = None if keeping is None else keeping.link.pid
+        self._keeper = durability.keeper_pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._sampler = UsageSampler(self._keeper)
         self._starter.cgroups = self._cgroups
@@ -141,14 +141,13 @@ class LocalExec:
         self.files = LocalFiles(self.config)
         self.shells = Shells(
             config=self.config,
-            spool=self._spool,
             poller=self._poller,
             tables=self._tables,
             environ=os.environ if environ is None else environ,
             start_process=self._start_on,
             end_process=self._end,
             on_growth=self._spool_grew,
-            keeping=keeping,
+            durability=durability,
         )
         self.terminals = Terminals(
             config=self.config,
@@ -157,7 +156,7 @@ class LocalExec:
             start_process=self._start_on,
             end_process=self._end,
             existing=self._processes.get,
-            ledger=None if keeping is None else keeping.ledger,
+            ledger=durability.ledger,
         )
 
     # --- starting --------------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ class LocalExec:
         return self._manage(spec, started, on_exit)
 
     def _manage(
-        self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None = None
+        self, spec: ProcessSpec, started: StartedProcess, on_exit: Callable[[ManagedProcess], None] | None = None
     ) -> ManagedProcess:
         process = self._managed(spec, started, on_exit)
         try:
@@ -230,21 +229,20 @@ class LocalExec:
             # No descriptor to watch it by. It has just begun, and nobody knows of it.
             started.undo()
             raise ResourceExhausted(f"cannot watch {spec.argv[0]!r}: {error.strerror}") from None
-        if started.notes is not None:
-            started.notes.started(process.pid, process.started_at)
+        started.recorder.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
         if started.cgroup is not None:
             process.tree.cgroup = started.cgroup
         elif self._cgroups is not None:
-            self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
+            self._cgroups.join_later(process.tree, started.recorder.key)
         return process
 
     def take_over(
         self,
         spec: ProcessSpec,
-        started: Started,
-        past: Past,
+        started: StartedProcess,
+        past: JobHistory,
         on_exit: Callable[[ManagedProcess], None] | None = None,
     ) -> ManagedProcess:
         """Go on with a process that an earlier server has started."""
@@ -257,8 +255,8 @@ class LocalExec:
         if process.jail is not None and process.running:
             process.jail.find()
         if past.closed_at is None:
-            if self._cgroups is not None and started.notes is not None:
-                self._cgroups.rejoin(process.tree, started.notes.key)
+            if self._cgroups is not None:
+                self._cgroups.rejoin(process.tree, started.recorder.key)
             process.follow(started.outputs)
         return process
 
@@ -273,7 +271,7 @@ class LocalExec:
             self._cgroups.inherit(keeper)
 
     def _managed(
-        self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None
+        self, spec: ProcessSpec, started: StartedProcess, on_exit: Callable[[ManagedProcess], None] | None
     ) -> ManagedProcess:
         def exited(process: ManagedProcess) -> None:
             self._process_exited(process)
@@ -282,18 +280,17 @@ class LocalExec:
 
         return ManagedProcess(
             spec,
+            started.recorder,
             cwd=started.cwd,
             tree=Tree(started.pid, started.mark, self._tables),
             outputs=started.outputs,
             stdin=started.stdin,
-            spool=self._spool,
             poller=self._poller,
             config=self.config,
             on_exit=self._process_exited if on_exit is None else exited,
             on_close=self._process_closed,
             on_growth=self._spool_grew,
             internal=on_exit is not None and not spec.tty,
-            notes=started.notes,
             jail=started.jail or (Jail(started.pid) if is_jailed(spec) else None),
         )
 
@@ -305,7 +302,7 @@ class LocalExec:
         except KeyError:
             raise UnknownProcess(f"no process has the id {process_id!r}") from None
 
-    def recorded(self, id: str) -> Recorded:
+    def recorded(self, id: str) -> Job:
         """What can be read under this id: a process, a command of a shell, or a shell's own output."""
         found = self._processes.get(id) or self.shells.recorded(id)
         if found is None:
@@ -400,7 +397,7 @@ class LocalExec:
             known_marks=lambda: {process.tree.mark for process in self._processes.values()},
         )
 
-    def _asked(self, process_id: str) -> Asked | None:
+    def _asked(self, process_id: str) -> UsageQuery | None:
         process = self._processes.get(process_id)
         if process is None:
             shell = self.shells.get(process_id)
@@ -408,7 +405,7 @@ class LocalExec:
         terminal = self.terminals.get(process_id)
         printed = sum(log.end for log in process.logs.values())
         activity = Activity() if terminal is None or not process.running else terminal.activity()
-        return Asked(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
+        return UsageQuery(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
 
     async def forget(self, process_id: str) -> None:
         process = self.process(process_id)
@@ -553,7 +550,7 @@ class LocalExec:
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]
         running = sum(process.running for process in processes)
-        link = None if self._keeping is None or self._keeping.link.lost else self._keeping.link
+        link = None if self._durability.link.lost else self._durability.link
         return ServerStatus(
             version=__version__,
             pid=os.getpid(),
@@ -572,7 +569,7 @@ class LocalExec:
             keeper_pid=None if link is None else link.pid,
             keeper_uptime=None if link is None else time.monotonic() - link.started_at,
             restarts=0 if link is None else link.restarts,
-            lost="" if self._keeping is None else self._keeping.lost,
+            lost=self._durability.lost,
         )
 
     @property

@@ -20,9 +20,11 @@ from urllib.parse import urlsplit
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ResourceExhausted
-from holdfast.launch.keeper_client import door_of
+from holdfast.launch.keeper_client import command_socket_of
+from holdfast.runtime.durability.ledger import NullLedger
 from holdfast.runtime.durability.recovery import Recovery
 from holdfast.runtime.local import LocalExec
+from holdfast.server.client_session_records import ClientSessionReplay
 from holdfast.server.client_sessions import Sessions
 from holdfast.server.connection import ServerConnection
 from holdfast.server.dispatch import Dispatcher
@@ -109,7 +111,7 @@ class Server:
     def __init__(self, exec_: LocalExec, recovery: Recovery | None = None) -> None:
         self.exec = exec_
         self._recovery = recovery
-        self.sessions = Sessions(exec_, None if recovery is None else recovery.keeping.ledger)
+        self.sessions = Sessions(exec_, NullLedger() if recovery is None else recovery.ledger)
         self.listeners: list[Listener] = []
         self.dispatcher = Dispatcher(
             exec_,
@@ -153,7 +155,7 @@ class Server:
     async def close(self) -> None:
         """Stop listening, end every process, tell who is still there, leave."""
         if self._recovery is not None:
-            self._recovery.keeping.link.stop()
+            self._recovery.durability.link.stop()
         if self._idle is not None:
             self._idle.cancel()
         for listener in self.listeners:
@@ -172,13 +174,13 @@ class Server:
         needs is written down before each fact counts.
         """
         assert self._recovery is not None
-        self._recovery.keeping.ledger.settle()
+        self._recovery.ledger.settle()
         logging.shutdown()
         os._exit(0)
 
     def taken(self, address: str) -> int | None:
         """The socket that an earlier server listened on at this address."""
-        held = None if self._recovery is None else self._recovery.held(f"{LISTENER_KEY}{address}")
+        held = None if self._recovery is None else self._recovery.take(f"{LISTENER_KEY}{address}")
         return None if held is None else held.fds[0]
 
     def listening(self, address: str, listener: Listener) -> None:
@@ -186,12 +188,12 @@ class Server:
         self.listeners.append(listener)
         if self._recovery is not None:
             path = address.removeprefix("unix:") if address.startswith("unix:") else ""
-            self._recovery.keeping.link.keep(f"{LISTENER_KEY}{address}", [listener.fileno()], path)
+            self._recovery.durability.link.keep(f"{LISTENER_KEY}{address}", [listener.fileno()], path)
 
     def keeper_lost(self) -> None:
         """Our line to the keeper can be read though nothing was asked: it is gone."""
         assert self._recovery is not None
-        link = self._recovery.keeping.link
+        link = self._recovery.durability.link
         if link.check():
             return
         asyncio.get_running_loop().remove_reader(link.fileno())
@@ -211,12 +213,12 @@ class Server:
         asyncio.get_running_loop().call_soon(self.stopping.set)
 
     def _have_keeper_wait(self) -> None:
-        if self._recovery is None or not self._recovery.keeping.link.check():
+        if self._recovery is None or not self._recovery.durability.link.check():
             raise InvalidRequest("this server has no keeper, and what runs would end with it: nothing was stopped")
         paths = [each.address.removeprefix("unix:") for each in self.listeners if each.address.startswith("unix:")]
         if not paths:
             raise InvalidRequest("this server has no Unix socket to find its keeper by: nothing was stopped")
-        cannot = self._recovery.keeping.link.wait_for_next(door_of(paths[0]))
+        cannot = self._recovery.durability.link.wait_for_next(command_socket_of(paths[0]))
         if cannot is not None:
             raise ResourceExhausted(f"the keeper cannot wait for another server: {cannot}; nothing was stopped")
 
@@ -247,9 +249,9 @@ async def _serve(
     keeper_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, _home(listen))
-    keeping = None if recovery is None else recovery.keeping
-    exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, keeping=keeping)
+    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, _home(listen), ClientSessionReplay)
+    durability = None if recovery is None else recovery.durability
+    exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, durability=durability)
     exec_.keep_to_ourselves(_socket_directories(listen))
     server = Server(exec_, recovery)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -258,16 +260,18 @@ async def _serve(
         if recovery is not None:
             await recovery.end_doomed()
             recovery.take_over(exec_)
-            server.sessions.restore(recovery.memory.sessions.values(), recovery.memory.last_told())
+            replayed = recovery.replay.extension
+            assert isinstance(replayed, ClientSessionReplay)
+            server.sessions.restore(replayed.sessions.values(), recovery.replay.last_seqs())
         for address in listen:
             await _listen(server, address, token, no_auth)
         if recovery is not None:
-            loop.add_reader(recovery.keeping.link.fileno(), server.keeper_lost)
+            loop.add_reader(recovery.durability.link.fileno(), server.keeper_lost)
             recovery.release()
-            recovery.keeping.link.up()
+            recovery.durability.link.up()
         if ready_fd is not None:
             addresses = [listener.address for listener in server.listeners]
-            keeper = None if recovery is None else recovery.keeping.link.pid
+            keeper = None if recovery is None else recovery.durability.link.pid
             with open(ready_fd, "w") as file:  # noqa: ASYNC230 - one line into a pipe
                 file.write(json.dumps({"pid": os.getpid(), "keeper": keeper, "listening": addresses}) + "\n")
     except BaseException:

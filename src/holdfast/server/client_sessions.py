@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import UnknownProcess, UnknownShell
-from holdfast.runtime.durability.ledger import Ledger
-from holdfast.runtime.durability.records import (
+from holdfast.runtime.durability.ledger import AnyLedger
+from holdfast.server.client_session_records import (
     SessionEnded,
     SessionOpened,
-    SessionRecord,
     SessionShell,
     SessionStarted,
 )
@@ -26,9 +25,9 @@ from holdfast.types import ClientInfo
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.runtime.durability.replay import RememberedSession
     from holdfast.runtime.local import LocalExec
     from holdfast.runtime.output.reader import Reader
+    from holdfast.server.client_session_records import ReplayedSession
     from holdfast.server.outbox import Key
 
 
@@ -68,7 +67,7 @@ class Session:
 class Sessions:
     """All sessions of a server."""
 
-    def __init__(self, exec_: LocalExec, ledger: Ledger | None = None) -> None:
+    def __init__(self, exec_: LocalExec, ledger: AnyLedger) -> None:
         self._exec = exec_
         self._ledger = ledger
         #: Processes that should end with a session, and are of none: the server died before it could note it.
@@ -108,7 +107,7 @@ class Sessions:
         if session is None:
             session = Session(client_name)
             self._sessions[session.id] = session
-            self._note(SessionOpened(session.id, client_name))
+            self._ledger.write(SessionOpened(session.id, client_name))
         if session.takeover is not None:
             session.left = session.takeover()
         if session.expiry is not None:
@@ -133,13 +132,13 @@ class Sessions:
 
     def started(self, session: Session, process_id: str, *, bound: bool, pushed: bool = False) -> None:
         if process_id not in session.processes:
-            self._note(SessionStarted(session.id, process_id, bound, pushed))
+            self._ledger.write(SessionStarted(session.id, process_id, bound, pushed))
         session.processes.add(process_id)
         if bound:
             session.bound.add(process_id)
             self._unclaimed.bound.discard(process_id)
 
-    def restore(self, remembered: Iterable[RememberedSession], told: Mapping[str, int]) -> None:
+    def restore(self, remembered: Iterable[ReplayedSession], told: Mapping[str, int]) -> None:
         """Have the sessions of an earlier server; their clients come back, as after a broken connection.
 
         Their plain pushes go on behind what that server may have `told`.
@@ -160,13 +159,9 @@ class Sessions:
         if self._unclaimed.bound or self._unclaimed.shells:
             self._await_return(self._unclaimed)
 
-    def _note(self, record: SessionRecord) -> None:
-        if self._ledger is not None:
-            self._ledger.write(record)
-
     def _forget(self, session: Session) -> None:
         if self._sessions.pop(session.id, None) is not None:
-            self._note(SessionEnded(session.id))
+            self._ledger.write(SessionEnded(session.id))
 
     def _await_return(self, session: Session) -> None:
         seconds = self._exec.config.detached_session_seconds
@@ -176,7 +171,7 @@ class Sessions:
         # Those that are closed by now need no thought: else this would grow with every shell.
         session.shells = {id: each for id, each in session.shells.items() if self._exec.shells.is_open(id)}
         if shell_id not in session.shells:
-            self._note(SessionShell(session.id, shell_id, bound))
+            self._ledger.write(SessionShell(session.id, shell_id, bound))
         session.shells[shell_id] = bound
         self._unclaimed.shells.pop(shell_id, None)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from holdfast.runtime.output.job import Recorded
-from holdfast.runtime.output.journal import EXIT, STREAMS, Record
+from holdfast.runtime.output.job import Job
+from holdfast.runtime.output.journal import EXIT, STREAMS, JournalEntry
 from holdfast.runtime.output.output_log import OutputLog
 from holdfast.runtime.output.reader import Reader
 from holdfast.transport.channel import Channel, SpoolFrame
@@ -39,9 +39,7 @@ class Subscription:
 
     __slots__ = ("_outbox", "credit", "name", "process_id", "queued", "reader")
 
-    def __init__(
-        self, outbox: Outbox, process: Recorded, after_seq: int, name: str | None, window: int | None
-    ) -> None:
+    def __init__(self, outbox: Outbox, process: Job, after_seq: int, name: str | None, window: int | None) -> None:
         self._outbox = outbox
         self.name = name
         self.process_id = process.process_id
@@ -63,7 +61,7 @@ class Subscription:
             self.reader.consume(kind, journal.offset_at(seq, kind))
         self._ready()
 
-    def next_record(self, limit: int) -> Record | None:
+    def next_record(self, limit: int) -> JournalEntry | None:
         """The next record that may be sent now. A gap shows by itself: the next chunk's offset jumps.
 
         Where no chunk follows, an empty one does. Exit and close need no credit: who was sent all the output is
@@ -84,11 +82,11 @@ class Subscription:
                 return record
         return None
 
-    def _empty_after(self, gap: OutputGap) -> Record:
+    def _empty_after(self, gap: OutputGap) -> JournalEntry:
         seq = self.reader.seq
-        return Record(seq, seq, STREAMS.index(gap.stream), gap.offset + gap.length, 0)
+        return JournalEntry(seq, seq, STREAMS.index(gap.stream), gap.offset + gap.length, 0)
 
-    def sent(self, record: Record) -> None:
+    def sent(self, record: JournalEntry) -> None:
         """Without credit, what the connection took counts as taken."""
         if self.credit is None and record.kind < EXIT:
             self.reader.consume(record.kind, record.offset + record.length)
@@ -106,12 +104,12 @@ class Outbox:
         #: Readers of the client's earlier connection: each holds its process until its subscription is back.
         self._absent: dict[Key, Reader] = {}
         #: The frame on its way: its log must not give the bytes back under it.
-        self._under_way: tuple[Subscription, Record] | None = None
+        self._under_way: tuple[Subscription, JournalEntry] | None = None
         self._leased: OutputLog | None = None
         channel.set_source(self)
 
     def subscribe(
-        self, process: Recorded, *, after_seq: int = 0, name: str | None = None, window: int | None = None
+        self, process: Job, *, after_seq: int = 0, name: str | None = None, window: int | None = None
     ) -> None:
         """Follow a process; a name that is in use is replaced, as after a reconnect."""
         key = process.process_id if name is None else name
@@ -123,7 +121,7 @@ class Outbox:
             absent.close()
         self.enqueue(subscription)
 
-    def open_reader(self, process: Recorded, wanted: SubscribeSpec) -> None:
+    def open_reader(self, process: Job, wanted: SubscribeSpec) -> None:
         """Open the reader that came with the start of `process`."""
         if wanted.polls:
             process.polled(wanted.subscription, wanted.after_seq)
@@ -205,7 +203,7 @@ class Outbox:
 
     # --- frames ----------------------------------------------------------------------------------------------
 
-    def _frame(self, subscription: Subscription, record: Record) -> bytes | SpoolFrame:
+    def _frame(self, subscription: Subscription, record: JournalEntry) -> bytes | SpoolFrame:
         process = subscription.reader.process
         if record.kind >= EXIT:
             return self._event(subscription, record)
@@ -232,7 +230,7 @@ class Outbox:
             self._codec.output_header(notification, record.length), log.fd, record.offset, record.length
         )
 
-    def _event(self, subscription: Subscription, record: Record) -> bytes:
+    def _event(self, subscription: Subscription, record: JournalEntry) -> bytes:
         status = subscription.reader.process.status
         assert status is not None
         if record.kind == EXIT:

@@ -96,12 +96,23 @@ class _Input:
         self._terminal.type(data, write_id)
 
 
+class _Recorder:
+    """Records nothing."""
+
+    key: Final = 0
+    printed_at = 0.0
+
+    def terminal_event(self, event: object) -> None:
+        """Ignore an event."""
+
+    terminal_checkpoint = delay_checkpoint = terminal_event
+
+
 class _Pty:
     """The process interface that `LiveTerminal` needs."""
 
     terminal: Final = -1
     watcher: object = None
-    notes: None = None
 
     def __init__(self, stub: FakeTerminal) -> None:
         self._stub = stub
@@ -110,6 +121,7 @@ class _Pty:
         self.pid = stub.pid
         self.cwd = stub.cwd
         self.started_at = stub.started_at
+        self.recorder = _Recorder()
 
     @property
     def size(self) -> TerminalSize:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from holdfast.runtime.output.journal import CHUNK_BYTES, CLOSE, EXIT, HEAD_FRACTION, Journal, Record
+from holdfast.runtime.output.journal import CHUNK_BYTES, CLOSE, EXIT, HEAD_FRACTION, Journal, JournalEntry
 
 sizes = st.one_of(
     st.integers(1, 50), st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
@@ -108,10 +108,10 @@ def test_output_that_nobody_was_told_of_grows_one_chunk() -> None:
     journal = Journal(10)
     for _ in range(100):
         journal.add_output(0, 7)
-    assert journal.next(0, 1) == Record(1, 1, 0, 0, 700)
+    assert journal.next(0, 1) == JournalEntry(1, 1, 0, 0, 700)
     journal.add_output(0, 7)
-    assert journal.next(1, 1) == Record(2, 2, 0, 700, 7)
-    assert journal.next(0, 1) == Record(1, 1, 0, 0, 700)
+    assert journal.next(1, 1) == JournalEntry(2, 2, 0, 700, 7)
+    assert journal.next(0, 1) == JournalEntry(1, 1, 0, 0, 700)
 
 
 def test_a_chunk_belongs_to_one_stream_and_has_a_bound() -> None:
@@ -119,9 +119,9 @@ def test_a_chunk_belongs_to_one_stream_and_has_a_bound() -> None:
     journal.add_output(0, 2 * CHUNK_BYTES + 1)
     journal.add_output(1, 5)
     assert journal.last_seq == 4
-    assert journal.next(0, 2 * CHUNK_BYTES) == Record(1, 2, 0, 0, 2 * CHUNK_BYTES)
-    assert journal.next(2, 10**9) == Record(3, 3, 0, 2 * CHUNK_BYTES, 1)
-    assert journal.next(3, 10**9) == Record(4, 4, 1, 0, 5)
+    assert journal.next(0, 2 * CHUNK_BYTES) == JournalEntry(1, 2, 0, 0, 2 * CHUNK_BYTES)
+    assert journal.next(2, 10**9) == JournalEntry(3, 3, 0, 2 * CHUNK_BYTES, 1)
+    assert journal.next(3, 10**9) == JournalEntry(4, 4, 1, 0, 5)
     assert journal.next(4, 10**9) is None
 
 
@@ -147,7 +147,7 @@ def test_a_number_that_somebody_names_is_sealed() -> None:
     journal.seal(journal.last_seq)
     journal.add_output(0, 5)
     assert journal.last_seq == 2
-    assert journal.next(1, 1) == Record(2, 2, 0, 5, 5)
+    assert journal.next(1, 1) == JournalEntry(2, 2, 0, 5, 5)
 
 
 @pytest.mark.parametrize("seq", [3, 10**9])

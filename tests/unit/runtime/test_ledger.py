@@ -12,24 +12,29 @@ from holdfast.errors import ResourceExhausted
 from holdfast.runtime.durability import records as r
 from holdfast.runtime.durability.ledger import Ledger, read_ledger
 from holdfast.runtime.output.journal import CLOSE, EXIT, Journal
+from holdfast.server.client_session_records import ClientSessionReplay, SessionEnded, SessionOpened, SessionStarted
 from holdfast.types import ProcessSpec
 
-BEGUN = r.Begun(1, ProcessSpec("p", ("echo", "ä")), 1 << 62 | 7, b"/tmp/\xe4", False)
-RECORDS: list[r.AnyRecord] = [
+BEGUN = r.ProcessBegun(1, ProcessSpec("p", ("echo", "ä")), 1 << 62 | 7, b"/tmp/\xe4", False)
+RECORDS: list[r.LedgerRecord] = [
     BEGUN,
-    r.Started(1, 4711, 12.5),
-    r.Printed(1, 0, 0, 1 << 40),
-    r.Lost(1, 0, 4096, 1 << 39),
-    r.Signalled(1, "s"),
-    r.Resized(1, 24, 80),
+    r.ProcessStarted(1, 4711, 12.5),
+    r.OutputPrinted(1, 0, 0, 1 << 40),
+    r.OutputLost(1, 0, 4096, 1 << 39),
+    r.SignalSent(1, "s"),
+    r.TerminalResized(1, 24, 80),
     r.InputClosed(1),
-    r.Ended(1, 137, "SIGKILL", 13.5),
-    r.Closed(1, 14.5),
-    r.Forgotten(1),
-    r.SessionOpened("s", "client"),
-    r.SessionStarted("s", "p", True),
-    r.SessionEnded("s"),
+    r.JobEnded(1, 137, "SIGKILL", 13.5),
+    r.JobClosed(1, 14.5),
+    r.JobForgotten(1),
+    SessionOpened("s", "client"),
+    SessionStarted("s", "p", True),
+    SessionEnded("s"),
 ]
+
+
+def read(path: str) -> list[r.LedgerRecord]:
+    return read_ledger(path, ClientSessionReplay.KINDS)[1]
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -39,7 +44,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ledger = Ledger(path)
         ledger.write(record)
         ledger.close()
-    assert read_ledger(path) == RECORDS
+    assert read(path) == RECORDS
 
 
 @pytest.mark.parametrize("cut", [1, 3, 5])
@@ -49,10 +54,10 @@ def test_a_record_that_was_written_halfway_is_cut_off(tmp_path: Path, cut: int) 
     for record in RECORDS:
         ledger.write(record)
     whole = os.path.getsize(path)
-    ledger.write(r.Closed(2, 1.0))
+    ledger.write(r.JobClosed(2, 1.0))
     os.truncate(path, whole + cut)
     ledger.close()
-    assert read_ledger(path) == RECORDS
+    assert read(path) == RECORDS
     assert os.path.getsize(path) == whole, "the next record begins where a whole one ended"
 
 
@@ -63,15 +68,15 @@ def test_compaction_writes_what_is_true_now_and_goes_on_in_the_new_file(
     path = str(tmp_path / "ledger")
     ledger = Ledger(path, lambda records: [BEGUN, list(records)[-1]])
     for end in range(1, 1_000):
-        ledger.write(r.Printed(1, 0, 0, end))
+        ledger.write(r.OutputPrinted(1, 0, 0, end))
         if end % 100 == 0:
             ledger.settle()
     ledger.close()
-    records = read_ledger(path)
+    records = read(path)
     assert os.listdir(tmp_path) == ["ledger"]
     assert os.path.getsize(path) < 4_000
     assert records[0] == BEGUN
-    assert records[-1] == r.Printed(1, 0, 0, 999)
+    assert records[-1] == r.OutputPrinted(1, 0, 0, 999)
 
 
 def test_what_finds_no_room_is_told_once_and_written_when_there_is_some(
@@ -83,17 +88,17 @@ def test_what_finds_no_room_is_told_once_and_written_when_there_is_some(
     write = os.write
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
-        ledger.write(r.Closed(1, 1.0))
-        ledger.write(r.Closed(1, 2.0))
-        assert read_ledger(path) == [BEGUN]
+        ledger.write(r.JobClosed(1, 1.0))
+        ledger.write(r.JobClosed(1, 2.0))
+        assert read(path) == [BEGUN]
         with pytest.raises(ResourceExhausted, match=r"ledger cannot be written on \(no room\).* make room there"):
             ledger.require_room()
     ledger.require_room()
-    ledger.write(r.Closed(1, 3.0))
+    ledger.write(r.JobClosed(1, 3.0))
     ledger.close()
-    assert read_ledger(path) == [BEGUN, r.Closed(1, 1.0), r.Closed(1, 2.0), r.Closed(1, 3.0)]
+    assert read(path) == [BEGUN, r.JobClosed(1, 1.0), r.JobClosed(1, 2.0), r.JobClosed(1, 3.0)]
     assert [record.message for record in caplog.records if "no room" in record.message] == [
-        f"{path} cannot be written (no room): what happens now would not survive a restart"
+        f"{path} cannot be written (no room): new facts would not survive a restart"
     ]
 
 

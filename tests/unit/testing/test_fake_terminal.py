@@ -21,7 +21,7 @@ from holdfast.errors import (
     TimeoutError,
     UnknownTerminal,
 )
-from holdfast.runtime.durability.records import TerminalMemory
+from holdfast.runtime.durability.records import TerminalCheckpoint
 from holdfast.testing import (
     FakeClock,
     FakeCommand,
@@ -305,7 +305,7 @@ def test_run_is_the_real_one() -> None:
     driven(test)
 
 
-def earlier_memory(stub: FakeTerminal, **known: Any) -> TerminalMemory:
+def earlier_memory(stub: FakeTerminal, **known: Any) -> TerminalCheckpoint:
     """A record of an earlier version."""
     return msgspec.structs.replace(stub.live._memory(1), **known)
 

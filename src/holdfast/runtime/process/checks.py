@@ -1,4 +1,4 @@
-"""What can be said of a request before anything is tried: each error names the field. Pure."""
+"""Validates requests before anything is started; each error names the field. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_command(spec: CommandSpec) -> None:
 
 
 def check_run(timeout: float | None, max_bytes: int) -> None:
-    # The comparison is false for what is no number.
+    # The comparison is false for NaN, too.
     if timeout is not None and not timeout >= 0:
         raise InvalidParams(f"timeout {timeout:g}: must not be negative")
     check_bytes(max_bytes)

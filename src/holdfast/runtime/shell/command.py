@@ -10,18 +10,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
-from holdfast.runtime.output.job import Recorded
-from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.input import InputQueue
 from holdfast.types import CommandEnded, CommandSpec, ExitStatus
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.shell_log import CommandNotes
+    from holdfast.runtime.durability.shell_recorder import CommandRecorder
 
 
-class ShellCommand(Recorded):
+class ShellCommand(Job):
     """From the moment it is queued until its result is forgotten."""
 
     __slots__ = (
@@ -33,7 +32,7 @@ class ShellCommand(Recorded):
         "ended",
         "error",
         "input",
-        "notes",
+        "recorder",
         "spec",
         "stop",
         "timed_out",
@@ -42,32 +41,22 @@ class ShellCommand(Recorded):
     def __init__(
         self,
         spec: CommandSpec,
+        recorder: CommandRecorder,
         *,
-        spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
         on_growth: Callable[[], None],
         on_end: Callable[[ShellCommand], None],
-        notes: CommandNotes | None = None,
     ) -> None:
         super().__init__(
-            spec.command_id,
-            (0, 1),
-            overflow="follow",
-            spool=spool,
-            poller=poller,
-            config=config,
-            on_growth=on_growth,
-            notes=notes,
+            spec.command_id, recorder, overflow="follow", poller=poller, config=config, on_growth=on_growth
         )
         self.spec = spec
-        self.notes = notes
+        self.recorder = recorder
         #: What is written to its stdin, if that is open: also while the command waits for its turn.
         self.input: InputQueue | None = None
         if spec.pipe_stdin:
-            make_input = InputQueue if notes is None else notes.input
-            limit = config.stdin_buffer_bytes
-            self.input = make_input(-1, name=spec.command_id, limit=limit, owns_fd=True, awaits_reader=True)
+            self.input = recorder.new_input(-1, name=spec.command_id, owns_fd=True, awaits_reader=True)
         self.ended: CommandEnded | None = None
         #: Why it did not run.
         self.error: HoldfastError | None = None
@@ -109,12 +98,11 @@ class ShellCommand(Recorded):
     def refuse(self, error: HoldfastError) -> None:
         """It will not run."""
         self.end_input()
-        if self.notes is not None:
-            self.notes.refused()
+        self.recorder.refused()
         self.error = error
         self.status = ExitStatus(255)
         self._exit.set()
-        self._tell_close()
+        self._add_close()
         self._call_back()
 
     @property
@@ -135,8 +123,7 @@ class ShellCommand(Recorded):
     def forget(self) -> None:
         """Nobody can ask for it any more."""
         self.end_input()
-        if self.notes is not None:
-            self.notes.forgotten()
+        self.recorder.forgotten()
         self.discard()
 
     def _exited(self) -> None:

@@ -28,7 +28,7 @@ from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClo
 from holdfast.runtime.confine.composing import still_there
 from holdfast.runtime.confine.jail import inside_pid
 from holdfast.runtime.durability.shell_replay import KEPT_INTERRUPTS, KNOWN_COMMANDS
-from holdfast.runtime.output.job import Recorded
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.command import ShellCommand
 from holdfast.runtime.shell.dialect import Answer, Dialect
@@ -38,7 +38,7 @@ from holdfast.runtime.shell.program import ShellProgram
 from holdfast.runtime.shell.saved_state import SavedState
 from holdfast.runtime.tree.process_table import Entry, TableReader
 from holdfast.runtime.tree.process_tree import end_all
-from holdfast.runtime.tree.usage import Activity, Asked
+from holdfast.runtime.tree.usage import Activity, UsageQuery
 from holdfast.types import (
     CommandEnded,
     CommandSpec,
@@ -52,9 +52,8 @@ from holdfast.types import (
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.shell_log import CommandNotes, ShellNotes
-    from holdfast.runtime.durability.shell_records import NotedEnd
-    from holdfast.runtime.output.output_log import Spool
+    from holdfast.runtime.durability.records import CommandEndRecord
+    from holdfast.runtime.durability.shell_recorder import CommandRecorder, ShellRecorder
     from holdfast.runtime.output.poller import Poller
 
 #: Starts a program on this stdin and calls back when it has ended.
@@ -99,16 +98,14 @@ class LiveShell:
         *,
         start_process: StartProcess,
         end_process: EndProcess,
-        spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
         tables: TableReader,
         on_growth: Callable[[], None],
         on_closed: Callable[[LiveShell], None],
         on_forget: Callable[[ShellCommand], None],
-        notes: ShellNotes | None = None,
+        recorder: ShellRecorder,
     ) -> None:
-        """With `notes` it outlives the server."""
         self.spec = spec
         self.path = path
         self.dialect = dialect
@@ -121,21 +118,13 @@ class LiveShell:
         #: Bytes of commands that have ended.
         self._printed_before = 0
         #: What background jobs print after their command has ended, and what a profile prints.
-        self.record = Recorded(
-            spec.shell_id,
-            (0, 1),
-            overflow="follow",
-            spool=spool,
-            poller=poller,
-            config=config,
-            on_growth=on_growth,
-            notes=notes,
+        self.record = Job(
+            spec.shell_id, recorder, overflow="follow", poller=poller, config=config, on_growth=on_growth
         )
-        self._notes = notes
+        self._recorder = recorder
         self._files = files
         self._start_process = start_process
         self._end_process = end_process
-        self._spool = spool
         self._poller = poller
         self._config = config
         self._tables = tables
@@ -167,7 +156,7 @@ class LiveShell:
         self._idle_since = 0.0
 
     def _open_saved(self) -> SavedState:
-        return SavedState(self._files, self._poller, self._notes)
+        return SavedState(self._files, self._poller, self._recorder)
 
     def _first_program(self) -> ShellProgram:
         return self._new_program()
@@ -180,7 +169,7 @@ class LiveShell:
             self._poller,
             saved=self._saved,
             on_answer=self._answered,
-            notes=self._notes,
+            recorder=self._recorder,
             number=self.restarts,
         )
 
@@ -216,7 +205,7 @@ class LiveShell:
             login=self.spec.login,
         )
 
-    def asked(self) -> Asked:
+    def asked(self) -> UsageQuery:
         """What is to be known to tell what it uses: its program, and those that it had before."""
         programs = [*self._former, self._program.process] if self._program.pid else [*self._former]
         printed = self._printed_before + sum(log.end for log in self.record.logs.values())
@@ -226,7 +215,7 @@ class LiveShell:
             activity = Activity(seconds=self._loop.time() - current.began, since_ticks=current.began_ticks)
         trees = tuple(program.tree for program in programs)
         own = tuple(pid for program in programs for pid in program.own_pids)
-        return Asked(self.id, trees, self.state != "closed", printed, activity, own)
+        return UsageQuery(self.id, trees, self.state != "closed", printed, activity, own)
 
     def process_spec(
         self, process_id: str, cwd: str | None, *, login: bool = False, start_id: str | None = None
@@ -269,11 +258,10 @@ class LiveShell:
         """After the first it is for a `command` that ended like this and has cost the program before."""
         program = self._program
         spec = self.process_spec(f"{self.id}:{self.restarts}", cwd, login=login)
-        if self._notes is not None:
-            key = 0 if command is None or command.notes is None else command.notes.key
-            self._notes.program_begins(
-                program.number, program.inode, cwd, restored=restored, command=key, exit_code=exit_code
-            )
+        key = 0 if command is None else command.recorder.key
+        self._recorder.program_begins(
+            program.number, program.inode, cwd, restored=restored, command=key, exit_code=exit_code
+        )
         process = await self._start_process(spec, program.stdin, self._program_ended)
         self._ready = ready = self._loop.create_future()
         program.started(process, restore)
@@ -312,35 +300,33 @@ class LiveShell:
         if self._current is None and not self._queue and self._restarting is None:
             self._sent_ahead = 0
             ticks = ticks_since_boot()
-            notes = None if self._notes is None else self._notes.command()
-            self._program.begin(spec, ticks, notes)
+            recorder = self._recorder.command()
+            self._program.begin(spec, ticks, recorder)
             # The shell works by now.
-            command = self._new_command(spec, notes)
+            command = self._new_command(spec, recorder)
             self._begun(command, ticks)
         else:
-            notes = None if self._notes is None else self._notes.command()
-            if notes is not None:
-                notes.queued(spec)
-            command = self._new_command(spec, notes)
+            recorder = self._recorder.command()
+            recorder.queued(spec)
+            command = self._new_command(spec, recorder)
             self._queue.append(command)
             self._sent_ahead = max(self._sent_ahead, len(self._queue))
         return command
 
-    def _new_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
+    def _new_command(self, spec: CommandSpec, recorder: CommandRecorder) -> ShellCommand:
         self._known[spec.command_id] = None
         if len(self._known) > KNOWN_COMMANDS:
             del self._known[next(iter(self._known))]
-        return self._make_command(spec, notes)
+        return self._make_command(spec, recorder)
 
-    def _make_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
+    def _make_command(self, spec: CommandSpec, recorder: CommandRecorder) -> ShellCommand:
         return ShellCommand(
             spec,
-            spool=self._spool,
+            recorder,
             poller=self._poller,
             config=self._config,
             on_growth=self._on_growth,
             on_end=self._command_over,
-            notes=notes,
         )
 
     def _find(self, command_id: str) -> ShellCommand:
@@ -372,7 +358,7 @@ class LiveShell:
         """One whose turn has come."""
         ticks = ticks_since_boot()
         try:
-            self._program.begin(command.spec, ticks, command.notes)
+            self._program.begin(command.spec, ticks, command.recorder)
         except HoldfastError as error:
             self._refuse(command, error)
             self._loop.call_soon(self._next)
@@ -397,8 +383,7 @@ class LiveShell:
     def _answered(self, answer: Answer) -> None:
         if self._ready is not None:
             if not self._ready.done():
-                if self._notes is not None:
-                    self._notes.ready(answer, command_line(self._program.pid))
+                self._recorder.ready(answer, command_line(self._program.pid))
                 self._ready.set_result(answer)
         elif (command := self._current) is not None and command.ended is None:
             stopped_as = None if command.stop is None else _stopped_as(command)
@@ -418,19 +403,13 @@ class LiveShell:
             state="closed" if closed else "idle",
             reason=self.reason,
         )
-        if command.notes is None:
-            command.finish(ended)
-        else:
-            self._finish_noted(
-                command, ended, self._program.noted_end(ended, reason=self.reason if closed else None)
-            )
+        self._finish_noted(command, ended, self._program.end_record(ended))
 
-    def _finish_noted(self, command: ShellCommand, ended: CommandEnded, noted: NotedEnd) -> None:
-        notes = command.notes
-        assert notes is not None
-        command.finish(ended, lambda: notes.over(noted, KEPT_COMMANDS + self._sent_ahead))
+    def _finish_noted(self, command: ShellCommand, ended: CommandEnded, noted: CommandEndRecord) -> None:
+        recorder = command.recorder
+        command.finish(ended, lambda: recorder.over(noted, KEPT_COMMANDS + self._sent_ahead))
         if not command.is_over:
-            notes.answered(noted)  # its last output waits for its reader, and the shell's word is taken
+            recorder.answered(noted)  # its last output waits for its reader, and the shell's word is taken
 
     def _command_over(self, command: ShellCommand) -> None:
         """Its end is in its journal: what its streams print from now on is ours."""
@@ -490,8 +469,8 @@ class LiveShell:
         """
         command = self._current
         if interrupt_id is not None:
-            if self._notes is not None and interrupt_id not in self._interrupts:
-                self._notes.interrupted(interrupt_id, None if command is None else command.notes)
+            if interrupt_id not in self._interrupts:
+                self._recorder.interrupted(interrupt_id, 0 if command is None else command.recorder.key)
             command = self._interrupts.setdefault(interrupt_id, command)
             if len(self._interrupts) > KEPT_INTERRUPTS:
                 del self._interrupts[next(iter(self._interrupts))]
@@ -509,8 +488,7 @@ class LiveShell:
         # A reader that does not read must not keep it from ending.
         command.stop_blocking()
         if command.stop is None:
-            if command.notes is not None:
-                command.notes.stopping(timed_out=command.timed_out)
+            command.recorder.stopping(timed_out=command.timed_out)
             command.stop = self._loop.create_task(self._end_command(command))
         return command.stop
 
@@ -588,8 +566,7 @@ class LiveShell:
         if self.state == "closed":
             return
         refuses = self._current is not None and self._program.left_unread
-        if self._notes is not None:
-            self._notes.closes(reason, status, refuses=refuses)
+        self._recorder.closes(reason, status, refuses=refuses)
         self._wind_up(reason, status, refuses=refuses)
 
     def _wind_up(self, reason: str, status: ExitStatus, *, refuses: bool) -> None:
@@ -608,9 +585,8 @@ class LiveShell:
             self._refuse(self._queue.popleft(), self._closed_error())
         self._saved.close()
         self._files.remove()
-        notes = self._notes
         if self.record.running:
-            self.record.end(status, None if notes is None else lambda: notes.ended(status))
+            self.record.end(status, lambda: self._recorder.ended(status))
         self._on_closed(self)
 
     def _closed_error(self) -> ShellClosed:
@@ -628,8 +604,7 @@ class LiveShell:
     def _replace(self, command: ShellCommand, exit_code: int) -> None:
         """End the program and go on with another, in the same directory, with what is known of the old one."""
         if self._restarting is None:
-            if self._notes is not None and command.notes is not None:
-                self._notes.given_up(command.notes.key, exit_code)
+            self._recorder.given_up(command.recorder.key, exit_code)
             self._restarting = self._loop.create_task(self._restart(command, exit_code))
 
     async def _restart(self, command: ShellCommand, exit_code: int) -> None:
@@ -685,8 +660,7 @@ class LiveShell:
         """
         kept = self._closing is not None and self._closing.done() and not keep
         if self._closing is None or kept:
-            if self._notes is not None:
-                self._notes.closing(keep=keep, grace=grace)
+            self._recorder.closing(keep=keep, grace=grace)
             self._closing = self._loop.create_task(self._close(keep, grace))
         await asyncio.shield(self._closing)
 
@@ -715,8 +689,7 @@ class LiveShell:
                 if command is not None:
                     stack.callback(command.forget)
             stack.callback(self._program.hang_up)
-            if self._notes is not None:
-                stack.callback(self._notes.gone)
+            stack.callback(self._recorder.gone)
 
 
 def _stopped_as(command: ShellCommand) -> int:

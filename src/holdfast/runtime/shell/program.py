@@ -15,10 +15,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
-from holdfast.runtime.durability.shell_log import CommandNotes, ShellNotes, SpokenLines, noted_end
-from holdfast.runtime.durability.shell_records import NotedEnd
+from holdfast.runtime.durability.records import CommandEndRecord
+from holdfast.runtime.durability.shell_recorder import (
+    CommandRecorder,
+    ControlLines,
+    ShellRecorder,
+    command_end_record,
+)
 from holdfast.runtime.durability.shell_replay import KNOWN_JOBS
-from holdfast.runtime.output.job import Output, Recorded
+from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.dialect import (
     MAY_EXPORT,
@@ -58,13 +63,13 @@ _NOTHING_OWED: Final = Settling()
 class _Beginning(NamedTuple):
     """What is written down before a command is told to its shell."""
 
-    notes: CommandNotes
+    recorder: CommandRecorder
     spec: CommandSpec
     ticks: int
     armed: bool
 
     def note(self, at: float, said: tuple[int, int], pipes: int) -> None:
-        self.notes.began(self.spec, self.ticks, at, said, pipes, armed=self.armed)
+        self.recorder.began(self.spec, self.ticks, at, said, pipes, armed=self.armed)
 
 
 class ShellProgram:
@@ -74,19 +79,19 @@ class ShellProgram:
         self,
         dialect: Dialect,
         files: ShellFiles,
-        record: Recorded,
+        record: Job,
         poller: Poller,
         *,
         saved: SavedState,
         on_answer: Callable[[Answer], None],
-        notes: ShellNotes | None = None,
+        recorder: ShellRecorder,
         number: int = 0,
     ) -> None:
-        """`number` counts the programs of a shell; with `notes` it outlives us."""
+        """`number` counts the programs of a shell."""
         self.dialect = dialect
         self.number = number
-        self._notes = notes
-        self._lines: SpokenLines | None = None
+        self._recorder = recorder
+        self._lines: ControlLines | None = None
         #: Where it is, by the name that it goes by; and by the kernel's.
         self.cwd = ""
         self._where = ""
@@ -119,9 +124,9 @@ class ShellProgram:
         self._must_move = False
         #: The pair of pipes that it prints on, and our ends of them; and of the pair before.
         self._pipes = 0
-        self._outputs_before: list[Output] = []
+        self._outputs_before: list[JobStream] = []
         self._opened: dict[int, int] = {}
-        self._outputs: list[Output] = []
+        self._outputs: list[JobStream] = []
         #: Our end of the next command's stdin, until the command takes it.
         self._command_stdin = -1
         self._connect()
@@ -136,24 +141,17 @@ class ShellProgram:
         self.inode = os.fstat(self._theirs.fileno()).st_ino
         try:
             self._files.prepare(self.dialect)
-            if self._notes is not None:
-                self._lines = self._new_lines()
+            self._lines = self._recorder.new_control_lines()
             self._opened = self._files.open_pipes(0, fresh=True)
-            if self._notes is not None and self._lines is not None:
-                self._notes.keep_pipes(0, list(self._opened.values()), self._record.open_outputs)
-                self._notes.keep_program(self.number, self._control.fileno(), self._lines.fd)
+            self._recorder.keep_pipes(0, list(self._opened.values()), self._record.open_outputs)
+            if self._lines is not None:
+                self._recorder.keep_program(self.number, self._control.fileno(), self._lines.fd)
             self._watch_opened(self._record)
         except BaseException:
             self.hang_up()
             raise
 
-    def _new_lines(self) -> SpokenLines:
-        try:
-            return SpokenLines()
-        except OSError as error:
-            raise ResourceExhausted(f"no file for what a shell is sent: {error.strerror}") from None
-
-    def _watch_opened(self, owner: Recorded) -> None:
+    def _watch_opened(self, owner: Job) -> None:
         """Have our ends of new pipes read, for this owner."""
         self._outputs = []
         for kind in tuple(self._opened):
@@ -218,10 +216,10 @@ class ShellProgram:
         finally:
             self._close()
             self._theirs.close()
-            if self._lines is not None and self._notes is not None:
+            if self._lines is not None:
                 self._lines.close()
                 self._lines = None
-                self._notes.drop_program(self.number)
+                self._recorder.drop_program(self.number)
             self._close_stat()
             self._close_stdin()
             self._close_opened()
@@ -266,8 +264,8 @@ class ShellProgram:
 
     # --- a command -------------------------------------------------------------------------------------------
 
-    def begin(self, spec: CommandSpec, ticks: int = 0, noted: CommandNotes | None = None) -> None:
-        """Hand a command over: its files, its pipes, and the line that starts it, which is `noted` first.
+    def begin(self, spec: CommandSpec, ticks: int, recorder: CommandRecorder) -> None:
+        """Hand a command over: its files, its pipes, and the line that starts it, which is recorded first.
 
         The shell works from here on. `give_streams` is to follow before we return to the loop.
         """
@@ -304,20 +302,19 @@ class ShellProgram:
         self._close_opened()
         self._opened = {} if pipes is None else self._open_pipes(pipes)
         if spec.pipe_stdin:
-            self._open_stdin(noted)
+            self._open_stdin(recorder)
         self._began = time.monotonic()
-        self.say(line, None if noted is None else _Beginning(noted, spec, ticks, saves_state))
+        self.say(line, _Beginning(recorder, spec, ticks, saves_state))
         self._must_move = False
         self._armed = saves_state
         self._exported = MAY_EXPORT.search(spec.command) is not None
         self.exports_saved = False
 
-    def _open_stdin(self, noted: CommandNotes | None) -> None:
+    def _open_stdin(self, recorder: CommandRecorder) -> None:
         """Before the shell is told: it would wait for a pipe that nobody writes to."""
         self._close_stdin()
         self._command_stdin = self._files.open_stdin()
-        if noted is not None:
-            noted.keep_input(self._command_stdin)
+        recorder.keep_input(self._command_stdin)
 
     def give_input(self, command: ShellCommand) -> None:
         """What is written to this command goes to the pipe that was made for it."""
@@ -378,21 +375,9 @@ class ShellProgram:
         if line:
             self.say(line)
 
-    def noted_end(self, ended: CommandEnded, *, reason: str | None) -> NotedEnd:
-        """How it is at the end of a command, for the next server; before `settle`."""
-        owed = self._owed_settling
-        return noted_end(
-            exit_code=ended.exit_code,
-            cwd=ended.cwd,
-            duration=ended.duration,
-            timed_out=ended.timed_out,
-            restored=ended.restored,
-            reason=reason,
-            answer=self._answer,
-            stopped=owed.stopped,
-            trapped=owed.trapped,
-            back=owed.back,
-        )
+    def end_record(self, ended: CommandEnded) -> CommandEndRecord:
+        """The state at the end of a command, for the next server; before `settle`."""
+        return command_end_record(ended, self._answer, **self._owed_settling._asdict())
 
     def go_back(self, cwd: str) -> None:
         """To where the shell was before a command with a directory of its own."""
@@ -437,13 +422,12 @@ class ShellProgram:
         """Our ends of the other pair. Its names go to new pipes if somebody still holds those that had them."""
         held = any(output.fd >= 0 for output in self._outputs_before)
         opened = self._files.open_pipes(pipes, fresh=held)
-        if self._notes is not None:
-            self._notes.keep_pipes(pipes, list(opened.values()), self._outputs_before)
+        self._recorder.keep_pipes(pipes, list(opened.values()), self._outputs_before)
         self._outputs_before = self._outputs
         self._pipes = pipes
         return opened
 
-    def give_streams(self, command: Recorded) -> None:
+    def give_streams(self, command: Job) -> None:
         """What is printed from now on is this command's."""
         if self._opened:
             self._watch_opened(command)
@@ -493,7 +477,7 @@ class ShellProgram:
     def _readable(self) -> None:
         # Under a keeper an answer is looked at, written down, and only then taken: who dies in between leaves it to
         # the next server, which knows whether its command has ended.
-        flags = 0 if self._notes is None else socket.MSG_PEEK
+        flags = 0 if self._lines is None else socket.MSG_PEEK
         try:
             data = self._control.recv(65536, flags)
         except BlockingIOError:
@@ -515,8 +499,8 @@ class ShellProgram:
                     self._on_answer(parse_answer(said))
             elif len(self._said) > MAX_ANSWER_BYTES:
                 self._said.clear()
-            elif self._notes is not None:
-                self._notes.answer_part(data)
+            else:
+                self._recorder.answer_part(data)
         finally:
             if flags and self._control.fileno() >= 0:
                 self._control.recv(len(data))

@@ -18,11 +18,10 @@ import msgspec
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, DuplicateProcess, HoldfastError, LimitReached, UnknownShell
-from holdfast.runtime.durability.process_log import Keeping
-from holdfast.runtime.durability.shell_log import ShellNotes
-from holdfast.runtime.durability.shell_recovery import ResumedShell, ShellRemains
-from holdfast.runtime.output.job import Recorded
-from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.durability.durability import Durability
+from holdfast.runtime.durability.shell_recorder import ShellRecorder
+from holdfast.runtime.durability.shell_recovery import InheritedShell, ResumedShell
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.checks import check_command
 from holdfast.runtime.process.environment import build_environment, resolve_cwd, resolve_user
@@ -45,7 +44,6 @@ class Surroundings(TypedDict):
 
     start_process: StartProcess
     end_process: EndProcess
-    spool: Spool
     poller: Poller
     config: ExecServerConfig
     tables: TableReader
@@ -61,19 +59,17 @@ class Shells:
         self,
         *,
         config: ExecServerConfig,
-        spool: Spool,
         poller: Poller,
         tables: TableReader,
         environ: Mapping[str, str],
         start_process: StartProcess,
         end_process: EndProcess,
         on_growth: Callable[[], None],
-        keeping: Keeping | None = None,
+        durability: Durability,
     ) -> None:
-        """With `keeping` they outlive the server."""
         self._config = config
-        self._keeping = keeping
-        self._spool = spool
+        self._durability = durability
+        self._spool = durability.spool
         self._poller = poller
         self._tables = tables
         self._environ = environ
@@ -83,7 +79,6 @@ class Shells:
         self._shells: dict[str, LiveShell] = {}
         self._opening: dict[str, asyncio.Task[LiveShell]] = {}
         self._commands: dict[str, tuple[LiveShell, ShellCommand]] = {}
-        self._made = 0
         #: The ends of programs whose shells could not be gone on with.
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -109,17 +104,14 @@ class Shells:
             raise LimitReached(f"{running} shells are open: that is max_shells")
         account = None if spec.user is None else resolve_user(spec.user)
         path, real = self._find(spec)
-        notes = None if self._keeping is None else ShellNotes(self._keeping, self._keeping.new_key())
-        self._made += 1
-        files = ShellFiles(f"{self._spool.path}/s{self._made}" if notes is None else notes.directory, account)
+        recorder = self._durability.shell()
+        files = ShellFiles(recorder.directory, account)
         try:
-            shell = LiveShell(spec, path, dialect_for(real), files, notes=notes, **self._surroundings())
-            if notes is not None:
-                notes.opening(spec, path, real, shell.started_at)
+            shell = LiveShell(spec, path, dialect_for(real), files, recorder=recorder, **self._surroundings())
+            recorder.opening(spec, path, real, shell.started_at)
         except BaseException:
             files.remove()
-            if notes is not None:
-                notes.gone()
+            recorder.gone()
             raise
         return await self._started(shell, shell.start())
 
@@ -136,7 +128,6 @@ class Shells:
         return Surroundings(
             start_process=self._start_process,
             end_process=self._end_process,
-            spool=self._spool,
             poller=self._poller,
             config=self._config,
             tables=self._tables,
@@ -145,11 +136,10 @@ class Shells:
             on_forget=self._forget_command,
         )
 
-    def recover(self, remains: ShellRemains) -> None:
+    def recover(self, remains: InheritedShell) -> None:
         """Go on with a shell of an earlier server."""
-        assert self._keeping is not None
         opening = remains.shell.opening
-        notes = ShellNotes(self._keeping, opening.key)
+        recorder = self._durability.shell(opening.key)
         try:
             account = None if opening.spec.user is None else resolve_user(opening.spec.user)
             files = ShellFiles(opening.directory, account)
@@ -158,18 +148,18 @@ class Shells:
                 opening.path,
                 dialect_for(opening.real),
                 files,
-                notes=notes,
-                remains=remains,
+                recorder=recorder,
+                inherited=remains,
                 **self._surroundings(),
             )
         except (HoldfastError, OSError) as error:
             # Its user is gone, or there is no room for its files: that is no reason not to serve the others.
             log.error("cannot resume shell %r: %s", opening.spec.shell_id, error)
-            self._give_up(remains, notes)
+            self._give_up(remains, recorder)
             return
         # Before it goes on: a shell that closes at once is looked for.
         self._shells[shell.id] = shell
-        start = shell.go_on()
+        start = shell.resume()
         if start is not None:
             del self._shells[shell.id]
             attempt = self._begin_opening(shell.id, self._started(shell, start))
@@ -178,12 +168,12 @@ class Shells:
         for command in shell.commands():
             self._commands[command.process_id] = (shell, command)
 
-    def _give_up(self, remains: ShellRemains, notes: ShellNotes) -> None:
+    def _give_up(self, remains: InheritedShell, recorder: ShellRecorder) -> None:
         """End the programs of a shell that cannot be resumed, and release its descriptors and its files."""
         past = remains.shell
-        notes.gone()
+        recorder.gone()
         inputs = (f"{past.current}.stdin", *(f"{key}.input" for key in remains.inputs))
-        notes.release(
+        recorder.release(
             0 if past.program is None else past.program.number, (*(key for key, _ in remains.pipes), *inputs)
         )
         remains.close()
@@ -243,14 +233,14 @@ class Shells:
     def all(self) -> tuple[LiveShell, ...]:
         return tuple(self._shells.values())
 
-    def recorded(self, id: str) -> Recorded | None:
+    def recorded(self, id: str) -> Job | None:
         """What can be read under this id: a shell's own output, or a command's."""
         if id in self._commands:
             return self._commands[id][1]
         shell = self._shells.get(id)
         return None if shell is None else shell.record
 
-    def logged(self) -> list[Recorded]:
+    def logged(self) -> list[Job]:
         """Everything that keeps output."""
         return [shell.record for shell in self._shells.values()] + [each[1] for each in self._commands.values()]
 

@@ -17,7 +17,7 @@ from holdfast.errors import ResourceExhausted
 from holdfast.runtime.shell.dialect import SAVED_NAMES
 
 if TYPE_CHECKING:
-    from holdfast.runtime.durability.shell_log import ShellNotes
+    from holdfast.runtime.durability.shell_recorder import ShellRecorder
     from holdfast.runtime.output.poller import Poller
     from holdfast.runtime.shell.files import ShellFiles
 
@@ -70,13 +70,11 @@ def _unfinished(buffer: bytes) -> bytes:
 class SavedState:
     """The pipe of one shell, through all its programs. Lives on the event loop."""
 
-    def __init__(
-        self, files: ShellFiles, poller: Poller, notes: ShellNotes | None = None, held: int | None = None
-    ) -> None:
-        """With `notes` the keeper holds the pipe, and what is in it, too; `held` is one that it held."""
+    def __init__(self, files: ShellFiles, poller: Poller, recorder: ShellRecorder, held: int | None = None) -> None:
+        """`held` is the pipe that a keeper held for an earlier server."""
         self._files = files
         self._poller = poller
-        self._notes = notes
+        self._recorder = recorder
         self._parts = SavedParts()
         self._fd = -1
         self._open(held)
@@ -89,8 +87,8 @@ class SavedState:
             os.close(fd)
             raise ResourceExhausted(f"a shell's pipe cannot be watched: {error.strerror}") from None
         self._fd = fd
-        if self._notes is not None and held is None:
-            self._notes.keep_saved(fd)
+        if held is None:
+            self._recorder.keep_saved(fd)
 
     def ensure(self) -> None:
         """Before the shell saves something: a command may have removed the pipe."""

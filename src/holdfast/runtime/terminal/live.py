@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import TerminalClosed
-from holdfast.runtime.durability.records import TerminalMemory
+from holdfast.runtime.durability.records import TerminalCheckpoint
 from holdfast.runtime.terminal.input_wait import InputState, every_process, input_state, line_mode
 from holdfast.runtime.terminal.keys import encode_keys
 from holdfast.runtime.terminal.mark_filter import Mark, MarkFilter, Modes
@@ -128,7 +128,7 @@ class LiveTerminal:
         self._closing = False
         self._prints = 0
         #: What was written down last.
-        self._remembered: TerminalMemory | None = None
+        self._remembered: TerminalCheckpoint | None = None
         self._waiters: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -144,10 +144,9 @@ class LiveTerminal:
         self.process = process
         process.watcher = self
         process.input.on_put = self._on_typed
-        if process.notes is not None:
-            self.timeline.on_add = process.notes.happened
+        self.timeline.on_add = process.recorder.terminal_event
 
-    def attach_again(self, process: ManagedProcess, memory: TerminalMemory | None) -> None:
+    def attach_again(self, process: ManagedProcess, memory: TerminalCheckpoint | None) -> None:
         """This ran in it under an earlier server; the timeline has what had happened."""
         self._belong_to(process)
         if memory is not None:
@@ -248,14 +247,12 @@ class LiveTerminal:
         held = self._filter.release() if self._filter is not None else b""
         if held:
             self._note_output(held, self._now())
-            if self.process.notes is not None:
-                self.process.notes.hold_back(self._memory(self.process.notes.key))
+            self.process.recorder.delay_checkpoint(self._memory(self.process.recorder.key))
         return held
 
     def _note_output(self, data: bytes, now: float) -> None:
         self.timeline.note_output(self.process.logs[2].end, now)
-        if self.process.notes is not None:
-            self.process.notes.printed_at = now
+        self.process.recorder.printed_at = now
         self.modes.feed(data)
         self._prints += 1
 
@@ -619,15 +616,14 @@ class LiveTerminal:
     # --- across servers --------------------------------------------------------------------------------------
 
     def _remember(self) -> None:
-        """Write down what changed, if there is a keeper to go on for."""
-        if self.process.notes is not None:
-            memory = self._memory(self.process.notes.key)
-            if memory != self._remembered:
-                self._remembered = memory
-                self.process.notes.remember_terminal(memory)
+        """Record the state for the next server, if it changed."""
+        memory = self._memory(self.process.recorder.key)
+        if memory != self._remembered:
+            self._remembered = memory
+            self.process.recorder.terminal_checkpoint(memory)
 
-    def _memory(self, key: int) -> TerminalMemory:
-        return TerminalMemory(
+    def _memory(self, key: int) -> TerminalCheckpoint:
+        return TerminalCheckpoint(
             key=key,
             changes=self.changes,
             reason=self.reason,
@@ -650,7 +646,7 @@ class LiveTerminal:
             interrupted=self.interrupted,
         )
 
-    def _restore(self, memory: TerminalMemory) -> None:
+    def _restore(self, memory: TerminalCheckpoint) -> None:
         self._remembered = memory
         self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
         self.prompt, self.prompts = memory.prompt, memory.prompts

@@ -24,7 +24,7 @@ from holdfast.errors import (
     NotExecutable,
     UnknownTerminal,
 )
-from holdfast.runtime.durability.ledger import Ledger
+from holdfast.runtime.durability.ledger import AnyLedger
 from holdfast.runtime.durability.records import RunTyped, TerminalOpening
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.process.checks import check_run, check_spec
@@ -59,7 +59,7 @@ class Terminals:
         start_process: StartProcess,
         end_process: EndProcess,
         existing: Callable[[str], ManagedProcess | None],
-        ledger: Ledger | None = None,
+        ledger: AnyLedger,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -136,9 +136,8 @@ class Terminals:
             if files is not None and integrated is not None:
                 for name, content in integrated.files.items():
                     files.write(name, content.encode("utf-8", "surrogateescape"))
-            if self._ledger is not None:
-                needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
-                self._ledger.write(TerminalOpening(needed, argv, terminal.integration, nonce, directory))
+            needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
+            self._ledger.write(TerminalOpening(needed, argv, terminal.integration, nonce, directory))
             process = await self._start_process(process_spec, None, ended)
         except BaseException:
             if files is not None:
@@ -245,8 +244,7 @@ class Terminals:
         task.add_done_callback(_retrieve)
 
     def _note_run(self, run: RunTyped) -> None:
-        if self._ledger is not None:
-            self._ledger.write(run)
+        self._ledger.write(run)
 
     def resume_runs(self, terminal: LiveTerminal) -> None:
         """Go on with commands that were typed under an earlier server: the last may run, the others have ended.

@@ -19,7 +19,7 @@ from holdfast.errors import InvalidParams
 from holdfast.types import TerminalEvent, TerminalEventType, TerminalRead, TerminalSize, TerminalState
 
 if TYPE_CHECKING:
-    from holdfast.runtime.durability.records import Happened
+    from holdfast.runtime.durability.records import TerminalEventRecord
 
 #: Times of output that are kept; of more, the older half gets coarser. 16 bytes each.
 MAX_TIMES: Final = 32_768
@@ -118,7 +118,7 @@ class Timeline:
         """So many events had happened that are no longer known, up to this position."""
         self._dropped, self._horizon = count, horizon
 
-    def replay(self, event: Happened) -> None:
+    def replay(self, event: TerminalEventRecord) -> None:
         """Note an event that was noted before, by another server."""
         self.state = event.state
         self.add(

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import ExecServerConfig
-from holdfast.runtime.output.job import Output, Past, Recorded
+from holdfast.runtime.durability.durability import NullDurability
+from holdfast.runtime.durability.recorder import JobRecorder
+from holdfast.runtime.output.job import Job, JobHistory, JobStream
 from holdfast.runtime.output.local_events import LocalEvents
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.output.poller import Poller
@@ -21,10 +23,10 @@ SAFETY_NET = 60
 RETAINED = 64 * 1024
 
 
-class Giving(Recorded):
+class Giving(Job):
     """Hands its streams on when it ends, as a command does to its shell."""
 
-    heir: Recorded | None = None
+    heir: Job | None = None
 
     def _exited(self) -> None:
         if self.heir is not None:
@@ -43,7 +45,12 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         config = ExecServerConfig(retained_output_bytes_per_process=2 * RETAINED, reader_stall_seconds=stall)
         made.append(
             Giving(
-                name, (0, 1), overflow=overflow, spool=spool, poller=poller, config=config, on_growth=lambda: None
+                name,
+                JobRecorder(NullDurability(spool, config), len(made)),
+                overflow=overflow,
+                poller=poller,
+                config=config,
+                on_growth=lambda: None,
             )
         )
         return made[-1]
@@ -77,7 +84,7 @@ def pipe() -> Iterator[Pipe]:
     pipe.close()
 
 
-async def until(record: Recorded, kind: int, size: int) -> None:
+async def until(record: Job, kind: int, size: int) -> None:
     async with asyncio.timeout(SAFETY_NET):
         while record.logs[kind].end < size:
             await record.changed()
@@ -208,7 +215,7 @@ async def test_both_streams_go_and_what_is_there_is_taken_first(make: Make, pipe
 # --- readers that are followed ---------------------------------------------------------------------------------
 
 
-async def fill(record: Giving, output: Output, pipe: Pipe) -> int:
+async def fill(record: Giving, output: JobStream, pipe: Pipe) -> int:
     """Print until the stream is held back; returns how much the log has."""
     async with asyncio.timeout(SAFETY_NET):
         while not output.paused:
@@ -288,7 +295,7 @@ async def test_without_a_reader_nothing_is_held(make: Make, pipe: Pipe) -> None:
 
 async def test_after_a_recovery_all_is_kept_until_a_reader_is_back(make: Make, pipe: Pipe) -> None:
     process = make("process", overflow="follow")
-    process.restore(Past(0.0, None, None, None))
+    process.restore(JobHistory(0.0, None, None, None))
     output = process.watch(0, pipe.read)
     held = await fill(process, output, pipe)
     process.read(0, 1)  # one that reads once is none of those that are waited for
@@ -302,7 +309,7 @@ async def test_after_a_recovery_all_is_kept_until_a_reader_is_back(make: Make, p
 
 async def test_after_a_recovery_a_process_waits_for_readers_for_a_limited_time(make: Make, pipe: Pipe) -> None:
     process = make("process", overflow="follow", stall=0.0)
-    process.restore(Past(0.0, None, None, None))
+    process.restore(JobHistory(0.0, None, None, None))
     output = process.watch(0, pipe.read)
     async with asyncio.timeout(SAFETY_NET):
         while process.logs[0].end < 4 * RETAINED:
