@@ -15,15 +15,15 @@ from holdfast.service.access.tokens import Access, AccessSettings, hash_token
 from holdfast.service.api import (
     AuditFilter,
     Chunk,
-    Closed,
+    CloseResult,
     Control,
-    Created,
     CreateRequest,
-    Event,
-    InputTaken,
+    CreateResult,
+    InputResult,
     OutputRead,
     RunRequest,
     RunResult,
+    SessionEvent,
     SessionView,
 )
 from holdfast.service.clock import Clock, SystemClock
@@ -73,7 +73,7 @@ class FakeSessions:
         self.answers: dict[str, Any] = {}
         self.sessions = {"s1": record(), "s2": record("s2", "ben")}
         self.chunks: Callable[[str], AsyncIterator[Chunk]] = self._three_chunks
-        self.happenings: Callable[[str], AsyncIterator[Event]] = self._one_event
+        self.happenings: Callable[[str], AsyncIterator[SessionEvent]] = self._one_event
         #: Streams and long polls that are open now.
         self.open = 0
         self._changed = asyncio.Event()
@@ -113,9 +113,9 @@ class FakeSessions:
             raise NotFound(f"there is no session {session_id}", reason="SESSION_UNKNOWN", session_id=session_id)
         return found
 
-    async def create(self, caller: Caller, request: CreateRequest) -> Created:
+    async def create(self, caller: Caller, request: CreateRequest) -> CreateResult:
         view = SessionView(record(agent_id=request.agent_id or caller.agent_id), "IDLE", "/work", "$ ")
-        made: Created = await self._answer("create", caller, request, default=Created(view, "00000010"))
+        made: CreateResult = await self._answer("create", caller, request, default=CreateResult(view, "00000010"))
         return made
 
     async def get(self, caller: Caller, session_id: str) -> SessionView:
@@ -143,10 +143,10 @@ class FakeSessions:
 
     async def send_input(
         self, caller: Caller, session_id: str, data: bytes, controls: Sequence[Control] = (), request_id: str = ""
-    ) -> InputTaken:
+    ) -> InputResult:
         self._own(caller, session_id)
-        default = InputTaken(accepted=True, command_id="c1", state="BUSY")
-        taken: InputTaken = await self._answer(
+        default = InputResult(accepted=True, command_id="c1", state="BUSY")
+        taken: InputResult = await self._answer(
             "send_input", caller, session_id, data, tuple(controls), request_id, default=default
         )
         return taken
@@ -168,16 +168,16 @@ class FakeSessions:
             async for each in self.chunks(since):
                 yield each
 
-    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> Closed:
+    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> CloseResult:
         self._own(caller, session_id)
-        closed: Closed = await self._answer(
-            "close", caller, session_id, mode, default=Closed("CLOSED", "1 command")
+        closed: CloseResult = await self._answer(
+            "close", caller, session_id, mode, default=CloseResult("CLOSED", "1 command")
         )
         return closed
 
     async def events(
         self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[SessionEvent]:
         if session_id:
             self._own(caller, session_id)
         self.calls.append(("events", caller, (session_id, since, tuple(types))))
@@ -219,8 +219,8 @@ class FakeSessions:
         for index in range(int(since or 0), 3):
             yield chunk(b"line %d\n" % index, f"{index + 1:08d}")
 
-    async def _one_event(self, since: str) -> AsyncIterator[Event]:
-        yield Event("s1", "IDLE_WARNING", "idle for 540 s", "s1:7", 1000.0, state="IDLE")
+    async def _one_event(self, since: str) -> AsyncIterator[SessionEvent]:
+        yield SessionEvent("s1", "IDLE_WARNING", "idle for 540 s", "s1:7", 1000.0, state="IDLE")
 
 
 def chunk(payload: bytes, token: str = "00000005", **fields: Any) -> Chunk:

@@ -20,15 +20,16 @@ from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
 from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.ports import SessionStore, Told
+from holdfast.service.sessions.ports import MetricEvent, SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
 from holdfast.service.store.pages import decode_token, encode_token
 from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
-from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct, Usage
-from holdfast.types import EnvironmentInfo, Limits
+from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, SessionRecord, Usage
+from holdfast.types import EnvironmentInfo
 
 ANN = Caller("ann")
 BOB = Caller("bob")
@@ -328,23 +329,13 @@ def _matches(row: AuditRow, which: AuditFilter) -> bool:
     )
 
 
-class NoEnforcement(Struct, frozen=True):
-    """A plan of nothing."""
-
-    confinement: Any = None
-    limits: Limits | None = None
-    enforced: tuple[Guard, ...] = ()
-    unenforced: tuple[Guard, ...] = ()
-    user: str | None = None
-
-
 async def own_uid(agent_id: str) -> int:
     """For a `Preparation` of one agent."""
     return 1_900_000_000
 
 
-def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> NoEnforcement:
-    return NoEnforcement(unenforced=("filesystem",))
+def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> EnforcementPlan:
+    return EnforcementPlan(None, None, (), ("filesystem",))
 
 
 def rules(text: str = "") -> Rules:
@@ -364,7 +355,7 @@ def make_manager(
     *,
     clock: Clock | None = None,
     text: str = "",
-    told: list[Told] | None = None,
+    told: list[MetricEvent] | None = None,
     **values: Any,
 ) -> SessionManager:
     """A manager that is not started."""
@@ -378,7 +369,7 @@ def make_manager(
         plan=plan_nothing,
         clock=clock,
         settings=chosen,
-        tell=(told if told is not None else []).append,
+        emit=(told if told is not None else []).append,
     )
 
 

@@ -244,7 +244,7 @@ async def test_a_caller_that_waits_is_renewed_and_one_of_a_crashed_replica_is_no
         await clock.advance(100)
         assert [each.approval_id for each in await second.approvals(OPERATOR)] == [approval.approval_id]
         # Its renewals stop, as in a crash.
-        first.leases.beside.clear()
+        first._approvals._callers.clear()
         await clock.advance(20)
         assert await second.approvals(OPERATOR) == []
         assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["abandoned"]

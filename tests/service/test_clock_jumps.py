@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.service.clock import SystemClock
 from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.housekeeping import Housekeeping
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
-from holdfast.service.store_housekeeping import Housekeeping
 
 DAY = 86_400.0
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from holdfast.service.api import AuditFilter, Control, CreateRequest, OutputRead, PolicyRequest, Prompt, RunResult
+from holdfast.service.api import (
+    AuditFilter,
+    Control,
+    CreateRequest,
+    OutputRead,
+    PolicyRequest,
+    PromptInfo,
+    RunResult,
+)
 from holdfast.service.fronts import replies, requests
 from holdfast.service.fronts.handler import Handler, methods
 from holdfast.service.problems import Denied, Invalid, NotFound
@@ -265,7 +273,7 @@ async def test_output_keeps_its_tokens_prompts_and_exit_codes() -> None:
     sessions.answers["read_output"] = OutputRead(
         (
             chunk(b"\xff", "1", skipped=7, truncated=True, stream="stderr", command_id="c"),
-            chunk(b"", "2", exit_code=-9, prompt=Prompt("$ ", awaiting_input=True, password=True)),
+            chunk(b"", "2", exit_code=-9, prompt=PromptInfo("$ ", awaiting_input=True, password=True)),
         ),
         "BUSY",
         "2",

@@ -179,7 +179,7 @@ def test_a_service_that_is_away_is_asked_again_with_the_same_ids(scripted: tuple
 
 
 def test_a_service_that_stays_away_is_told_once_the_time_is_up() -> None:
-    executor = session_executor.SessionExecutor(session_executor.Line("unused", "hf_x"))
+    executor = session_executor.SessionExecutor(session_executor.ServiceEndpoint("unused", "hf_x"))
     steps = executor.steps("true", None)
     step, waited = next(steps), 0.0
     with pytest.raises(problems.Unavailable):  # noqa: PT012 - it is raised at one of many steps
@@ -273,9 +273,9 @@ async def test_the_http_port_is_told_at_once() -> None:
 def test_a_port_that_is_not_there_is_tried_again() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        line = session_executor.Line(f"127.0.0.1:{taken.getsockname()[1]}", "hf_x")
+        line = session_executor.ServiceEndpoint(f"127.0.0.1:{taken.getsockname()[1]}", "hf_x")
         assert line.explain_failure() == ""
-        assert session_executor.Line("unix:/nowhere", "hf_x").explain_failure() == ""
+        assert session_executor.ServiceEndpoint("unix:/nowhere", "hf_x").explain_failure() == ""
 
 
 def test_without_persistence_each_command_brings_its_own_session(scripted: tuple[ScriptedService, str]) -> None:

@@ -67,7 +67,7 @@ class SessionView(Struct, frozen=True):
     usage: Usage | None = None
 
 
-class Created(Struct, frozen=True):
+class CreateResult(Struct, frozen=True):
     """`CreateSession`'s answer; `token` is where its output begins after the prompt that is shown."""
 
     view: SessionView
@@ -82,7 +82,7 @@ class Control(Struct, frozen=True):
     rows: int = 0
 
 
-class InputTaken(Struct, frozen=True):
+class InputResult(Struct, frozen=True):
     """`SendInput`'s answer. Not accepted: it waits for the approval."""
 
     accepted: bool
@@ -92,7 +92,7 @@ class InputTaken(Struct, frozen=True):
     queue_busy: bool = False
 
 
-class Prompt(Struct, frozen=True):
+class PromptInfo(Struct, frozen=True):
     """A prompt that was shown, or a program that waits for input."""
 
     text: str
@@ -112,7 +112,7 @@ class Chunk(Struct, frozen=True):
     skipped: int = 0
     truncated: bool = False
     exit_code: int | None = None
-    prompt: Prompt | None = None
+    prompt: PromptInfo | None = None
     #: `stdout` or `stderr` of a shell.
     stream: str = ""
     command_id: str = ""
@@ -127,14 +127,14 @@ class OutputRead(Struct, frozen=True):
     more: bool = False
 
 
-class Closed(Struct, frozen=True):
+class CloseResult(Struct, frozen=True):
     """`CloseSession`'s answer."""
 
     state: State
     summary: str
 
 
-class Event(Struct, frozen=True):
+class SessionEvent(Struct, frozen=True):
     """Something that the owner of a session should know. `token` resumes a subscription after it."""
 
     session_id: str
@@ -188,7 +188,7 @@ class AuditFilter(Struct, frozen=True):
 class SessionApi(Protocol):
     """The service."""
 
-    async def create(self, caller: Caller, request: CreateRequest) -> Created: ...
+    async def create(self, caller: Caller, request: CreateRequest) -> CreateResult: ...
 
     async def get(self, caller: Caller, session_id: str) -> SessionView: ...
 
@@ -207,7 +207,7 @@ class SessionApi(Protocol):
 
     async def send_input(
         self, caller: Caller, session_id: str, data: bytes, controls: Sequence[Control] = (), request_id: str = ""
-    ) -> InputTaken: ...
+    ) -> InputResult: ...
 
     async def read_output(
         self, caller: Caller, session_id: str, *, since: str = "", max_bytes: int = 64 * 1024, wait: float = 0.0
@@ -215,11 +215,11 @@ class SessionApi(Protocol):
 
     def stream_output(self, caller: Caller, session_id: str, since: str = "") -> AsyncIterator[Chunk]: ...
 
-    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> Closed: ...
+    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> CloseResult: ...
 
     def events(
         self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
-    ) -> AsyncIterator[Event]: ...
+    ) -> AsyncIterator[SessionEvent]: ...
 
     async def run_command(self, caller: Caller, request: RunRequest) -> RunResult: ...
 

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -27,7 +28,6 @@ from holdfast.service.access.admission import Admission
 from holdfast.service.access.rates import Rates, RateSettings
 from holdfast.service.access.session_users import check_free, parse_uids
 from holdfast.service.access.tokens import Access, AccessSettings
-from holdfast.service.agent_sessions import AgentRulebook, AgentSessions
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import Clock, SystemClock
 from holdfast.service.fronts.connections import ConnectionLimits, descriptors_for_ports
@@ -36,13 +36,14 @@ from holdfast.service.fronts.handler import Handler
 from holdfast.service.fronts.http import HttpFront, HttpSettings
 from holdfast.service.fronts.listening import TlsFiles
 from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.housekeeping import Housekeeping
 from holdfast.service.monitor.monitor import MonitorSettings, ResourceMonitor
-from holdfast.service.monitor.session_usage import SandboxesOutside, Watchers
+from holdfast.service.monitor.session_usage import MonitorGateway
 from holdfast.service.monitor.thresholds import ThresholdSettings
 from holdfast.service.observability.logs import LogSettings, configure_logs
 from holdfast.service.observability.metered_store import MeteredStore
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.observability.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.observability.observer import Calls, count_metrics, count_sessions
 from holdfast.service.observability.tracing import Tracer, open_tracer
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.problems import Problem
@@ -50,11 +51,12 @@ from holdfast.service.rules_file import read_rules
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
+from holdfast.service.sessions.manager import SessionManager
+from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
 from holdfast.service.store.database.file_claim import claim_file
 from holdfast.service.store.opening import open_store
-from holdfast.service.store_housekeeping import Housekeeping
 from holdfast.service.types import Struct
 
 #: How long calls that are under way have to finish when the service stops. `docker stop` waits 10 s in all.
@@ -65,7 +67,7 @@ CLIENT_NAME: Final = "holdfast-service"
 _log = logging.getLogger("holdfast.service")
 
 
-class Started(Struct, frozen=True):
+class StartupReport(Struct, frozen=True):
     """What whoever started the service wants to know."""
 
     grpc: str
@@ -77,7 +79,7 @@ class Started(Struct, frozen=True):
     operator_token: str = ""
 
 
-class Service:
+class ServiceReplica:
     """One replica. `start`, then `stop` once."""
 
     def __init__(self, settings: ServiceSettings, clock: Clock | None = None, tracer: Tracer | None = None) -> None:
@@ -88,7 +90,7 @@ class Service:
         self.readiness = Readiness()
         self.metrics = Metrics()
         self._redact = Redactor(settings.redact)
-        self._rulebook = AgentRulebook(read_rules(settings.rules))
+        self._rulebook = Rulebook(read_rules(settings.rules))
         self._http: HttpFront | None = None
         #: Taken apart in the reverse order.
         self._parts = AsyncExitStack()
@@ -98,7 +100,7 @@ class Service:
         """Those in force."""
         return self._rulebook.rules
 
-    async def start(self) -> Started:
+    async def start(self) -> StartupReport:
         """Everything, in the order in which the parts need each other; what fails takes the others down."""
         try:
             return await self._start()
@@ -106,14 +108,11 @@ class Service:
             await self._parts.aclose()
             raise
 
-    async def _start(self) -> Started:
+    async def _start(self) -> StartupReport:
         settings, clock, parts = self._settings, self._clock, self._parts
         parts.callback(self._tracer.close)
         check_address(settings.sandbox)
-        store = await open_store(settings, clock=clock, kind=MeteredStore)
-        assert isinstance(store, MeteredStore)
-        store.metrics = self.metrics
-        self._store = store
+        store = self._store = await open_store(settings, clock=clock, kind=MeteredStore, metrics=self.metrics)
         parts.push_async_callback(store.close)
         if store.database.is_sqlite:
             parts.callback(claim_file(str(store.database.url.database)).close)
@@ -131,13 +130,14 @@ class Service:
         self.readiness.set("service")
         return replace(started, store=store.database.place, operator_token=token)
 
-    async def _sessions(self, store: Store) -> AgentSessions:
+    async def _sessions(self, store: Store) -> SessionManager:
         settings, clock, parts = self._settings, self._clock, self._parts
         pool = SandboxPool(
             self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
         )
-        outside = SandboxesOutside(pool, store, clock)
-        monitor = ResourceMonitor(outside, clock, self.metrics, _monitor(settings))
+        # The manager gets the monitor in its constructor, so the gateway calls the manager through this replica.
+        gateway = MonitorGateway(pool, store, clock, lambda *work: self._manager.enforce_limit(*work))
+        monitor = ResourceMonitor(gateway, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
         uids = parse_uids(settings.session_uids)
         if os.geteuid() == 0:
@@ -145,7 +145,7 @@ class Service:
         preparation = Preparation(
             pool, egress, lambda agent_id: store.session_uid(agent_id, uids), hidden=own_files(store, settings)
         )
-        manager = AgentSessions(
+        manager = self._manager = SessionManager(
             store=store,
             rules=self._rulebook,
             pool=pool,
@@ -155,13 +155,11 @@ class Service:
             settings=settings,
             redact=self._redact,
             usage=monitor.latest,
-            tell=tell_metrics(self.metrics),
+            emit=count_metrics(self.metrics),
+            tracer=self._tracer,
+            watchers=(monitor, egress),
+            assigned_profile=partial(agents.assigned_profile, store),
         )
-        manager.agents, manager.rulebook, manager.tracer = store, self._rulebook, self._tracer
-        manager.subscribers = self.metrics.event_subscribers
-        outside.manager = manager
-        manager.leases.watcher = Watchers(monitor, egress)
-        self._manager = manager
         parts.push_async_callback(manager.stop)
         parts.push_async_callback(egress.stop)
         parts.push_async_callback(monitor.stop)
@@ -181,11 +179,11 @@ class Service:
             self.metrics.sandbox_failures.inc()
             raise
 
-    async def _fronts(self, handler: Handler, admission: Admission) -> Started:
+    async def _fronts(self, handler: Handler, admission: Admission) -> StartupReport:
         settings = self._settings
         tls = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
         limits = _connections(settings)
-        started = Started("", "", "", settings.rules, settings.sandbox)
+        started = StartupReport("", "", "", settings.rules, settings.sandbox)
         if settings.listen_grpc:
             grpc = GrpcFront(
                 handler,
@@ -249,14 +247,14 @@ class Service:
         await self._parts.aclose()
 
 
-async def run_service(settings: ServiceSettings, announce: Callable[[Started], None]) -> int:
+async def run_service(settings: ServiceSettings, announce: Callable[[StartupReport], None]) -> int:
     """Serve until TERM or INT; returns the exit code. HUP reads the rules and the TLS files again."""
     undo = configure_logs(
         LogSettings(format=settings.log_format, level=settings.log_level),
         redact=Redactor(settings.redact),
     )
     stopping = asyncio.Event()
-    service = Service(settings)
+    service = ServiceReplica(settings)
     try:
         _on_signals(_cancel_this_task())
         started = await service.start()

@@ -12,7 +12,7 @@ from holdfast.service.policy.command_rules import warnings
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Invalid
-from holdfast.service.state_directory import default_store_path
+from holdfast.service.settings import default_store_path
 
 FOR_ROOT: Final = "/var/lib/holdfast/workspaces"
 

@@ -177,6 +177,20 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+def default_store_path(environ: Mapping[str, str] | None = None) -> str:
+    """Return the path of the user's SQLite file, in the XDG state directory. Creates nothing."""
+    state = (os.environ if environ is None else environ).get("XDG_STATE_HOME", "")
+    # The XDG convention ignores a relative path.
+    if not os.path.isabs(state):
+        state = os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "holdfast", "service.db")
+
+
+def store_url(setting: str) -> str:
+    """Return the URL in the setting `store`, or that of the default path."""
+    return setting or f"sqlite:///{default_store_path()}"
+
+
 def load_settings(
     path: str | None = None, environ: Mapping[str, str] | None = None, **flags: Any
 ) -> ServiceSettings:

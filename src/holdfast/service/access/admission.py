@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 
 from holdfast.service.access.rates import Rates
 from holdfast.service.access.tokens import Access
-from holdfast.service.fronts.handler import Method
+from holdfast.service.fronts.handler import RpcMethod
 from holdfast.service.problems import Bug, Problem, Unavailable
 from holdfast.service.types import Caller
 
@@ -25,7 +25,7 @@ _COME_BACK_SECONDS: Final = 1.0
 _log = logging.getLogger("holdfast.service.calls")
 
 
-class ObservedCall(Protocol):
+class CallObservation(Protocol):
     """Metrics, traces and log lines of one call. All of it is called in the call's own task."""
 
     def identified(self, caller: Caller) -> None:
@@ -44,14 +44,19 @@ class ObservedCall(Protocol):
 class CallObserver(Protocol):
     """Who wants to see calls."""
 
-    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> ObservedCall: ...
+    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> CallObservation: ...
 
 
-class Call:
+class AdmittedCall:
     """One call that was let in. `end` must be called once."""
 
     def __init__(
-        self, caller: Caller, method: Method, rates: Rates, observed: ObservedCall | None, calls: set[Call]
+        self,
+        caller: Caller,
+        method: RpcMethod,
+        rates: Rates,
+        observed: CallObservation | None,
+        calls: set[AdmittedCall],
     ) -> None:
         self.caller = caller
         self.method = method
@@ -118,9 +123,11 @@ class Admission:
         self._rates = rates
         self._observer = observer
         self._stopping = False
-        self._calls: set[Call] = set()
+        self._calls: set[AdmittedCall] = set()
 
-    async def begin(self, front: FrontName, method: Method, headers: Mapping[str, str], peer: str) -> Call:
+    async def begin(
+        self, front: FrontName, method: RpcMethod, headers: Mapping[str, str], peer: str
+    ) -> AdmittedCall:
         """Let a call in, or say why not. `headers` have lower-case names."""
         observed = self._observer.begin(front, method.name, headers) if self._observer is not None else None
         try:
@@ -130,7 +137,7 @@ class Admission:
             if observed is not None:
                 observed.identified(caller)
             self._rates.begin(caller.agent_id, stream=method.stream)
-            call = Call(caller, method, self._rates, observed, self._calls)
+            call = AdmittedCall(caller, method, self._rates, observed, self._calls)
         except Problem as problem:
             if observed is not None:
                 observed.end(problem.status)

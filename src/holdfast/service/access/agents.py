@@ -5,11 +5,12 @@ Works on the store alone. A token leaves this module once, as the answer; the st
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 from holdfast.service.access.tokens import hash_token, new_token
 from holdfast.service.policy.profiles import valid_agent_id
-from holdfast.service.problems import Exists, Invalid
+from holdfast.service.problems import Exists, Invalid, NotFound
 from holdfast.service.store import Agent, Store
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, Role
 
@@ -42,6 +43,13 @@ async def remove(store: Store, name: str) -> None:
     """Its token is nobody's from now on. Its sessions stay until they are closed or their time is up."""
     await store.remove_agent(name)
     await _note(store, name, "agent_removed")
+
+
+async def assigned_profile(store: Store, agent_id: str) -> str:
+    """Return the profile that the agent was added with; empty if it has none, or no token."""
+    with contextlib.suppress(NotFound):
+        return str((await store.agent(agent_id)).limits.get("profile", ""))
+    return ""
 
 
 async def listed(store: Store) -> list[Agent]:

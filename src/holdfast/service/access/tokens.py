@@ -61,7 +61,7 @@ class AccessSettings(Struct, frozen=True):
     wrong_seconds: float = 1.0
 
 
-class _Remembered(Struct, frozen=True):
+class _CachedCaller(Struct, frozen=True):
     #: None for a token that was wrong.
     caller: Caller | None
     at: float
@@ -89,9 +89,9 @@ class Access:
         self._agents = agents
         self._clock = clock
         self._settings = settings or AccessSettings()
-        self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
+        self._remembered: OrderedDict[str, _CachedCaller] = OrderedDict()
         self._looking: dict[str, asyncio.Task[Caller | None]] = {}
-        self._wrong: OrderedDict[str, _Remembered] = OrderedDict()
+        self._wrong: OrderedDict[str, _CachedCaller] = OrderedDict()
         self._failures = Buckets(self._settings.failures_per_second, self._settings.failures_burst, clock)
         self._lookups = Buckets(self._settings.lookups_per_second, self._settings.lookups_burst, clock)
         #: Calls with no token or a wrong one since the start, for the metrics.
@@ -156,9 +156,9 @@ class Access:
         return caller
 
     def _remember(
-        self, known: OrderedDict[str, _Remembered], token_hash: str, caller: Caller | None, seconds: float
+        self, known: OrderedDict[str, _CachedCaller], token_hash: str, caller: Caller | None, seconds: float
     ) -> None:
-        known[token_hash] = _Remembered(caller, self._clock.time(), seconds)
+        known[token_hash] = _CachedCaller(caller, self._clock.time(), seconds)
         known.move_to_end(token_hash)
         while len(known) > self._settings.remember_tokens:
             known.popitem(last=False)

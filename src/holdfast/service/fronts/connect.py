@@ -23,12 +23,12 @@ from google.protobuf.json_format import MessageToJson, Parse
 from protobuf.wkt import Any as PackedAny, Struct as JsonObject
 from starlette.types import ASGIApp
 
-from holdfast.service.access.admission import Admission, Call, bug
-from holdfast.service.fronts.handler import SERVICE_NAME, Handler, Method, methods
+from holdfast.service.access.admission import Admission, AdmittedCall, bug
+from holdfast.service.fronts.handler import SERVICE_NAME, Handler, RpcMethod, methods
 from holdfast.service.fronts.status_details import Detail, details_of, message_of
 from holdfast.service.problems import Problem
 
-_call: ContextVar[Call] = ContextVar("holdfast_http_call")
+_call: ContextVar[AdmittedCall] = ContextVar("holdfast_http_call")
 
 
 def connect_application(handler: Handler, admission: Admission, max_request_bytes: int) -> ASGIApp:
@@ -40,7 +40,7 @@ def connect_application(handler: Handler, admission: Admission, max_request_byte
     application: ASGIApp = _Application(
         service=handler,
         endpoints=endpoints,  # type: ignore[arg-type]
-        interceptors=[_Door(admission)],
+        interceptors=[_AdmissionInterceptor(admission)],
         read_max_bytes=max_request_bytes,
         codecs=[google_protobuf_binary_codec(), _JsonCodec()],
     )
@@ -53,7 +53,7 @@ class _Application(ConnectASGIApplication[Handler]):
         return f"/{SERVICE_NAME}"
 
 
-def _endpoint(handler: Handler, method: Method) -> Endpoint[Any, Any]:
+def _endpoint(handler: Handler, method: RpcMethod) -> Endpoint[Any, Any]:
     info = MethodInfo(
         name=method.name,
         service_name=SERVICE_NAME,
@@ -67,7 +67,7 @@ def _endpoint(handler: Handler, method: Method) -> Endpoint[Any, Any]:
     return Endpoint.unary(info, _unary(handler, method))
 
 
-def _unary(handler: Handler, method: Method) -> Callable[[Any, RequestContext[Any, Any]], Awaitable[Any]]:
+def _unary(handler: Handler, method: RpcMethod) -> Callable[[Any, RequestContext[Any, Any]], Awaitable[Any]]:
     function = handler.unary(method)
 
     async def answer(request: Any, context: RequestContext[Any, Any]) -> Any:
@@ -82,7 +82,7 @@ def _unary(handler: Handler, method: Method) -> Callable[[Any, RequestContext[An
     return answer
 
 
-def _stream(handler: Handler, method: Method) -> Callable[[Any, RequestContext[Any, Any]], AsyncIterator[Any]]:
+def _stream(handler: Handler, method: RpcMethod) -> Callable[[Any, RequestContext[Any, Any]], AsyncIterator[Any]]:
     function = handler.stream(method)
 
     async def answer(request: Any, context: RequestContext[Any, Any]) -> AsyncIterator[Any]:
@@ -102,14 +102,14 @@ def _stream(handler: Handler, method: Method) -> Callable[[Any, RequestContext[A
     return answer
 
 
-class _Door:
+class _AdmissionInterceptor:
     """The interceptor that lets calls in, before their bodies are read."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._methods = {method.name: method for method in methods()}
 
-    async def on_start(self, ctx: RequestContext[Any, Any]) -> Call:
+    async def on_start(self, ctx: RequestContext[Any, Any]) -> AdmittedCall:
         # Without the port, and `unix` if there is no address.
         peer = (ctx.client_address or "unix").rpartition(":")[0] or "unix"
         headers = dict(ctx.request_headers.items())
@@ -121,7 +121,7 @@ class _Door:
         _call.set(call)
         return call
 
-    async def on_end(self, token: Call, ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
+    async def on_end(self, token: AdmittedCall, ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
         try:
             if isinstance(error, ConnectError):
                 token.status = "CANCELLED" if error.code is Code.CANCELED else error.code.name
@@ -153,10 +153,10 @@ def connect_error(problem: Problem) -> ConnectError:
 
 
 def _details(details: Iterable[Detail]) -> list[ErrorDetail]:
-    return [_ShownDetail(each) for each in details]
+    return [_ReadableDetail(each) for each in details]
 
 
-class _ShownDetail(ErrorDetail):
+class _ReadableDetail(ErrorDetail):
     """A detail with its `debug`, which people who use curl can read."""
 
     def __init__(self, detail: Detail) -> None:

@@ -2,7 +2,7 @@
 
 A connection is half-open until its first complete request head; a TLS handshake is part of that. The oldest
 half-open one is closed when there are too many of them, so a flood that never completes a head delays no client
-that does. Touches sockets that it accepted; the rules of `Gate` are pure.
+that does. Touches sockets that it accepted; the rules of `ConnectionGate` are pure.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def descriptors_for_ports(wanted: int, reserved: int) -> int:
     return left
 
 
-class Guest:
+class AcceptedConnection:
     """One accepted connection."""
 
     def __init__(self, address: str) -> None:
@@ -82,19 +82,19 @@ class Guest:
         self.connected = False
 
 
-class Gate:
+class ConnectionGate:
     """Which connections there are, and whether one more is taken."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._guests: set[Guest] = set()
+        self._connections: set[AcceptedConnection] = set()
         #: In the order in which they came.
-        self._half_open: dict[Guest, None] = {}
+        self._half_open: dict[AcceptedConnection, None] = {}
         self._by_address: Counter[str] = Counter()
 
     @property
     def open(self) -> int:
-        return len(self._guests)
+        return len(self._connections)
 
     @property
     def half_open(self) -> int:
@@ -107,7 +107,7 @@ class Gate:
         """
         limits = self.limits
         if address and self._by_address[address] >= limits.by_address:
-            oldest = next((guest for guest in self._half_open if guest.address == address), None)
+            oldest = next((connection for connection in self._half_open if connection.address == address), None)
         elif self.open >= limits.most or self.half_open >= limits.half_open:
             oldest = next(iter(self._half_open), None)
         else:
@@ -118,24 +118,24 @@ class Gate:
         oldest.close()
         return True
 
-    def enter(self, guest: Guest) -> None:
-        self._guests.add(guest)
-        self._half_open[guest] = None
-        self._by_address[guest.address] += 1
+    def enter(self, connection: AcceptedConnection) -> None:
+        self._connections.add(connection)
+        self._half_open[connection] = None
+        self._by_address[connection.address] += 1
 
-    def complete(self, guest: Guest) -> None:
+    def complete(self, connection: AcceptedConnection) -> None:
         """Its first request head has arrived."""
-        self._half_open.pop(guest, None)
+        self._half_open.pop(connection, None)
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, connection: AcceptedConnection) -> None:
         """It is closed; may be repeated."""
-        if guest not in self._guests:
+        if connection not in self._connections:
             return
-        self._guests.discard(guest)
-        self._half_open.pop(guest, None)
-        self._by_address[guest.address] -= 1
-        if not self._by_address[guest.address]:
-            del self._by_address[guest.address]
+        self._connections.discard(connection)
+        self._half_open.pop(connection, None)
+        self._by_address[connection.address] -= 1
+        if not self._by_address[connection.address]:
+            del self._by_address[connection.address]
 
 
 class Acceptor:
@@ -144,8 +144,8 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        gate: Gate,
-        make_protocol: Callable[[Guest], asyncio.Protocol],
+        gate: ConnectionGate,
+        make_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
         tls: ssl.SSLContext | None,
     ) -> None:
         self._listener = listener
@@ -192,25 +192,25 @@ class Acceptor:
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            guest = Guest(address)
-            self._gate.enter(guest)
-            task = self._loop.create_task(self._take(accepted, guest))
-            guest.close = task.cancel
+            connection = AcceptedConnection(address)
+            self._gate.enter(connection)
+            task = self._loop.create_task(self._take(accepted, connection))
+            connection.close = task.cancel
             self._handshakes.add(task)
-            task.add_done_callback(functools.partial(self._taken, accepted, guest))
+            task.add_done_callback(functools.partial(self._taken, accepted, connection))
 
-    async def _take(self, accepted: socket.socket, guest: Guest) -> None:
+    async def _take(self, accepted: socket.socket, connection: AcceptedConnection) -> None:
         limit = self._gate.limits.head_seconds if self._tls is not None else None
         # A handshake that fails or takes too long is the client's fault.
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(
-                lambda: self._make_protocol(guest), accepted, ssl=self._tls, ssl_handshake_timeout=limit
+                lambda: self._make_protocol(connection), accepted, ssl=self._tls, ssl_handshake_timeout=limit
             )
-            guest.connected = True
+            connection.connected = True
 
-    def _taken(self, accepted: socket.socket, guest: Guest, task: asyncio.Task[None]) -> None:
+    def _taken(self, accepted: socket.socket, connection: AcceptedConnection, task: asyncio.Task[None]) -> None:
         # Here and not in the task: a task that is cancelled before it begins runs nothing.
         self._handshakes.discard(task)
-        if not guest.connected:
-            self._gate.leave(guest)
+        if not connection.connected:
+            self._gate.leave(connection)
             accepted.close()

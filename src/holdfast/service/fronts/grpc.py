@@ -18,10 +18,10 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from holdfast.service.access.admission import Admission, Call
+from holdfast.service.access.admission import Admission, AdmittedCall
 from holdfast.service.access.tokens import Access
 from holdfast.service.fronts.connections import ConnectionLimits
-from holdfast.service.fronts.handler import SERVICE_NAME, Handler, Method, methods
+from holdfast.service.fronts.handler import SERVICE_NAME, Handler, RpcMethod, methods
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, make_way, parse_address, private_files
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MIB, MOST_INPUT, parse
@@ -143,12 +143,12 @@ class GrpcFront:
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    def _rpc_handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    def _rpc_handler(self, method: RpcMethod) -> grpc.RpcMethodHandler[Any, Any]:
         make = grpc.unary_stream_rpc_method_handler if method.stream else grpc.unary_unary_rpc_method_handler
         behaviour = self._stream(method) if method.stream else self._unary(method)
         return make(behaviour, request_deserializer=None, response_serializer=method.reply.SerializeToString)
 
-    def _unary(self, method: Method) -> Callable[[bytes, _Context], Awaitable[Any]]:
+    def _unary(self, method: RpcMethod) -> Callable[[bytes, _Context], Awaitable[Any]]:
         function = self._handler.unary(method)
 
         async def answer(data: bytes, context: _Context) -> Any:
@@ -165,7 +165,7 @@ class GrpcFront:
 
         return answer
 
-    def _stream(self, method: Method) -> Callable[[bytes, _Context], Awaitable[None]]:
+    def _stream(self, method: RpcMethod) -> Callable[[bytes, _Context], Awaitable[None]]:
         function = self._handler.stream(method)
 
         async def answer(data: bytes, context: _Context) -> None:
@@ -193,7 +193,7 @@ class GrpcFront:
 
         return answer
 
-    async def _begin(self, method: Method, context: _Context) -> Call:
+    async def _begin(self, method: RpcMethod, context: _Context) -> AdmittedCall:
         metadata = context.invocation_metadata() or ()
         headers = {str(key): value for key, value in metadata if isinstance(value, str)}
         try:

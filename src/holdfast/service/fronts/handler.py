@@ -25,7 +25,7 @@ Stream = Callable[[Caller, Any], AsyncIterator[Any]]
 _WAITING: Final = frozenset({"ReadOutput", "StreamOutput", "SubscribeSessionEvents"})
 
 
-class Method(Struct, frozen=True):
+class RpcMethod(Struct, frozen=True):
     """A method as the descriptor has it."""
 
     name: str
@@ -44,10 +44,10 @@ class Method(Struct, frozen=True):
         return self.name == "CreateSession" or (self.name == "RunCommand" and not request.session_id)
 
 
-def methods() -> list[Method]:
+def methods() -> list[RpcMethod]:
     """All of the protocol's, in its order."""
     return [
-        Method(
+        RpcMethod(
             name=each.name,
             request=getattr(pb, each.input_type.name),
             reply=getattr(pb, each.output_type.name),
@@ -64,11 +64,11 @@ class Handler:
     def __init__(self, api: SessionApi) -> None:
         self._api = api
 
-    def unary(self, method: Method) -> Unary:
+    def unary(self, method: RpcMethod) -> Unary:
         """The function for a method with one reply."""
         return cast(Unary, getattr(self, _function_name(method)))
 
-    def stream(self, method: Method) -> Stream:
+    def stream(self, method: RpcMethod) -> Stream:
         """The function for a method with a stream of replies."""
         return cast(Stream, getattr(self, _function_name(method)))
 
@@ -179,5 +179,5 @@ def _closing(iterator: AsyncIterator[Any]) -> aclosing[AsyncGenerator[Any, None]
     return aclosing(cast("AsyncGenerator[Any, None]", iterator))
 
 
-def _function_name(method: Method) -> str:
+def _function_name(method: RpcMethod) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()

@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.service.access.admission import Admission, bug
 from holdfast.service.fronts.connect import connect_application
-from holdfast.service.fronts.connections import Acceptor, ConnectionLimits, Gate, Guest
+from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, ConnectionGate, ConnectionLimits
 from holdfast.service.fronts.handler import SERVICE_NAME, Handler, methods
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, parse_address
 from holdfast.service.fronts.readiness import Readiness
@@ -202,7 +202,7 @@ class _Server(uvicorn.Server):
         self.is_up = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
         # Room for connections that get 503 for an answer.
-        self.gate = Gate(replace(limits, most=limits.most + _TURNED_AWAY))
+        self.gate = ConnectionGate(replace(limits, most=limits.most + _TURNED_AWAY))
         self._tls = tls
         self._acceptor: Acceptor | None = None
 
@@ -217,8 +217,8 @@ class _Server(uvicorn.Server):
         self.started = True
         self.is_up.set()
 
-    def _protocol(self, guest: Guest) -> asyncio.Protocol:
-        return _Connection(self, guest)
+    def _protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
+        return _Connection(self, connection)
 
     async def shutdown(self, sockets: Any = None) -> None:
         if self._acceptor is not None:
@@ -237,15 +237,15 @@ class _Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection whose request heads must arrive in time; uvicorn limits the time between requests alone."""
 
-    def __init__(self, server: _Server, guest: Guest) -> None:
+    def __init__(self, server: _Server, connection: AcceptedConnection) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._gate = server.gate
-        self._guest = guest
+        self._accepted = connection
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._guest.close = transport.abort
+        self._accepted.close = transport.abort
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
@@ -253,7 +253,7 @@ class _Connection(H11Protocol):
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.leave(self._guest)
+        self._gate.leave(self._accepted)
         if self._head_timer is not None:
             self._head_timer.cancel()
         super().connection_lost(exc)
@@ -261,7 +261,7 @@ class _Connection(H11Protocol):
     def _watch_head(self) -> None:
         """The time begins with the connection, or with the first byte of a later head; further bytes add none."""
         if self.conn.their_state is not h11.IDLE:
-            self._gate.complete(self._guest)
+            self._gate.complete(self._accepted)
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None

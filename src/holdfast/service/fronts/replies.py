@@ -8,7 +8,7 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from holdfast.secret_names import looks_secret
-from holdfast.service.api import Chunk, Created, Event, InputTaken, OutputRead, RunResult, SessionView
+from holdfast.service.api import Chunk, CreateResult, InputResult, OutputRead, RunResult, SessionEvent, SessionView
 from holdfast.service.types import Approval, AuditRow, Policy, Resources, Usage
 from holdfast.session.v1 import session_pb2 as pb
 
@@ -110,7 +110,7 @@ def _uint32(value: float) -> int:
     return int(min(max(value, 0), _LARGEST_UINT32))
 
 
-def created(made: Created) -> pb.CreateSessionResponse:
+def created(made: CreateResult) -> pb.CreateSessionResponse:
     return pb.CreateSessionResponse(
         session_id=made.view.record.session_id,
         prompt=made.view.prompt,
@@ -124,7 +124,7 @@ def session(view: SessionView) -> pb.GetSessionResponse:
     return pb.GetSessionResponse(metadata=metadata(view), state=view.state)
 
 
-def input_taken(taken: InputTaken) -> pb.SendInputResponse:
+def input_taken(taken: InputResult) -> pb.SendInputResponse:
     return pb.SendInputResponse(
         accepted=taken.accepted,
         command_id=taken.command_id,
@@ -169,7 +169,7 @@ def output(read: OutputRead) -> pb.ReadOutputResponse:
     return pb.ReadOutputResponse(chunks=kept, state=read.state, token=token(read.token), more=read.more)
 
 
-def event(each: Event) -> pb.SessionEvent:
+def event(each: SessionEvent) -> pb.SessionEvent:
     return pb.SessionEvent(
         session_id=each.session_id,
         type=each.type,

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock
 from holdfast.service.problems import Denied, Exhausted, NotFound, Problem, TooLate
-from holdfast.service.sessions.following.events import NoticeBell, event_entry
+from holdfast.service.sessions.following.events import NoticeHub, event_entry
 from holdfast.service.sessions.ports import Redact, SessionStore
 from holdfast.service.sessions.timers import TimerHeap
 from holdfast.service.store.types import Page
@@ -36,13 +36,13 @@ Deliver = Callable[[SessionRecord, Approval], Awaitable[None]]
 Outcome = Literal["approved", "refused"]
 
 
-class Approvals:
+class ApprovalBroker:
     """`ListApprovals`, `AnswerApproval`, and what asks for them."""
 
     def __init__(
         self,
         store: SessionStore,
-        bell: NoticeBell,
+        notices: NoticeHub,
         heap: TimerHeap,
         clock: Clock,
         redact: Redact,
@@ -53,7 +53,7 @@ class Approvals:
         caller_seconds: float,
     ) -> None:
         self._store = store
-        self._bell = bell
+        self._notices = notices
         self._heap = heap
         self._clock = clock
         self._redact = redact
@@ -293,7 +293,7 @@ class Approvals:
         )
 
     async def _wait(self, approval: Approval, timeout: float) -> None:
-        with self._bell.watch(approval.session_id) as watch:
+        with self._notices.watch(approval.session_id) as watch:
             try:
                 async with asyncio.timeout(timeout):
                     while True:

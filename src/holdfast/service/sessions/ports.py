@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Any, Literal, Protocol
 
 from holdfast.service.api import AuditFilter
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.store.pages import encode_token
 from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
 from holdfast.service.types import (
     Approval,
     AuditEntry,
     AuditRow,
-    Guard,
     SessionRecord,
     Struct,
     Usage,
 )
-from holdfast.types import EnvironmentInfo, Limits
+from holdfast.types import EnvironmentInfo
 
 #: Replaces secrets in a text.
 Redact = Callable[[str], str]
@@ -116,34 +116,17 @@ def page_after(size: int, *position: float | str) -> Page:
     return Page(size, encode_token(*position))
 
 
-class Enforcement(Protocol):
-    """How a policy is enforced in one sandbox: `enforcement.Plan`."""
-
-    @property
-    def confinement(self) -> Any: ...
-
-    @property
-    def limits(self) -> Limits | None: ...
-
-    @property
-    def enforced(self) -> tuple[Guard, ...]: ...
-
-    @property
-    def unenforced(self) -> tuple[Guard, ...]: ...
-
-    @property
-    def user(self) -> str | None: ...
-
-
 #: `enforcement.plan`: what the policy wants, of what the sandbox offers. `Denied` for a guard that cannot be had.
-PlanEnforcement = Callable[[SessionRecord, EnvironmentInfo], Enforcement]
+PlanEnforcement = Callable[[SessionRecord, EnvironmentInfo], EnforcementPlan]
 #: What must be there in the sandbox before a session is opened: its workspace, the proxy of an allow-list.
 Prepare = Callable[[SessionRecord, EnvironmentInfo], Awaitable[None]]
-#: What the monitor last saw of a session.
+#: The profile that an operator gave to an agent (`agent add --profile`); empty if there is none.
+AssignedProfile = Callable[[str], Awaitable[str]]
+#: The last sample of the monitor for a session.
 FindUsage = Callable[[str], Usage | None]
 
 
-class Watcher(Protocol):
+class SessionWatcher(Protocol):
     """Who wants to know which sessions are ours: the monitor."""
 
     def watch(self, record: SessionRecord) -> None: ...
@@ -157,11 +140,18 @@ class Watcher(Protocol):
         ...
 
 
-class Told(Struct, frozen=True):
+class MetricEvent(Struct, frozen=True):
     """Something for the metrics; the sessions know none of them by name."""
 
     what: Literal[
-        "session_opened", "session_over", "command_ended", "output", "violation", "lease_taken", "lease_lost"
+        "session_opened",
+        "session_over",
+        "command_ended",
+        "output",
+        "violation",
+        "lease_taken",
+        "lease_lost",
+        "subscribers",
     ]
     kind: str = ""
     amount: float = 1.0
@@ -169,15 +159,20 @@ class Told(Struct, frozen=True):
 
 
 #: Called for each; must not block.
-Tell = Callable[[Told], None]
+EmitMetric = Callable[[MetricEvent], None]
 
 
-def tell_nobody(told: Told) -> None:
+def ignore_metric(told: MetricEvent) -> None:
     """For a service without metrics."""
 
 
 async def nothing_to_prepare(record: SessionRecord, info: EnvironmentInfo) -> None:
     """For sandboxes that have everything."""
+
+
+async def no_profile(agent_id: str) -> str:
+    """For a service without assigned profiles."""
+    return ""
 
 
 def no_usage(session_id: str) -> Usage | None:

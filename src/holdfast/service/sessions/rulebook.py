@@ -38,9 +38,15 @@ class Rulebook:
     def max_sessions(self, agent_id: str) -> int:
         return self.rules.agent(agent_id).sessions
 
-    def resolve(self, agent_id: str, request: CreateRequest, *, operator: bool) -> Policy:
-        """The policy of a new session; `request.sandbox` is where it will be."""
+    def resolve(self, agent_id: str, request: CreateRequest, *, operator: bool, assigned: str = "") -> Policy:
+        """Return the policy of a new session in `request.sandbox`.
+
+        `assigned` is the profile that an operator gave to the agent; it replaces the agent's profile in the rules.
+        """
         rules = self.rules.within(request.sandbox)
+        if assigned:
+            agent = msgspec.structs.replace(self.rules.agent(agent_id), profile=assigned)
+            rules = msgspec.structs.replace(rules, agents={**rules.agents, agent_id: agent})
         return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
 
     def environment(self, policy: Policy, asked: dict[str, str]) -> dict[str, str]:

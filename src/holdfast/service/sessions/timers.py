@@ -17,7 +17,7 @@ from holdfast.service.clock import Clock, Timer
 from holdfast.service.policy.keep_alive import Deadline, Due
 from holdfast.service.problems import Problem
 from holdfast.service.sessions.following.events import event_entry
-from holdfast.service.sessions.following.follower import Follower
+from holdfast.service.sessions.following.follower import SessionFollower
 from holdfast.service.sessions.ports import SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store.types import Page
@@ -111,7 +111,7 @@ class SessionTimers:
         self._tries: dict[str, int] = {}
         self._told_idle: set[str] = set()
 
-    def watch(self, follower: Follower) -> None:
+    def watch(self, follower: SessionFollower) -> None:
         """From now on, and again whenever a command begins or ends there."""
         session_id = follower.record.session_id
         due = self._next(follower)
@@ -124,7 +124,7 @@ class SessionTimers:
         self._tries.pop(session_id, None)
         self._told_idle.discard(session_id)
 
-    def _next(self, follower: Follower) -> Deadline | None:
+    def _next(self, follower: SessionFollower) -> Deadline | None:
         record = follower.record
         return self._rules.deadline(
             record,
@@ -133,10 +133,10 @@ class SessionTimers:
             lifetime_warned=record.session_id in self._lifetime_warned,
         )
 
-    def _due(self, follower: Follower) -> None:
+    def _due(self, follower: SessionFollower) -> None:
         self._spawn(self._act(follower))
 
-    async def _act(self, follower: Follower) -> None:
+    async def _act(self, follower: SessionFollower) -> None:
         session_id, now = follower.record.session_id, self._clock.time()
         due = self._next(follower)
         if due is None or due.when > now or follower.over.is_set():
@@ -153,7 +153,7 @@ class SessionTimers:
         self._tries.pop(session_id, None)
         self.watch(follower)
 
-    async def _do(self, what: Due, follower: Follower, now: float) -> None:
+    async def _do(self, what: Due, follower: SessionFollower, now: float) -> None:
         record, policy = follower.record, follower.record.policy
         session_id = record.session_id
         match what:
@@ -181,7 +181,7 @@ class SessionTimers:
         rows, _ = await self._store.rows(which, Page(1))
         return bool(rows)
 
-    async def _tell(self, follower: Follower, type: EventType, detail: str) -> None:
+    async def _tell(self, follower: SessionFollower, type: EventType, detail: str) -> None:
         await self._store.append([event_entry(follower.record, self._clock.time(), type, detail)])
 
 

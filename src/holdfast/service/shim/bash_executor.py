@@ -79,7 +79,7 @@ class BashExecutor:
             self._executor = OneShotExecutor(sandbox or "local", cwd=cwd, env=env)
             return
         try:
-            from holdfast.service.shim.session_executor import Line, SessionExecutor
+            from holdfast.service.shim.session_executor import ServiceEndpoint, SessionExecutor
         except ModuleNotFoundError as error:
             raise InvalidParams(
                 f"sessions need {error.name}: pip install 'holdfast[service]', or {FLAG}=off"
@@ -89,9 +89,9 @@ class BashExecutor:
         if not token:
             raise InvalidParams(f"no token: give one, set {TOKEN_VARIABLE}; `holdfast service agent add` makes one")
         address = address or os.environ.get(ADDRESS_VARIABLE, "") or DEFAULT_ADDRESS
-        line = Line(address, token, tls_ca, tls_cert, tls_key)
+        endpoint = ServiceEndpoint(address, token, tls_ca, tls_cert, tls_key)
         self._executor = SessionExecutor(
-            line,
+            endpoint,
             persistent=persistent,
             sandbox=sandbox,
             cwd=optional_path(cwd) or "",

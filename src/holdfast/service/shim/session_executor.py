@@ -46,7 +46,7 @@ NO_REPLY: Final = "UNAVAILABLE"
 _OVER: Final = (pb.CLOSING, pb.CLOSED, pb.ERROR)
 
 
-class Line(NamedTuple):
+class ServiceEndpoint(NamedTuple):
     """How the service is reached, and as whom."""
 
     address: str
@@ -75,7 +75,7 @@ class Line(NamedTuple):
         return (("authorization", f"Bearer {self.token}"),)
 
 
-class Ask(NamedTuple):
+class RpcCall(NamedTuple):
     """A call to make."""
 
     method: str
@@ -93,7 +93,7 @@ class CheckPort(NamedTuple):
     """Find out why the port cannot be talked to; the answer is an explanation, or empty."""
 
 
-Step = Ask | Pause | CheckPort
+Step = RpcCall | Pause | CheckPort
 #: What a driver carries out: it sends the reply of a call back in, or throws the `Problem` that it ended with.
 Steps = Generator[Step, Any, ExecutionResult]
 
@@ -103,7 +103,7 @@ class SessionExecutor:
 
     def __init__(
         self,
-        line: Line,
+        endpoint: ServiceEndpoint,
         *,
         persistent: bool = True,
         sandbox: str = "",
@@ -112,7 +112,7 @@ class SessionExecutor:
         profile: str = "",
         max_output_bytes: int = 1024 * 1024,
     ) -> None:
-        self._line = line
+        self._endpoint = endpoint
         self._persistent = persistent
         self._max_bytes = max_output_bytes
         self._create = pb.CreateSessionRequest(
@@ -169,7 +169,7 @@ class SessionExecutor:
             create = pb.CreateSessionRequest()
             create.CopyFrom(self._create)
             create.request_id = f"{self._name}-{generation}"
-            created = yield from _reached(Ask("CreateSession", create))
+            created = yield from _reached(RpcCall("CreateSession", create))
             session_id = created.session_id
             with self._changing:
                 if self._generation == generation:
@@ -179,7 +179,7 @@ class SessionExecutor:
     def _run(self, request: pb.RunCommandRequest, timeout: float | None) -> Steps:
         limit = None if timeout is None else timeout + SLACK_SECONDS
         generation = self._generation
-        reply = yield from _reached(Ask("RunCommand", request, limit))
+        reply = yield from _reached(RpcCall("RunCommand", request, limit))
         if request.session_id and reply.state in _OVER:
             self._forget(generation)
         return ExecutionResult(
@@ -193,7 +193,7 @@ class SessionExecutor:
 
     def _died(self, session_id: str) -> Generator[Step, Any, bool]:
         try:
-            found = yield from _reached(Ask("GetSession", pb.GetSessionRequest(session_id=session_id)))
+            found = yield from _reached(RpcCall("GetSession", pb.GetSessionRequest(session_id=session_id)))
         except problems.NotFound:
             return True
         return found.state in _OVER
@@ -222,19 +222,19 @@ class SessionExecutor:
                 time.sleep(step.seconds)
                 continue
             if isinstance(step, CheckPort):
-                reply = self._line.explain_failure()
+                reply = self._endpoint.explain_failure()
                 continue
             try:
                 reply = self._call(step)
             except grpc.RpcError as error:
                 problem = problem_of(error)
 
-    def _call(self, ask: Ask) -> Any:
+    def _call(self, rpc: RpcCall) -> Any:
         with self._changing:
             if self._channel is None:
-                self._channel = open_channel(self._line)
+                self._channel = open_channel(self._endpoint)
             channel = self._channel
-        return call(channel, self._line, ask)
+        return call(channel, self._endpoint, rpc)
 
     async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
         return await self._carry_out_async(self.steps(command, timeout))
@@ -252,35 +252,35 @@ class SessionExecutor:
                 await asyncio.sleep(step.seconds)
                 continue
             if isinstance(step, CheckPort):
-                reply = await asyncio.to_thread(self._line.explain_failure)
+                reply = await asyncio.to_thread(self._endpoint.explain_failure)
                 continue
             try:
                 reply = await self._call_async(step)
             except grpc.RpcError as error:
                 problem = problem_of(error)
 
-    async def _call_async(self, ask: Ask) -> Any:
+    async def _call_async(self, rpc: RpcCall) -> Any:
         loop = asyncio.get_running_loop()
         if self._aio is None:
-            self._aio = _aio_channel(self._line), loop
+            self._aio = _aio_channel(self._endpoint), loop
         if self._aio[1] is not loop:
             raise InvalidRequest("this executor belongs to another event loop; make one for each")
-        method = self._aio[0].unary_unary(*_by_name(ask.method))
-        return await method(ask.request, timeout=ask.timeout, metadata=self._line.metadata)
+        method = self._aio[0].unary_unary(*_by_name(rpc.method))
+        return await method(rpc.request, timeout=rpc.timeout, metadata=self._endpoint.metadata)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def _last(self) -> Ask | None:
+    def _last(self) -> RpcCall | None:
         """The call that closes the session, if there is one; it is forgotten either way."""
         with self._changing:
             session_id, self._session_id = self._session_id, ""
             self._generation += 1
-        return Ask("CloseSession", pb.CloseSessionRequest(session_id=session_id)) if session_id else None
+        return RpcCall("CloseSession", pb.CloseSessionRequest(session_id=session_id)) if session_id else None
 
     def close(self) -> None:
         try:
-            if (ask := self._last()) is not None:
-                self._call(ask)
+            if (rpc := self._last()) is not None:
+                self._call(rpc)
         except grpc.RpcError as error:
             _unless_over(error)
         finally:
@@ -290,8 +290,8 @@ class SessionExecutor:
 
     async def aclose(self) -> None:
         try:
-            if (ask := self._last()) is not None:
-                await self._call_async(ask)
+            if (rpc := self._last()) is not None:
+                await self._call_async(rpc)
         except grpc.RpcError as error:
             _unless_over(error)
         finally:
@@ -300,7 +300,7 @@ class SessionExecutor:
                 await channel.close()
 
 
-def _reached(ask: Ask) -> Generator[Step, Any, Any]:
+def _reached(rpc: RpcCall) -> Generator[Step, Any, Any]:
     """The reply to a call, which is made again while the service cannot be reached.
 
     Calls that change something carry a `request_id`, so the one that was made twice happened once. A port that
@@ -309,7 +309,7 @@ def _reached(ask: Ask) -> Generator[Step, Any, Any]:
     pause, waited, checked = FIRST_PAUSE, 0.0, False
     while True:
         try:
-            return (yield ask)
+            return (yield rpc)
         except problems.Unavailable as problem:
             failure = problem
         if waited >= REACH_SECONDS:
@@ -340,25 +340,25 @@ def _unless_over(error: grpc.RpcError) -> None:
         raise problem from error
 
 
-def call(channel: grpc.Channel, line: Line, ask: Ask) -> Any:
+def call(channel: grpc.Channel, endpoint: ServiceEndpoint, rpc: RpcCall) -> Any:
     """Make one call and wait for its reply."""
-    method = channel.unary_unary(*_by_name(ask.method))
-    return method(ask.request, timeout=ask.timeout, metadata=line.metadata)
+    method = channel.unary_unary(*_by_name(rpc.method))
+    return method(rpc.request, timeout=rpc.timeout, metadata=endpoint.metadata)
 
 
-def open_channel(line: Line) -> grpc.Channel:
+def open_channel(endpoint: ServiceEndpoint) -> grpc.Channel:
     """For blocking calls. It connects at the first one."""
-    credentials = line.credentials()
+    credentials = endpoint.credentials()
     if credentials is None:
-        return grpc.insecure_channel(line.address, _OPTIONS)
-    return grpc.secure_channel(line.address, credentials, _OPTIONS)
+        return grpc.insecure_channel(endpoint.address, _OPTIONS)
+    return grpc.secure_channel(endpoint.address, credentials, _OPTIONS)
 
 
-def _aio_channel(line: Line) -> grpc.aio.Channel:
-    credentials = line.credentials()
+def _aio_channel(endpoint: ServiceEndpoint) -> grpc.aio.Channel:
+    credentials = endpoint.credentials()
     if credentials is None:
-        return grpc.aio.insecure_channel(line.address, _OPTIONS)
-    return grpc.aio.secure_channel(line.address, credentials, _OPTIONS)
+        return grpc.aio.insecure_channel(endpoint.address, _OPTIONS)
+    return grpc.aio.secure_channel(endpoint.address, credentials, _OPTIONS)
 
 
 def _content(path: str | None) -> bytes | None:

@@ -30,7 +30,7 @@ from holdfast.types import EnvironmentInfo
 Connect = Callable[[str], Awaitable[ExecApi]]
 
 
-class _Line:
+class _PooledConnection:
     """One connection and who uses it."""
 
     def __init__(self, address: str, opening: asyncio.Task[ExecApi]) -> None:
@@ -51,7 +51,7 @@ class SandboxPool:
         self._clock = clock
         self._limit = limit
         self._idle_seconds = idle_seconds
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _PooledConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._sweep: Timer | None = None
         self._closed = False
@@ -69,7 +69,7 @@ class SandboxPool:
         """The same with the sandbox's own errors, for whoever has to tell them apart."""
         return _Hold(self, address)
 
-    async def enter(self, address: str) -> tuple[_Line, ExecApi]:
+    async def enter(self, address: str) -> tuple[_PooledConnection, ExecApi]:
         """One user more of a line. `leave` must be called once."""
         line = self._line(address)
         line.users += 1
@@ -82,7 +82,7 @@ class SandboxPool:
             self.leave(line, error)
             raise
 
-    def leave(self, line: _Line, error: BaseException | None) -> None:
+    def leave(self, line: _PooledConnection, error: BaseException | None) -> None:
         if isinstance(error, errors.TransportError | errors.SandboxGone):
             # It has tried to come back, or cannot: the next user gets a new one, perhaps of a new sandbox at the
             # same address.
@@ -113,13 +113,13 @@ class SandboxPool:
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def _line(self, address: str) -> _Line:
+    def _line(self, address: str) -> _PooledConnection:
         if self._closed:
             raise errors.ShuttingDown("the service is stopping")
         line = self._lines.get(address)
         if line is None:
             self._make_room(address)
-            line = _Line(address, asyncio.ensure_future(self._connect(address)))
+            line = _PooledConnection(address, asyncio.ensure_future(self._connect(address)))
             # Whoever waits hears of a failure; if nobody does any more, nobody needs to.
             line.opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
             self._lines[address] = line
@@ -138,14 +138,14 @@ class SandboxPool:
         oldest = min(unused, key=lambda line: line.last_used)
         self._retire(oldest)
 
-    def _retire(self, line: _Line) -> None:
+    def _retire(self, line: _PooledConnection) -> None:
         line.retired = True
         if self._lines.get(line.address) is line:
             del self._lines[line.address]
         if line.users == 0:
             self._close(line)
 
-    def _unused(self, line: _Line) -> None:
+    def _unused(self, line: _PooledConnection) -> None:
         if line.retired:
             self._close(line)
         elif self._sweep is None and not self._closed and self._idle_seconds > 0:
@@ -166,7 +166,7 @@ class SandboxPool:
         if waiting and not self._closed:
             self._sweep = self._clock.call_later(self._idle_seconds, self._swept)
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: _PooledConnection) -> None:
         task = asyncio.ensure_future(_close(line))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -210,7 +210,7 @@ async def _info(api: ExecApi) -> EnvironmentInfo:
     return await api.info()
 
 
-async def _close(line: _Line) -> None:
+async def _close(line: _PooledConnection) -> None:
     if not line.opening.done():
         line.opening.cancel()
     await asyncio.wait([line.opening])

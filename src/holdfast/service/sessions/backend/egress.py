@@ -49,7 +49,7 @@ def is_wanted(policy: Policy, info: EnvironmentInfo) -> bool:
 
 
 class Egress:
-    """The proxies that this replica has started or follows. A `ports.Watcher`."""
+    """The proxies that this replica has started or follows. A `ports.SessionWatcher`."""
 
     def __init__(self, pool: SandboxPool, store: SessionStore, clock: Clock) -> None:
         self._pool = pool

@@ -35,7 +35,7 @@ _ROOT: Final = ("root", "0")
 _SCOPING_ABI: Final = 6
 
 
-class Plan(Struct, frozen=True):
+class EnforcementPlan(Struct, frozen=True):
     """How to start a session, and what that enforces of its policy."""
 
     confinement: Confinement | None
@@ -74,7 +74,7 @@ def plan(
     proxy: str | None = None,
     hidden: tuple[str, ...] = (),
     user: str | None = None,
-) -> Plan:
+) -> EnforcementPlan:
     """What to ask of the sandbox. `Denied` if the policy requires what it does not offer.
 
     `proxy` is the socket of the filtering proxy, for `allow-list`; `hidden` are paths of the service in this
@@ -113,7 +113,7 @@ def plan(
             missing=",".join(missing),
         )
     needed = mode != "none" or network != "host" or confinement.limits_tree
-    return Plan(confinement if needed else None, _limits(policy, offered), enforced, unenforced, user)
+    return EnforcementPlan(confinement if needed else None, _limits(policy, offered), enforced, unenforced, user)
 
 
 def needs_user(policy: Policy, sandbox: str, info: EnvironmentInfo) -> bool:

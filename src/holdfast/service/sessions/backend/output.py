@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from holdfast.service.api import Chunk, Prompt
+from holdfast.service.api import Chunk, PromptInfo
 from holdfast.service.positions import FINISHED, Position, write_token
 from holdfast.service.types import State
 from holdfast.types import ReadResult, TerminalEvent, TerminalRead
@@ -21,7 +21,7 @@ PROMPT_BYTES: Final = 256
 _UNSEEN: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|\r")
 
 
-class Piece(NamedTuple):
+class OutputSlice(NamedTuple):
     """Chunks, where a reader has come with them, and whether more is there already."""
 
     chunks: list[Chunk]
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     more: bool = False
 
 
-def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> Piece:
+def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> OutputSlice:
     """What came after a position of a terminal."""
     chunks: list[Chunk] = []
     printed = since.printed
@@ -44,8 +44,8 @@ def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> Pi
         if chunk is not None:
             chunks.append(chunk)
     if found.token == since.seq:
-        return Piece(chunks, since)  # where nothing happened, what its reader was told stays told
-    return Piece(chunks, Position(seq=found.token, printed=printed))
+        return OutputSlice(chunks, since)  # where nothing happened, what its reader was told stays told
+    return OutputSlice(chunks, Position(seq=found.token, printed=printed))
 
 
 def _terminal_chunk(session_id: str, event: TerminalEvent, position: Position, skipped: int) -> Chunk | None:
@@ -58,10 +58,10 @@ def _terminal_chunk(session_id: str, event: TerminalEvent, position: Position, s
         case "ended":
             return Chunk(session_id, token, event.timestamp, event.state, exit_code=event.exit_code)
         case "prompt":
-            prompt = Prompt(event.prompt or "", awaiting_input=True)
+            prompt = PromptInfo(event.prompt or "", awaiting_input=True)
             return Chunk(session_id, token, event.timestamp, event.state, prompt=prompt)
         case "continuation":
-            prompt = Prompt(event.prompt or "", awaiting_input=True)
+            prompt = PromptInfo(event.prompt or "", awaiting_input=True)
             return Chunk(session_id, token, event.timestamp, event.state, prompt=prompt)
         case "state" if event.state in ("CLOSED", "ERROR"):
             return Chunk(session_id, token, event.timestamp, event.state, exit_code=event.exit_code)
@@ -86,7 +86,7 @@ def unfinished_line(chunks: Sequence[Chunk]) -> str:
 
 def command_chunks(
     session_id: str, command_id: str, since: Position, found: ReadResult, max_bytes: int, *, at: float, state: State
-) -> Piece:
+) -> OutputSlice:
     """What came after a position of one command of a shell."""
     chunks: list[Chunk] = []
     position = since
@@ -111,7 +111,7 @@ def command_chunks(
         start = max(0, position.part - begin) if each.seq == position.seq + 1 else 0
         data = each.data[start : start + room]
         if not data and start < len(each.data):
-            return Piece(chunks, position, more=True)
+            return OutputSlice(chunks, position, more=True)
         room -= len(data)
         through = start + len(data)
         printed = position.printed + len(data)
@@ -124,7 +124,7 @@ def command_chunks(
                 _command_chunk(session_id, command_id, position, at, state, stream=each.stream, payload=data)
             )
         if through < len(each.data):
-            return Piece(chunks, position, more=True)
+            return OutputSlice(chunks, position, more=True)
     for gap in gaps:
         length = gap.length - min(gap.length, position.part)
         position = Position(since.command, position.seq, 0, position.printed + length)
@@ -134,8 +134,8 @@ def command_chunks(
     # The exit has a number of its own, after all output.
     if found.exited and found.exit_code is not None and found.next_seq - 1 > position.seq:
         ended = ended_chunk(session_id, command_id, position, found.exit_code, at, state)
-        return Piece([*chunks, ended], done(position))
-    return Piece(chunks, position, more=room <= 0)
+        return OutputSlice([*chunks, ended], done(position))
+    return OutputSlice(chunks, position, more=room <= 0)
 
 
 def done(position: Position) -> Position:

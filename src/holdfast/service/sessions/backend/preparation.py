@@ -15,7 +15,7 @@ from holdfast.exec_api import FileApi
 from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress, is_wanted
-from holdfast.service.sessions.backend.enforcement import Plan, needs_user, plan
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan, needs_user, plan
 from holdfast.service.types import SessionRecord
 from holdfast.types import EnvironmentInfo
 
@@ -60,7 +60,7 @@ class Preparation:
         if uid is not None:
             self._users[record.session_id] = uid
 
-    def plan(self, record: SessionRecord, info: EnvironmentInfo) -> Plan:
+    def plan(self, record: SessionRecord, info: EnvironmentInfo) -> EnforcementPlan:
         proxy = self._egress.socket_of(record.session_id)
         uid = self._users.pop(record.session_id, None)
         user = None if uid is None else f"{uid}:{uid}"

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.sessions.following.events import NoticeBell, Watch
+from holdfast.service.sessions.following.events import NoticeHub, Watch
 from holdfast.service.sessions.ports import SessionStore, page_after
 from holdfast.service.store.types import Page
 from holdfast.service.types import AuditRow
@@ -32,14 +32,14 @@ class LoggedCommand(NamedTuple):
 class CommandLog:
     """What the log has of a session's commands."""
 
-    def __init__(self, store: SessionStore, bell: NoticeBell, session_id: str) -> None:
+    def __init__(self, store: SessionStore, notices: NoticeHub, session_id: str) -> None:
         self._store = store
-        self._bell = bell
+        self._notices = notices
         self._id = session_id
 
     def watch(self) -> AbstractContextManager[Watch]:
         """Rung when a row is added."""
-        return self._bell.watch(self._id)
+        return self._notices.watch(self._id)
 
     async def after(self, number: int) -> list[LoggedCommand]:
         """The next of those whose rows come after this one."""

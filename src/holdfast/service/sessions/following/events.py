@@ -11,13 +11,13 @@ import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.service.api import AuditFilter, Event
+from holdfast.service.api import AuditFilter, SessionEvent
 from holdfast.service.clock import Clock, sleep
 from holdfast.service.problems import BadToken, NotFound, Problem
 from holdfast.service.sessions.ports import SessionStore, page_after
@@ -33,7 +33,7 @@ _MAX_REMEMBERED: Final = 10_000
 _AGAIN_SECONDS: Final = 1.0
 
 
-class NoticeBell:
+class NoticeHub:
     """One reader of the store's notices for all who wait in this replica."""
 
     def __init__(self, store: SessionStore, clock: Clock) -> None:
@@ -106,7 +106,7 @@ class Watch:
         await self._event.wait()
 
 
-class _Place(NamedTuple):
+class _EventPosition(NamedTuple):
     """Of an event among all: events are told in this order, and those of one session without a gap."""
 
     at: float
@@ -134,18 +134,18 @@ def event_entry(
 class EventStreams:
     """`SubscribeSessionEvents`."""
 
-    def __init__(self, store: SessionStore, bell: NoticeBell, clock: Clock) -> None:
+    def __init__(self, store: SessionStore, notices: NoticeHub, clock: Clock) -> None:
         self._store = store
-        self._bell = bell
+        self._notices = notices
         self._clock = clock
 
     async def subscribe(
         self, caller: Caller, session_id: str, since: str, types: Sequence[EventType]
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[SessionEvent, None]:
         """Those that were missed, then those that come. One session's end with that session."""
         agent_id = "" if caller.role == "operator" else caller.agent_id
         place = _read_place(since) if since else None
-        with self._bell.watch(session_id) as watch:
+        with self._notices.watch(session_id) as watch:
             start = self._clock.time()
             #: The last that was told of each session, and sessions of others, whose notices are not looked into.
             told: dict[str, int] = {}
@@ -217,15 +217,15 @@ class EventStreams:
             page = Page(_PAGE, token)
 
 
-def _event(row: AuditRow, types: Sequence[EventType]) -> Event | None:
+def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
     body = msgspec.json.decode(row.body)
     if types and body["type"] not in types:
         return None
-    return Event(
+    return SessionEvent(
         session_id=row.session_id,
         type=body["type"],
         detail=body["detail"],
-        token=_write_place(_Place(row.at, row.session_id, row.seq)),
+        token=_write_place(_EventPosition(row.at, row.session_id, row.seq)),
         at=row.at,
         approval_id=body.get("approval_id", ""),
         state=body["state"],
@@ -236,13 +236,13 @@ def _type_of(row: AuditRow) -> str:
     return str(msgspec.json.decode(row.body)["type"])
 
 
-def _write_place(place: _Place) -> str:
+def _write_place(place: _EventPosition) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(list(place))).decode().rstrip("=")
 
 
-def _read_place(token: str) -> _Place:
+def _read_place(token: str) -> _EventPosition:
     try:
         place = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
-        return msgspec.convert(tuple(place), _Place)
+        return msgspec.convert(tuple(place), _EventPosition)
     except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError):
         raise BadToken("since: no token of an event", reason="BAD_TOKEN") from None

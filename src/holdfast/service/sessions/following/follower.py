@@ -15,12 +15,12 @@ import msgspec
 
 from holdfast.errors import HoldfastError, SandboxGone
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, sleep
+from holdfast.service.clock import sleep
 from holdfast.service.problems import NotNow, Problem
-from holdfast.service.sessions.backend.connections import SandboxPool, is_gone
-from holdfast.service.sessions.following.events import NoticeBell, event_entry
-from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
-from holdfast.service.settings import ServiceSettings
+from holdfast.service.sessions.backend.connections import is_gone
+from holdfast.service.sessions.context import SessionContext
+from holdfast.service.sessions.following.events import event_entry
+from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.store.types import Fence, Lease, Page
 from holdfast.service.types import AuditEntry, AuditRow, SessionRecord, State, Struct
 
@@ -28,19 +28,6 @@ from holdfast.service.types import AuditEntry, AuditRow, SessionRecord, State, S
 END_POSITION: Final = 1 << 62
 #: Between attempts to reach a sandbox or the database that did not answer; doubling up to the second.
 _AGAIN_SECONDS: Final = (0.2, 10.0)
-
-
-class Surroundings(Struct, frozen=True):
-    """What every follower works with."""
-
-    store: SessionStore
-    pool: SandboxPool
-    bell: NoticeBell
-    clock: Clock
-    settings: ServiceSettings
-    redact: Redact
-    tell: Tell
-    replica: str
 
 
 class LeaseLost(Exception):
@@ -57,16 +44,20 @@ class Ending(Struct, frozen=True):
     lost: str = ""
 
 
-class Follower:
+class SessionFollower:
     """One session whose lease is ours. `TerminalFollower` and `ShellFollower` know what happens there."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self,
+        record: SessionRecord,
+        lease: Lease,
+        context: SessionContext,
+        on_change: Callable[[SessionFollower], None],
     ) -> None:
         #: As we know it: newer than the database by a moment.
         self.record = record
         self.lease = lease
-        self.around = around
+        self.context = context
         #: A command runs.
         self.busy = False
         self.last_exit_code: int | None = None
@@ -105,8 +96,14 @@ class Follower:
                 self._flushing.cancel()
 
     async def follow(self) -> Ending:
-        """Read and write down, from `record.audited_token` on, until it ended."""
+        """Read the session from `record.audited_token` on and append its rows, until it ends."""
         raise NotImplementedError
+
+    def typed(self, command_id: str, position: int, lines: int) -> None:
+        """Note an input with line ends in it, which can start a command of a terminal."""
+
+    async def caught_up(self, number: int, seconds: float) -> None:
+        """Wait until the end of this command of a shell was read, at most so long."""
 
     # --- what happened -------------------------------------------------------------------------------------------
 
@@ -115,7 +112,7 @@ class Follower:
         if by not in self.record.policy.activity:
             return
         self.record = msgspec.structs.replace(
-            self.record, last_activity_at=self.around.clock.time(), warned_at=None
+            self.record, last_activity_at=self.context.clock.time(), warned_at=None
         )
         self._changed()
 
@@ -143,7 +140,7 @@ class Follower:
     async def _flush(self) -> None:
         """Many changes at once, a moment later."""
         try:
-            await sleep(self.around.clock, self.around.settings.metadata_seconds)
+            await sleep(self.context.clock, self.context.settings.metadata_seconds)
             await self.flush()
         except (Problem, LeaseLost):
             self._dirty = True  # with the next change
@@ -158,7 +155,7 @@ class Follower:
                 # Whoever goes on after us takes nothing for news that we have seen.
                 await self.write([], self.read_to)
             record = self.record
-            await self.around.store.update_session(
+            await self.context.store.update_session(
                 record.session_id,
                 last_activity_at=record.last_activity_at,
                 warned_at=record.warned_at,
@@ -166,14 +163,14 @@ class Follower:
             )
 
     def entry(self, kind: str, command_id: str = "", at: float | None = None, **body: Any) -> AuditEntry:
-        when = self.around.clock.time() if at is None else at
+        when = self.context.clock.time() if at is None else at
         return AuditEntry(self.record.session_id, when, self.record.agent_id, kind, command_id, body)
 
     async def write(self, entries: Sequence[AuditEntry], position: int) -> None:
         """Append under our lease, and move the position."""
         fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position)
         try:
-            await self.around.store.append(entries, fence=fence)
+            await self.context.store.append(entries, fence=fence)
         except NotNow as problem:
             raise LeaseLost(self.record.session_id) from problem
         position = max(position, self.record.audited_token)
@@ -181,15 +178,15 @@ class Follower:
 
     async def last_row(self, *kinds: str) -> AuditRow | None:
         which = AuditFilter(session_id=self.record.session_id, kinds=kinds, newest_first=True)
-        rows, _ = await self.around.store.rows(which, Page(1))
+        rows, _ = await self.context.store.rows(which, Page(1))
         return rows[0] if rows else None
 
     # --- its end -------------------------------------------------------------------------------------------------
 
     async def _finish(self, ending: Ending) -> None:
-        around, session_id = self.around, self.record.session_id
-        stored = await around.store.session(session_id)
-        now = around.clock.time()
+        context, session_id = self.context, self.record.session_id
+        stored = await context.store.session(session_id)
+        now = context.clock.time()
         # A close that was asked for has its reason already.
         state: State = "CLOSED" if stored.state == "CLOSING" else ending.state
         why = stored.close_reason or ending.lost or ("crashed" if state == "ERROR" else "exited")
@@ -206,7 +203,7 @@ class Follower:
                 record, now, "SESSION_ERROR" if state == "ERROR" else "SESSION_CLOSED", summary, state=state
             )
             await self.write([*entries, event], END_POSITION)
-        await around.store.update_session(
+        await context.store.update_session(
             session_id,
             state=state,
             closed_at=now,
@@ -217,7 +214,7 @@ class Follower:
         )
         self.record = msgspec.structs.replace(record, summary=summary)
         self.over.set()
-        around.tell(Told("session_over", record.kind, now - record.created_at, category))
+        context.emit(MetricEvent("session_over", record.kind, now - record.created_at, category))
 
     def summary(self, record: SessionRecord, ending: Ending, category: str) -> str:
         """The last words on a session."""
@@ -234,6 +231,6 @@ class Follower:
 
     def excerpt(self, data: bytes, total: int) -> dict[str, Any]:
         """The beginning of what was printed, without secrets, and how much it was."""
-        text = self.around.redact(data.decode("utf-8", "replace"))
-        limit = self.around.settings.audit_excerpt_bytes
+        text = self.context.redact(data.decode("utf-8", "replace"))
+        limit = self.context.settings.audit_excerpt_bytes
         return {"output": text[:limit], "output_bytes": total, "cut": total > len(data) or len(text) > limit}

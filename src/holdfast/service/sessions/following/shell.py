@@ -14,9 +14,10 @@ import msgspec
 
 from holdfast.errors import UnknownProcess
 from holdfast.exec_api import ExecApi
+from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.command_log import CommandLog, LoggedCommand
-from holdfast.service.sessions.following.follower import END_POSITION, Ending, Follower, Surroundings
-from holdfast.service.sessions.ports import Told
+from holdfast.service.sessions.following.follower import END_POSITION, Ending, SessionFollower
+from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.store.types import Lease
 from holdfast.service.types import SessionRecord
 from holdfast.types import ReadResult
@@ -27,19 +28,22 @@ _LOOK_SECONDS: Final = (0.001, 0.05)
 _LOOKS: Final = 100
 
 
-class ShellFollower(Follower):
+class ShellFollower(SessionFollower):
     """A session with a shell."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self,
+        record: SessionRecord,
+        lease: Lease,
+        context: SessionContext,
+        on_change: Callable[[SessionFollower], None],
     ) -> None:
-        super().__init__(record, lease, around, on_change)
+        super().__init__(record, lease, context, on_change)
         #: The last command whose end was read.
         self._read_number = 0
         self._progress = asyncio.Event()
 
     async def caught_up(self, number: int, seconds: float) -> None:
-        """Until the end of this command was read: its shell forgets it after a few more. Not for ever, though."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._read_number < number and not self.over.is_set():
@@ -51,11 +55,11 @@ class ShellFollower(Follower):
         self._progress.set()
 
     async def follow(self) -> Ending:
-        around, session_id = self.around, self.record.session_id
+        context, session_id = self.context, self.record.session_id
         number = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
         await self._resume()
-        commands = CommandLog(around.store, around.bell, session_id)
-        async with around.pool.hold(self.record.sandbox) as api:
+        commands = CommandLog(context.store, context.notices, session_id)
+        async with context.pool.hold(self.record.sandbox) as api:
             ending = asyncio.ensure_future(self._ending(api))
             try:
                 with commands.watch() as news:
@@ -91,7 +95,7 @@ class ShellFollower(Follower):
         session_id, seq = self.record.session_id, 0
         while True:
             try:
-                found = await api.read(session_id, after_seq=seq, wait=self.around.settings.follow_seconds)
+                found = await api.read(session_id, after_seq=seq, wait=self.context.settings.follow_seconds)
             except UnknownProcess:
                 await api.describe_shell(session_id)  # raises, if it is gone
                 raise
@@ -105,7 +109,7 @@ class ShellFollower(Follower):
         return Ending("ERROR" if crashed else "CLOSED", status.reason or "the shell ended", status.exit_code)
 
     async def _command(self, api: ExecApi, command: LoggedCommand, ending: asyncio.Task[Ending]) -> None:
-        around = self.around
+        context = self.context
         excerpt, printed, seq = bytearray(), 0, 0
         self.became(busy=True)
         while True:
@@ -128,7 +132,7 @@ class ShellFollower(Follower):
                 await self.write([lost], command.number)
                 break
             for chunk in found.chunks:
-                excerpt += chunk.data[: max(0, around.settings.audit_excerpt_bytes - len(excerpt))]
+                excerpt += chunk.data[: max(0, context.settings.audit_excerpt_bytes - len(excerpt))]
             printed += self._count(found)
             seq = found.next_seq - 1
             if found.chunks:
@@ -140,8 +144,8 @@ class ShellFollower(Follower):
                 self.became(busy=False)
                 self.counted()
                 self.touched("output")
-                duration = max(0.0, around.clock.time() - command.at)
-                around.tell(Told("command_ended", "shell", duration))
+                duration = max(0.0, context.clock.time() - command.at)
+                context.emit(MetricEvent("command_ended", "shell", duration))
                 body = self.excerpt(bytes(excerpt), printed)
                 ended = self.entry(
                     "command_ended",
@@ -165,8 +169,8 @@ class ShellFollower(Follower):
                 return await api.read(
                     command.command_id,
                     after_seq=seq,
-                    max_bytes=self.around.settings.follow_bytes,
-                    wait=self.around.settings.follow_seconds,
+                    max_bytes=self.context.settings.follow_bytes,
+                    wait=self.context.settings.follow_seconds,
                 )
             if seq or ending.done():
                 return None
@@ -179,5 +183,5 @@ class ShellFollower(Follower):
         count = sum(len(chunk.data) for chunk in found.chunks) + sum(gap.length for gap in found.gap)
         self.output_bytes += count
         if count:
-            self.around.tell(Told("output", "shell", count))
+            self.context.emit(MetricEvent("output", "shell", count))
         return count

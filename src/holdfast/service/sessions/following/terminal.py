@@ -16,8 +16,9 @@ import msgspec
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
 from holdfast.service.positions import Position, read_token, write_token
-from holdfast.service.sessions.following.follower import END_POSITION, Ending, Follower, Surroundings
-from holdfast.service.sessions.ports import Told
+from holdfast.service.sessions.context import SessionContext
+from holdfast.service.sessions.following.follower import END_POSITION, Ending, SessionFollower
+from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.store.types import Lease, Page
 from holdfast.service.types import AuditEntry, SessionRecord
 from holdfast.types import TerminalEvent
@@ -26,7 +27,7 @@ from holdfast.types import TerminalEvent
 _REMEMBERED: Final = 64
 
 
-class Typed(NamedTuple):
+class TypedInput(NamedTuple):
     """An input with a line end in it: what was typed may be a command."""
 
     command_id: str
@@ -43,13 +44,13 @@ class _Running(NamedTuple):
     at: float
 
 
-class TypedAhead:
+class TypeAhead:
     """Which input a command came from: they come in their order, and some are no command at all."""
 
     def __init__(self) -> None:
-        self._typed: deque[Typed] = deque(maxlen=_REMEMBERED)
+        self._typed: deque[TypedInput] = deque(maxlen=_REMEMBERED)
 
-    def add(self, typed: Typed) -> None:
+    def add(self, typed: TypedInput) -> None:
         if typed.command_id not in {each.command_id for each in self._typed}:
             self._typed.append(typed)
 
@@ -72,14 +73,18 @@ class TypedAhead:
         return chosen.command_id
 
 
-class TerminalFollower(Follower):
+class TerminalFollower(SessionFollower):
     """A session with a terminal."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self,
+        record: SessionRecord,
+        lease: Lease,
+        context: SessionContext,
+        on_change: Callable[[SessionFollower], None],
     ) -> None:
-        super().__init__(record, lease, around, on_change)
-        self.typed = TypedAhead()
+        super().__init__(record, lease, context, on_change)
+        self._type_ahead = TypeAhead()
         self._running: _Running | None = None
         #: The command that was begun last, if it is known who typed it.
         self._last_id = ""
@@ -90,14 +95,18 @@ class TerminalFollower(Follower):
         self._prompt = 0
         self._ended: Ending | None = None
 
+    def typed(self, command_id: str, position: int, lines: int) -> None:
+        if lines:
+            self._type_ahead.add(TypedInput(command_id, position, lines))
+
     async def follow(self) -> Ending:
-        around, session_id = self.around, self.record.session_id
-        settings = around.settings
+        context, session_id = self.context, self.record.session_id
+        settings = context.settings
         await self._resume()
         audited = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
         # What a running command printed is read again: its excerpt begins there.
         token = audited if self._running is None else min(audited, self._running.start.seq)
-        async with around.pool.hold(self.record.sandbox) as api:
+        async with context.pool.hold(self.record.sandbox) as api:
             await self._look(api)
             while True:
                 found = await api.read_terminal(
@@ -181,12 +190,12 @@ class TerminalFollower(Follower):
         return entries
 
     def _print(self, data: bytes) -> None:
-        room = self.around.settings.audit_excerpt_bytes - len(self._excerpt)
+        room = self.context.settings.audit_excerpt_bytes - len(self._excerpt)
         if self._running is not None:
             self._printed += len(data)
             if room > 0:
                 self._excerpt += data[:room]
-        self.around.tell(Told("output", "terminal", len(data)))
+        self.context.emit(MetricEvent("output", "terminal", len(data)))
 
     def _end(self, running: _Running, event: TerminalEvent, place: Position) -> AuditEntry:
         session_id = self.record.session_id
@@ -194,7 +203,7 @@ class TerminalFollower(Follower):
         self.last_exit_code = event.exit_code
         self.counted()
         duration = max(0.0, event.timestamp - running.at)
-        self.around.tell(Told("command_ended", "terminal", duration))
+        self.context.emit(MetricEvent("command_ended", "terminal", duration))
         return self.entry(
             "command_ended",
             running.command_id,
@@ -209,18 +218,18 @@ class TerminalFollower(Follower):
 
     async def _command_id(self, position: int) -> str:
         """Whose input it was: ours if we know it, else what the log has, by another replica or before a restart."""
-        found = self.typed.take(position, self._prompt)
+        found = self._type_ahead.take(position, self._prompt)
         if found:
             return found
         which = AuditFilter(session_id=self.record.session_id, kinds=("input", "command"), newest_first=True)
-        rows, _ = await self.around.store.rows(which, Page(_REMEMBERED))
+        rows, _ = await self.context.store.rows(which, Page(_REMEMBERED))
         # Those before the one that was begun last are done with.
         newer = list(itertools.takewhile(lambda row: row.command_id != self._last_id, rows))
         for row in reversed(newer):
             body = _body(row.body)
             if body.get("lines") and body.get("position", 0) <= position:
-                self.typed.add(Typed(row.command_id, body["position"], body["lines"]))
-        return self.typed.take(position, self._prompt)
+                self._type_ahead.add(TypedInput(row.command_id, body["position"], body["lines"]))
+        return self._type_ahead.take(position, self._prompt)
 
 
 def _body(text: str) -> dict[str, Any]:
