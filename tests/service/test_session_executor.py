@@ -10,13 +10,14 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 
 import holdfast
 from holdfast.errors import HandshakeFailed, InvalidParams
 from holdfast.service import problems
-from holdfast.service.fronts.status_details import status_bytes
+from holdfast.service.fronts.status_details import status_of
 from holdfast.service.shim import bash_executor, session_executor
-from holdfast.service.shim.rpc_status import problem_of
+from holdfast.service.shim.session_executor import problem_of
 from holdfast.session.v1 import session_pb2 as pb
 from service.certificates import Certificates, make_certificates
 from service.fake_sessions import OverHttp
@@ -341,17 +342,11 @@ class Failed(grpc.RpcError):
         return (("grpc-status-details-bin", self._trailer),)
 
 
-def field(number: int, value: bytes) -> bytes:
-    return bytes([number << 3 | 2, len(value)]) + value
-
-
 def test_a_status_with_error_info_becomes_the_problem_with_its_reason() -> None:
-    info = field(1, b"SESSION_LIMIT") + field(2, b"holdfast")
-    other = field(1, b"type.googleapis.com/google.rpc.RetryInfo") + field(2, b"")
-    packed = field(1, b"type.googleapis.com/google.rpc.ErrorInfo") + field(2, info)
-    problem = problem_of(
-        Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, b"\x08\x08" + field(3, other) + field(3, packed))
-    )
+    status = status_pb2.Status(code=8, message="what happened")
+    status.details.add().Pack(error_details_pb2.RetryInfo())
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="SESSION_LIMIT", domain="holdfast"))
+    problem = problem_of(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, status.SerializeToString()))
     assert isinstance(problem, problems.Exhausted)
     assert (problem.reason, problem.message) == ("SESSION_LIMIT", "what happened")
 
@@ -366,8 +361,8 @@ def test_details_that_are_none_leave_the_code_as_the_reason(details: bytes) -> N
 
 
 def test_what_the_service_writes_is_what_clients_read() -> None:
-    raised = problems.Denied("no", reason="POLICY_DENIED", rule="rules.toml:14", field="command")
-    problem = problem_of(Failed(grpc.StatusCode.PERMISSION_DENIED, status_bytes(raised)))
+    raised = problems.Denied("what happened", reason="POLICY_DENIED", rule="rules.toml:14", field="command")
+    problem = problem_of(Failed(grpc.StatusCode.PERMISSION_DENIED, status_of(raised).SerializeToString()))
     assert isinstance(problem, problems.Denied)
     assert (problem.reason, problem.details) == ("POLICY_DENIED", {"rule": "rules.toml:14", "field": "command"})
 

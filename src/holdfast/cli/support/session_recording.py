@@ -30,8 +30,7 @@ def from_service(address: str, session_id: str, tls_ca: str | None = None) -> st
     with service_extra():
         import grpc
 
-        from holdfast.service.shim.rpc_status import problem_of
-        from holdfast.service.shim.session_executor import RpcCall, ServiceEndpoint, call, open_channel
+        from holdfast.service.shim.session_executor import RpcCall, ServiceEndpoint, call, open_channel, problem_of
         from holdfast.session.v1 import session_pb2 as pb
 
     endpoint = ServiceEndpoint(address, token, tls_ca)

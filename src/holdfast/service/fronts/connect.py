@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,12 +19,13 @@ from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
 from google.protobuf.json_format import MessageToJson, Parse
+from google.protobuf.message import Message
 from protobuf.wkt import Any as PackedAny, Struct as JsonObject
 from starlette.types import ASGIApp
 
 from holdfast.service.access.admission import Admission, AdmittedCall, bug
 from holdfast.service.fronts.handler import SERVICE_NAME, Handler, RpcMethod, methods
-from holdfast.service.fronts.status_details import Detail, details_of, message_of
+from holdfast.service.fronts.status_details import details_of, message_of
 from holdfast.service.problems import Problem
 
 _call: ContextVar[AdmittedCall] = ContextVar("holdfast_http_call")
@@ -149,19 +149,17 @@ class _JsonCodec(Codec[Any, Any]):
 
 def connect_error(problem: Problem) -> ConnectError:
     """A Problem as Connect has it."""
-    return ConnectError(Code[problem.status], message_of(problem), _details(details_of(problem)))
-
-
-def _details(details: Iterable[Detail]) -> list[ErrorDetail]:
-    return [_ReadableDetail(each) for each in details]
+    details = [_ReadableDetail(each) for each in details_of(problem)]
+    return ConnectError(Code[problem.status], message_of(problem), details)
 
 
 class _ReadableDetail(ErrorDetail):
-    """A detail with its `debug`, which people who use curl can read."""
+    """A detail with its JSON form in `debug`, for users of curl."""
 
-    def __init__(self, detail: Detail) -> None:
-        super().__init__(PackedAny(type_url=f"type.googleapis.com/{detail.type_name}", value=detail.value))
-        self._shown = detail.shown
+    def __init__(self, detail: Message) -> None:
+        url = f"type.googleapis.com/{detail.DESCRIPTOR.full_name}"
+        super().__init__(PackedAny(type_url=url, value=detail.SerializeToString()))
+        self._detail = detail
 
     def value(self, desc_or_registry: Any = None) -> Any:
-        return JsonObject.from_json(json.dumps(self._shown)) if desc_or_registry is None else None
+        return JsonObject.from_json(MessageToJson(self._detail)) if desc_or_registry is None else None

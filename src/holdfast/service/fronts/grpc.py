@@ -11,12 +11,13 @@ import logging
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
 
 from holdfast.service.access.admission import Admission, AdmittedCall
 from holdfast.service.access.tokens import Access
@@ -25,12 +26,11 @@ from holdfast.service.fronts.handler import SERVICE_NAME, Handler, RpcMethod, me
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, make_way, parse_address, private_files
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MIB, MOST_INPUT, parse
-from holdfast.service.fronts.status_details import message_of, status_bytes
+from holdfast.service.fronts.status_details import status_of
 from holdfast.service.problems import Invalid, NotNow, Problem
 from holdfast.service.types import Struct
 
 _log = logging.getLogger("holdfast.service.grpc")
-_DETAILS_TRAILER: Final = "grpc-status-details-bin"
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -217,11 +217,7 @@ class GrpcFront:
 
 
 async def _abort(context: _Context, problem: Problem) -> NoReturn:
-    await context.abort(
-        getattr(grpc.StatusCode, problem.status),
-        message_of(problem),
-        ((_DETAILS_TRAILER, status_bytes(problem)),),
-    )
+    await context.abort(*rpc_status.to_status(status_of(problem)))
 
 
 def peer_of(peer: str) -> str:

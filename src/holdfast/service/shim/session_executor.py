@@ -14,13 +14,14 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from holdfast.errors import HandshakeFailed, InvalidRequest
 from holdfast.service import problems
 from holdfast.service.shim.one_shot import TIMED_OUT, ExecutionResult
 from holdfast.service.shim.port_check import explain_failure
-from holdfast.service.shim.rpc_status import problem_of
 from holdfast.session.v1 import session_pb2 as pb
 
 #: How long a service that cannot be reached is asked again: a restart, or another replica's turn, fits.
@@ -338,6 +339,22 @@ def _unless_over(error: grpc.RpcError) -> None:
     problem = problem_of(error)
     if not isinstance(problem, problems.NotFound | problems.NotNow | problems.Unavailable):
         raise problem from error
+
+
+def problem_of(error: grpc.RpcError) -> problems.Problem:
+    """Return the `Problem` that the service raised. A code that the service does not use becomes the root class."""
+    call: Any = error  # gRPC raises the call itself, which its type does not declare
+    name = call.code().name
+    kind = next((each for each in problems.Problem.__subclasses__() if each.status == name), problems.Problem)
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = rpc_status.from_call(call)
+        any(detail.Unpack(info) for detail in (status.details if status is not None else ()))
+    except (DecodeError, ValueError):
+        info.Clear()  # not a status of the service: a proxy can answer in its place
+    problem = kind(call.details() or name, reason=info.reason or name)
+    problem.details.update(info.metadata)
+    return problem
 
 
 def call(channel: grpc.Channel, endpoint: ServiceEndpoint, rpc: RpcCall) -> Any:
