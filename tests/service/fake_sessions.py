@@ -224,7 +224,7 @@ class FakeSessions:
 
 
 def chunk(payload: bytes, token: str = "00000005", **fields: Any) -> Chunk:
-    return Chunk(session_id="s1", token=token, at=1000.5, state="IDLE", payload=payload, **fields)
+    return Chunk(session_id="s1", token=token, timestamp=1000.5, state="IDLE", payload=payload, **fields)
 
 
 async def for_ever(*_: Any) -> Any:

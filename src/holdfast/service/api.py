@@ -105,11 +105,11 @@ class Chunk(Struct, frozen=True):
 
     session_id: str
     token: str
-    at: float
+    timestamp: float
     state: State
     payload: bytes = b""
-    #: Bytes before it that were printed and are no longer kept.
-    skipped: int = 0
+    #: Bytes before this chunk that were printed and are no longer kept.
+    skipped_bytes: int = 0
     truncated: bool = False
     exit_code: int | None = None
     prompt: PromptInfo | None = None
@@ -141,7 +141,7 @@ class SessionEvent(Struct, frozen=True):
     type: EventType
     detail: str
     token: str
-    at: float
+    timestamp: float
     approval_id: str = ""
     state: State = "UNKNOWN"
 

@@ -85,7 +85,7 @@ class Handler:
             requests.controls(request.actions),
             requests.identifier(request.request_id, "request_id"),
         )
-        return replies.input_taken(taken)
+        return replies.message(pb.SendInputResponse, taken)
 
     async def read_output(self, caller: Caller, request: pb.ReadOutputRequest) -> pb.ReadOutputResponse:
         read = await self._api.read_output(
@@ -136,7 +136,7 @@ class Handler:
         )
         async with _closing(events):
             async for event in events:
-                yield replies.event(event)
+                yield replies.message(pb.SessionEvent, event)
 
     async def run_command(self, caller: Caller, request: pb.RunCommandRequest) -> pb.RunCommandResponse:
         asked = requests.run_request(request)

@@ -217,14 +217,7 @@ def _resources(limits: pb.ResourceLimits, field: str) -> Resources:
     for name in ("cpu_seconds", "memory_bytes", "output_bytes", "file_size_bytes"):
         if getattr(limits, name) > LARGEST_INTEGER:
             raise invalid(f"{field}.{name}", f"is larger than {LARGEST_INTEGER}")
-    return Resources(
-        cpu_cores=limits.cpu_cores or None,
-        cpu_seconds=limits.cpu_seconds or None,
-        memory_bytes=limits.memory_bytes or None,
-        processes=limits.processes or None,
-        output_bytes=limits.output_bytes or None,
-        file_size_bytes=limits.file_size_bytes or None,
-    )
+    return Resources(**{name: getattr(limits, name) or None for name in Resources.__struct_fields__})
 
 
 def controls(actions: Iterable[pb.ControlAction]) -> tuple[Control, ...]:

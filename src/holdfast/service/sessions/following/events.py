@@ -226,7 +226,7 @@ def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
         type=body["type"],
         detail=body["detail"],
         token=_write_place(_EventPosition(row.at, row.session_id, row.seq)),
-        at=row.at,
+        timestamp=row.at,
         approval_id=body.get("approval_id", ""),
         state=body["state"],
     )
