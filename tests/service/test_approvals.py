@@ -362,7 +362,7 @@ async def test_the_same_request_is_asked_for_once_and_not_too_many_wait(
     assert len(asked_for) == 1
     for _ in range(MOST_WAITING - 1):
         await manager.send_input(ANN, session_id, b"deploy now\n")
-    with pytest.raises(Exhausted, match="wait for an approval"):
+    with pytest.raises(Exhausted, match="open approvals"):
         await manager.send_input(ANN, session_id, b"deploy now\n")
     assert len(await manager.approvals(OPERATOR)) == MOST_WAITING
 

@@ -287,7 +287,7 @@ def test_without_a_file_the_rules_are_built_in_and_a_file_that_is_not_there_is_n
         read_rules(str(tmp_path / "no-such.toml"))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
-    with pytest.raises(Invalid, match="no UTF-8"):
+    with pytest.raises(Invalid, match="not UTF-8"):
         read_rules(str(binary))
 
 

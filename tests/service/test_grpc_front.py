@@ -176,7 +176,7 @@ async def test_a_bug_of_ours_is_told_by_its_id_alone(caplog: pytest.LogCaptureFi
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert "swordfish" not in f"{failed.value.details()} {failed.value.trailing_metadata()}"
     error_id = details_of(failed.value)["ErrorInfo"].metadata["error_id"]
-    assert f"GetSession failed with a bug of ours, error_id={error_id}" in caplog.text
+    assert f"GetSession failed by a bug, error_id={error_id}" in caplog.text
     assert "the secret is swordfish" in caplog.text
     assert ANNA not in caplog.text
 

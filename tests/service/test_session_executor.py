@@ -232,7 +232,7 @@ async def refused_at_once(executor: holdfast.BashExecutor, monkeypatch: pytest.M
 @pytest.mark.parametrize("tls_port", ["", "clients"], indirect=True)
 async def test_plain_text_to_a_tls_port_is_told_at_once(tls_port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = await refused_at_once(holdfast.BashExecutor(tls_port, token="hf_x"), monkeypatch)
-    assert f"{tls_port} speaks TLS" in message
+    assert f"{tls_port} uses TLS" in message
     assert "tls_ca=" in message
 
 
@@ -241,7 +241,7 @@ async def test_tls_to_a_plain_text_port_is_told_at_once(
 ) -> None:
     executor = holdfast.BashExecutor(scripted[1], token="hf_x", tls_ca=str(certificates.authority))
     message = await refused_at_once(executor, monkeypatch)
-    assert f"{scripted[1]} speaks plain text" in message
+    assert f"{scripted[1]} uses plain text" in message
     assert "tls_ca=" in message
 
 

@@ -1,6 +1,6 @@
-"""What the front ends may ask of the service: one interface, with plain Structs on both sides; pure.
+"""`SessionApi`: the interface between the front ends and the sessions, with plain Structs on both sides; pure.
 
-gRPC and HTTP stand before it (`handler` translates), `sessions` behind it. Everything raises `Problem` alone.
+The front ends call it through `fronts.handler`; `sessions.manager` implements it. Methods raise only `Problem`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ControlType = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZ
 
 
 class PolicyRequest(Struct, frozen=True):
-    """What the creator of a session asks for; None and empty mean what the profile has."""
+    """The policy that a creator requests; None and empty fields take the value of the profile."""
 
     profile: str = ""
     idle_timeout: float | None = None
@@ -58,7 +58,7 @@ class CreateRequest(Struct, frozen=True):
 
 
 class SessionView(Struct, frozen=True):
-    """A session now: what the database has of it, and what its sandbox and the monitor say."""
+    """A session with the state that its sandbox reports and the last sample of the monitor."""
 
     record: SessionRecord
     state: State
@@ -68,14 +68,14 @@ class SessionView(Struct, frozen=True):
 
 
 class CreateResult(Struct, frozen=True):
-    """`CreateSession`'s answer; `token` is where its output begins after the prompt that is shown."""
+    """The reply to `CreateSession`; `token` is the position after the first prompt."""
 
     view: SessionView
     token: str
 
 
 class Control(Struct, frozen=True):
-    """A key, a signal to what is in the foreground, or a size."""
+    """A key, a signal to the foreground process, or a terminal size."""
 
     type: ControlType
     cols: int = 0
@@ -83,7 +83,7 @@ class Control(Struct, frozen=True):
 
 
 class InputResult(Struct, frozen=True):
-    """`SendInput`'s answer. Not accepted: it waits for the approval."""
+    """The reply to `SendInput`. Input that is not accepted waits for the approval."""
 
     accepted: bool
     command_id: str
@@ -101,7 +101,7 @@ class PromptInfo(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True):
-    """A piece of output, or something that happened between two; `token` is the position after it."""
+    """Output, or an event between outputs; `token` is the position after it."""
 
     session_id: str
     token: str
@@ -119,7 +119,7 @@ class Chunk(Struct, frozen=True):
 
 
 class OutputRead(Struct, frozen=True):
-    """`ReadOutput`'s answer."""
+    """The reply to `ReadOutput`."""
 
     chunks: tuple[Chunk, ...]
     state: State
@@ -128,14 +128,14 @@ class OutputRead(Struct, frozen=True):
 
 
 class CloseResult(Struct, frozen=True):
-    """`CloseSession`'s answer."""
+    """The reply to `CloseSession`."""
 
     state: State
     summary: str
 
 
 class SessionEvent(Struct, frozen=True):
-    """Something that the owner of a session should know. `token` resumes a subscription after it."""
+    """An event for the owner of a session. `token` resumes a subscription after this event."""
 
     session_id: str
     type: EventType
@@ -147,7 +147,7 @@ class SessionEvent(Struct, frozen=True):
 
 
 class RunRequest(Struct, frozen=True):
-    """`RunCommand`: in a session, or in one that is made for it."""
+    """`RunCommand`: in an open session, or in one that is created for the command."""
 
     command: str
     session_id: str = ""
@@ -158,7 +158,7 @@ class RunRequest(Struct, frozen=True):
 
 
 class RunResult(Struct, frozen=True):
-    """Its answer."""
+    """The reply to `RunCommand`."""
 
     command_id: str
     exit_code: int
@@ -173,7 +173,7 @@ class RunResult(Struct, frozen=True):
 
 
 class AuditFilter(Struct, frozen=True):
-    """Which rows of the audit."""
+    """Selects rows of the audit log."""
 
     session_id: str | None = None
     agent_id: str = ""
@@ -186,7 +186,7 @@ class AuditFilter(Struct, frozen=True):
 
 
 class SessionApi(Protocol):
-    """The service."""
+    """The methods of the protocol."""
 
     async def create(self, caller: Caller, request: CreateRequest) -> CreateResult: ...
 
@@ -202,7 +202,7 @@ class SessionApi(Protocol):
         page_size: int = 100,
         page_token: str = "",
     ) -> tuple[list[SessionView], str]:
-        """A page of sessions that the caller may see, oldest first, and the next page's token if there is one."""
+        """Return a page of the sessions that the caller may see, oldest first, and the token of the next page."""
         ...
 
     async def send_input(
@@ -228,7 +228,7 @@ class SessionApi(Protocol):
     ) -> tuple[list[AuditRow], str]: ...
 
     async def approvals(self, caller: Caller, session_id: str = "", *, ended: bool = False) -> list[Approval]:
-        """Those that wait, oldest first; with `ended` the latest of all, newest first."""
+        """Return the open approvals, oldest first; with `ended` the latest of all, newest first."""
         ...
 
     async def answer_approval(

@@ -1,7 +1,7 @@
-"""Composes the service: settings, store, rules, sessions, monitor, fronts, signals. The only place where they meet.
+"""Composes the service: settings, store, rules, sessions, monitor, front ends, signals.
 
-Nothing here decides anything; it wires, waits for the word to stop, and takes apart in the reverse order. Sessions
-are no part of what is taken apart: they live in their sandboxes.
+The assembly starts the parts, waits for a signal, and stops the parts in reverse order. Sessions are not stopped:
+they continue in their sandboxes.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ from holdfast.service.store.database.file_claim import claim_file
 from holdfast.service.store.opening import open_store
 from holdfast.service.types import Struct
 
-#: How long calls that are under way have to finish when the service stops. `docker stop` waits 10 s in all.
+#: Time for pending calls to finish when the service stops. `docker stop` waits 10 s in all.
 STOP_SECONDS: Final = 5.0
-#: As the service names itself to the servers in sandboxes: `holdfast stop` shows it.
+#: The client name that servers in sandboxes get; `holdfast stop` shows it.
 CLIENT_NAME: Final = "holdfast-service"
 
 _log = logging.getLogger("holdfast.service")
 
 
 class StartupReport(Struct, frozen=True):
-    """What whoever started the service wants to know."""
+    """Addresses and files of a service that started."""
 
     grpc: str
     http: str
     store: str
     rules: str
     sandbox: str
-    #: Of an operator that was made just now.
+    #: The token of an operator that this start created.
     operator_token: str = ""
 
 
 class ServiceReplica:
-    """One replica. `start`, then `stop` once."""
+    """One replica of the session service. Call `start`, then `stop` once."""
 
     def __init__(self, settings: ServiceSettings, clock: Clock | None = None, tracer: Tracer | None = None) -> None:
-        """Without a tracer, spans go where the environment says (`OTEL_*`)."""
+        """Without a tracer, the environment (`OTEL_*`) selects the exporter of spans."""
         self._settings = settings
         self._clock = clock or SystemClock()
         self._tracer = tracer or open_tracer(os.environ)
@@ -92,16 +92,16 @@ class ServiceReplica:
         self._redact = Redactor(settings.redact)
         self._rulebook = Rulebook(read_rules(settings.rules))
         self._http: HttpFront | None = None
-        #: Taken apart in the reverse order.
+        #: Stopped in reverse order.
         self._parts = AsyncExitStack()
 
     @property
     def rules(self) -> Rules:
-        """Those in force."""
+        """The current rules."""
         return self._rulebook.rules
 
     async def start(self) -> StartupReport:
-        """Everything, in the order in which the parts need each other; what fails takes the others down."""
+        """Start all parts in the order of their dependencies; a failure stops the started ones."""
         try:
             return await self._start()
         except BaseException:
@@ -116,7 +116,7 @@ class ServiceReplica:
         parts.push_async_callback(store.close)
         if store.database.is_sqlite:
             parts.callback(claim_file(str(store.database.url.database)).close)
-            # Whoever had them is dead, or it would hold the file.
+            # The claim on the file proves that the replicas of these leases have exited.
             await store.release_everybody()
         token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
@@ -170,7 +170,7 @@ class ServiceReplica:
     async def _connect(self, address: str) -> ExecApi:
         try:
             if address == "local":
-                # Before the client does: a server that it starts has all of our environment.
+                # Before the client does: a server that the client starts gets the whole environment.
                 await asyncio.to_thread(ensure_server, environ=for_sandboxes(os.environ))
             return await open_exec(
                 address, reconnect_deadline=self._settings.reconnect_seconds, client_name=CLIENT_NAME
@@ -218,7 +218,7 @@ class ServiceReplica:
             await self._http.start()
             self._parts.push_async_callback(self._http.stop, STOP_SECONDS)
             started = replace(started, http=self._http.url)
-        # Before either front stops: a client that is sent away by one must not be sent to the other.
+        # Before either front end stops: a client that one refuses must not get through to the other.
         self._parts.callback(admission.stop)
         return started
 
@@ -231,7 +231,7 @@ class ServiceReplica:
         return self.metrics.render()
 
     def reload(self) -> None:
-        """The rules and the TLS files again. What is wrong with them is logged, and the old ones stay."""
+        """Read the rules and the TLS files again. An error is logged, and the old ones stay."""
         try:
             self._rulebook.rules = read_rules(self._settings.rules)
             if self._http is not None:
@@ -242,13 +242,13 @@ class ServiceReplica:
             _log.info("reload: the rules are those of %s", self._settings.rules or "holdfast itself")
 
     async def stop(self) -> None:
-        """Let nobody in, end streams, let go of the sessions, write down what is left. Sessions live on."""
+        """Refuse calls, end streams, release the sessions, write pending rows. Sessions continue."""
         self.readiness.set("service", why_not="stopping")
         await self._parts.aclose()
 
 
 async def run_service(settings: ServiceSettings, announce: Callable[[StartupReport], None]) -> int:
-    """Serve until TERM or INT; returns the exit code. HUP reads the rules and the TLS files again."""
+    """Serve until TERM or INT; return the exit code. HUP reads the rules and the TLS files again."""
     undo = configure_logs(
         LogSettings(format=settings.log_format, level=settings.log_level),
         redact=Redactor(settings.redact),
@@ -262,9 +262,9 @@ async def run_service(settings: ServiceSettings, announce: Callable[[StartupRepo
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.reload)
         announce(started)
         await stopping.wait()
-        # A second one does not wait for calls that are under way.
+        # A second signal does not wait for pending calls.
         _on_signals(_cancel_this_task())
-        _log.info("stopping: sessions live on in their sandboxes")
+        _log.info("stopping: sessions continue in their sandboxes")
         await service.stop()
     finally:
         undo()
@@ -283,7 +283,7 @@ def _cancel_this_task() -> Callable[[], object]:
 
 
 def _connections(settings: ServiceSettings) -> ConnectionLimits:
-    """The limits of each port, within the descriptors that the process may have."""
+    """Return the limits of each port, within the descriptors that the process may have."""
     limits = ConnectionLimits(
         settings.max_connections,
         settings.connections_per_address,
@@ -311,13 +311,13 @@ def _monitor(settings: ServiceSettings) -> MonitorSettings:
     return MonitorSettings(
         interval=settings.monitor_interval,
         long_running_seconds=settings.long_running_seconds,
-        # Told again only after it went down by a tenth of the limit: see `ThresholdSettings.far`.
+        # A second warning needs a drop by a tenth of the limit: see `ThresholdSettings.far`.
         thresholds=ThresholdSettings(near=near, far=max(0.0, near - 0.1)),
     )
 
 
 def for_sandboxes(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the machine's server gets of our environment: neither our settings nor what looks like a secret."""
+    """Return the environment for the server of this machine, without settings of the service and secrets."""
     ours = (name for name in environ if name.startswith("HOLDFAST_SERVICE_"))
     secret = (name for name, value in environ.items() if is_dropped(name, value))
     left_out = {*ours, *secret}
@@ -325,7 +325,7 @@ def for_sandboxes(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_files(store: Store, settings: ServiceSettings) -> tuple[str, ...]:
-    """The database and the keys, which sessions on the same machine must not see."""
+    """Return the paths of the database and the keys, which sessions on the same machine must not see."""
     path = store.database.url.database or ""
     database = [path + end for end in ("", "-wal", "-shm")] if store.database.is_sqlite else []
     keys = [os.path.abspath(each) for each in (settings.audit_key_file, settings.tls_key) if each]

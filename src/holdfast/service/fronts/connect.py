@@ -1,6 +1,6 @@
 """The methods of the protocol as a Connect application (ASGI), built from its descriptor.
 
-A call is let in before its body is read, and every Problem leaves as a Connect error with its details.
+A call is admitted before its body is read. Every Problem becomes a Connect error with its details.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _call: ContextVar[AdmittedCall] = ContextVar("holdfast_http_call")
 
 
 def connect_application(handler: Handler, admission: Admission, max_request_bytes: int) -> ASGIApp:
-    """The ASGI application for all methods of the protocol."""
+    """Return the ASGI application for all methods of the protocol."""
 
     def endpoints(handler: Handler) -> Mapping[str, Endpoint[Any, Any]]:
         return {method.path: _endpoint(handler, method) for method in methods()}
@@ -93,8 +93,8 @@ def _stream(handler: Handler, method: RpcMethod) -> Callable[[Any, RequestContex
                 async with contextlib.aclosing(function(call.caller, request)) as replies:  # type: ignore[type-var]
                     async for reply in replies:
                         yield reply
-                        # Sending does not wait while there is room, or nobody left to send to, and output that is
-                        # there already does not either: without this, nobody would notice that the client is gone.
+                        # Neither a send with room in the buffer nor a read of present output yields to the event
+                        # loop, and without a yield the disconnect of the client is not noticed.
                         await asyncio.sleep(0)
         except Problem as problem:
             raise connect_error(problem) from problem
@@ -103,7 +103,7 @@ def _stream(handler: Handler, method: RpcMethod) -> Callable[[Any, RequestContex
 
 
 class _AdmissionInterceptor:
-    """The interceptor that lets calls in, before their bodies are read."""
+    """The interceptor that admits calls before their bodies are read."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -117,7 +117,7 @@ class _AdmissionInterceptor:
             call = await self._admission.begin("http", self._methods[ctx.method.name], headers, peer)
         except Problem as problem:
             raise connect_error(problem) from problem
-        # The call's own task runs all of it, so that its endpoint finds this again.
+        # The endpoint runs in the same task, so it has this context variable.
         _call.set(call)
         return call
 
@@ -133,8 +133,10 @@ class _AdmissionInterceptor:
 
 
 class _JsonCodec(Codec[Any, Any]):
-    """Proto JSON on one line, with every field: `exitCode` is there when it is 0. A field that no message has is
-    an error: a word misspelt in a policy must not read as no policy."""
+    """Proto JSON on one line, with every field: `exitCode` is present when it is 0.
+
+    An unknown field is an error: a misspelt name in a policy must not be ignored.
+    """
 
     def name(self) -> str:
         return "json"
@@ -143,12 +145,12 @@ class _JsonCodec(Codec[Any, Any]):
         return MessageToJson(message, indent=None, always_print_fields_with_no_presence=True).encode()
 
     def decode(self, data: bytes | bytearray, message_class: type[Any]) -> Any:
-        # An empty body is an empty request: what `curl -d ''` means.
+        # An empty body (`curl -d ''`) is an empty request.
         return Parse(bytes(data) or b"{}", message_class(), ignore_unknown_fields=False)
 
 
 def connect_error(problem: Problem) -> ConnectError:
-    """A Problem as Connect has it."""
+    """Return the Connect error of a Problem."""
     details = [_ReadableDetail(each) for each in details_of(problem)]
     return ConnectError(Code[problem.status], message_of(problem), details)
 

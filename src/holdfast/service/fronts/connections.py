@@ -1,8 +1,8 @@
-"""Raw connections of a port, counted from `accept(2)` on, in all and by address, and bounded before a request.
+"""Counts and bounds the connections of a port from `accept(2)` on, in total and by address.
 
 A connection is half-open until its first complete request head; a TLS handshake is part of that. The oldest
-half-open one is closed when there are too many of them, so a flood that never completes a head delays no client
-that does. Touches sockets that it accepted; the rules of `ConnectionGate` are pure.
+half-open connection is closed when there are too many, so a flood of incomplete heads does not delay other clients.
+Touches the sockets that it accepted; `ConnectionGate` is pure.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Final
 
 from holdfast.service.types import Struct
 
-#: Connections accepted before the event loop runs other work: a flood must not hold up calls that are under way.
+#: Connections accepted before the event loop runs other work: a flood must not delay pending calls.
 _AT_ONCE: Final = 16
-#: Without a descriptor there is nothing to close for a new one: look again after this long.
+#: Without a free descriptor, accepting pauses for this long.
 _PAUSE_SECONDS: Final = 0.1
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -32,11 +32,11 @@ _log = logging.getLogger("holdfast.service.fronts.connections")
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """How many connections one port takes."""
+    """The limits of the connections of one port."""
 
-    #: In all.
+    #: In total.
     most: int = 4_096
-    #: From one address. Agents behind one proxy share its address; half of all stays for others.
+    #: From one address. Agents behind one proxy share its address; half of the total stays for others.
     by_address: int = 2_048
     #: Without a complete request head.
     half_open: int = 512
@@ -44,7 +44,7 @@ class ConnectionLimits(Struct, frozen=True):
     head_seconds: float = 10.0
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """The same for a port that may have so many descriptors."""
+        """Return these limits for a port that may have so many descriptors."""
         most = max(4, min(self.most, descriptors))
         return ConnectionLimits(
             most,
@@ -55,9 +55,9 @@ class ConnectionLimits(Struct, frozen=True):
 
 
 def descriptors_for_ports(wanted: int, reserved: int) -> int:
-    """How many descriptors connections may take: `wanted`, or what the limit leaves beside `reserved` ones.
+    """Return the number of descriptors for connections: `wanted`, or what the limit leaves beside `reserved`.
 
-    Raises the process's own limit as far as it may.
+    Raises the soft limit of the process up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = wanted + reserved
@@ -76,19 +76,19 @@ class AcceptedConnection:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        #: Ends the connection without a reply.
+        #: Closes the connection without a reply.
         self.close: Callable[[], object] = lambda: None
-        #: Its transport has the socket.
+        #: The transport has the socket.
         self.connected = False
 
 
 class ConnectionGate:
-    """Which connections there are, and whether one more is taken."""
+    """The open connections of a port, and the decision on a new one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._connections: set[AcceptedConnection] = set()
-        #: In the order in which they came.
+        #: In the order of their arrival.
         self._half_open: dict[AcceptedConnection, None] = {}
         self._by_address: Counter[str] = Counter()
 
@@ -101,9 +101,9 @@ class ConnectionGate:
         return len(self._half_open)
 
     def admits(self, address: str) -> bool:
-        """Whether there is room for one more from an address; closes the oldest half-open connection to make room.
+        """Return whether an address may have one more connection; closes the oldest half-open one to make room.
 
-        The address of the peers of a Unix socket is empty: they have no limit of their own.
+        The peers of a Unix socket have an empty address and no limit by address.
         """
         limits = self.limits
         if address and self._by_address[address] >= limits.by_address:
@@ -124,11 +124,11 @@ class ConnectionGate:
         self._by_address[connection.address] += 1
 
     def complete(self, connection: AcceptedConnection) -> None:
-        """Its first request head has arrived."""
+        """The first request head of the connection has arrived."""
         self._half_open.pop(connection, None)
 
     def leave(self, connection: AcceptedConnection) -> None:
-        """It is closed; may be repeated."""
+        """The connection is closed; may be called again."""
         if connection not in self._connections:
             return
         self._connections.discard(connection)
@@ -139,7 +139,7 @@ class ConnectionGate:
 
 
 class Acceptor:
-    """Accepts connections of one listening socket and gives each a protocol, if the gate admits it."""
+    """Accepts connections of one listening socket that the gate admits, and gives each a protocol."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Acceptor:
         self._resume()
 
     def stop(self) -> None:
-        """Accept nothing more; handshakes that are under way end."""
+        """Stop accepting, and cancel pending handshakes."""
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)
@@ -182,8 +182,8 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTOR:
                     raise
-                # The listening socket stays readable: without a pause, the loop would do nothing else.
-                _log.error("a connection cannot be accepted: %s", os.strerror(error.errno))
+                # The listening socket stays readable: without a pause, the event loop would be busy with it.
+                _log.error("cannot accept a connection: %s", os.strerror(error.errno))
                 self._loop.remove_reader(self._listener)
                 self._paused = self._loop.call_later(_PAUSE_SECONDS, self._resume)
                 return
@@ -209,7 +209,7 @@ class Acceptor:
             connection.connected = True
 
     def _taken(self, accepted: socket.socket, connection: AcceptedConnection, task: asyncio.Task[None]) -> None:
-        # Here and not in the task: a task that is cancelled before it begins runs nothing.
+        # Not in the task itself: a task that is cancelled before its start does not run.
         self._handshakes.discard(task)
         if not connection.connected:
             self._gate.leave(connection)

@@ -1,6 +1,6 @@
-"""One method for each of the protocol's: a message in, a call of the service, a message out.
+"""One function for each method of the protocol: converts the request, calls the service, converts the reply.
 
-gRPC and HTTP stand before it and share it, so that they cannot differ. It knows neither: no status, no header.
+gRPC and HTTP share it, so the two cannot differ. It uses no status codes and no headers.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ SERVICE_NAME: Final[str] = SERVICE.full_name
 
 Unary = Callable[[Caller, Any], Awaitable[Any]]
 Stream = Callable[[Caller, Any], AsyncIterator[Any]]
-# These wait for others and change nothing: a service that stops ends them, and their clients come back elsewhere.
+# These calls wait and change nothing: a service that stops ends them, and clients repeat them at another replica.
 _WAITING: Final = frozenset({"ReadOutput", "StreamOutput", "SubscribeSessionEvents"})
 
 
 class RpcMethod(Struct, frozen=True):
-    """A method as the descriptor has it."""
+    """A method of the protocol's descriptor."""
 
     name: str
     request: type[Any]
     reply: type[Any]
     stream: bool
-    #: Whether the service may end it early when it stops.
+    #: Whether a service that stops may end the call early.
     waits: bool
 
     @property
@@ -40,12 +40,12 @@ class RpcMethod(Struct, frozen=True):
         return f"/{SERVICE_NAME}/{self.name}"
 
     def makes_session(self, request: Any) -> bool:
-        """Whether this request opens one, be it for a single command."""
+        """Return whether this request creates a session, also for a single command."""
         return self.name == "CreateSession" or (self.name == "RunCommand" and not request.session_id)
 
 
 def methods() -> list[RpcMethod]:
-    """All of the protocol's, in its order."""
+    """Return all methods of the protocol, in its order."""
     return [
         RpcMethod(
             name=each.name,
@@ -59,17 +59,17 @@ def methods() -> list[RpcMethod]:
 
 
 class Handler:
-    """Behind both front ends. Raises `Problem` alone, unless a bug of ours shows."""
+    """Serves both front ends. Raises only `Problem`, except for bugs."""
 
     def __init__(self, api: SessionApi) -> None:
         self._api = api
 
     def unary(self, method: RpcMethod) -> Unary:
-        """The function for a method with one reply."""
+        """Return the function for a method with one reply."""
         return cast(Unary, getattr(self, _function_name(method)))
 
     def stream(self, method: RpcMethod) -> Stream:
-        """The function for a method with a stream of replies."""
+        """Return the function for a method with a stream of replies."""
         return cast(Stream, getattr(self, _function_name(method)))
 
     async def create_session(self, caller: Caller, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
@@ -175,7 +175,7 @@ def _only_own(caller: Caller, agent_id: str) -> None:
 
 
 def _closing(iterator: AsyncIterator[Any]) -> aclosing[AsyncGenerator[Any, None]]:
-    # What the sessions return are generators; the interface says the least that a reader of them needs.
+    # The sessions return generators; the interface promises only iterators.
     return aclosing(cast("AsyncGenerator[Any, None]", iterator))
 
 

@@ -213,11 +213,11 @@ class SessionCreator:
         reason = getattr(error, "reason", "") or type(error).__name__
         detail = error.message if isinstance(error, HoldfastError) else str(error) or "its caller gave up"
         await self._over(record, f"could not be opened: {detail}", reason)
-        self._leases.given_up(record.session_id)
+        self._leases.creation_failed(record.session_id)
         self._handles.drop(record.session_id)
 
     async def abandoned(self, record: SessionRecord) -> None:
-        """Close a session whose replica stopped while it created the session."""
+        """Close a session that a stopped replica had not finished creating."""
         with contextlib.suppress(Problem):
             await self._handles.backend(record).close("force")
         await self._over(record, "the service ended while it was being made", "ABANDONED")

@@ -113,7 +113,7 @@ class InputJudge:
     async def _check_line(
         self, record: SessionRecord, handle: SessionHandle, status: BackendStatus, typed: bytes
     ) -> None:
-        """Refuse input on a line whose beginning this replica does not have.
+        """Refuse input on a line if this replica does not have the beginning of the line.
 
         If another replica typed since, its row has whether the line has text. A shell at a continuation prompt
         holds lines that this replica may not have sent.

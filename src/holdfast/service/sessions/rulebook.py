@@ -1,7 +1,7 @@
-"""The rules in force, asked by session: finds the profile of a session's policy and takes the decision there.
+"""Applies the current rules to sessions: finds the profile of a session's policy and decides by it.
 
-The rules may be replaced while the service runs; a session keeps the policy that it was made with, and is judged by
-what its profile says now. Pure but for holding the current rules.
+The rules can be replaced while the service runs. A session keeps its policy, and its commands are judged by the
+current version of its profile. Holds the current rules, otherwise pure.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from holdfast.service.types import Policy, SessionRecord
 
 
 class Rulebook:
-    """What the sessions ask of the rules."""
+    """The decisions of the rules that sessions need."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
     def profile(self, policy: Policy) -> Profile:
-        """The policy's; `Denied` if the rules have it no longer."""
+        """Return the profile of a policy; `Denied` if the rules no longer have it."""
         return self.rules.profile(policy.profile)
 
     def max_sessions(self, agent_id: str) -> int:
@@ -50,21 +50,21 @@ class Rulebook:
         return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
 
     def environment(self, policy: Policy, asked: dict[str, str]) -> dict[str, str]:
-        """What a session gets; `Denied` for a variable that is refused."""
+        """Return the environment of a session; `Denied` for a refused variable."""
         decided = decide_environment(self.profile(policy), asked)
         if decided.refused:
             raise refusal(decided.decision)
         return decided.environment
 
     def shell(self, policy: Policy, asked: str) -> str:
-        """The same, if it may be the shell. Nobody is asked about one: there is no session yet."""
+        """Return the shell if it is allowed, else raise `Denied`. There is no approval without a session."""
         decided = decide_shell(self.profile(policy), asked)
         if not decided.allowed:
             raise refusal(decided)
         return asked
 
     def cwd(self, policy: Policy, asked: str) -> str:
-        """Where a session begins: the first allowed directory, if nobody says. `Denied` outside of them."""
+        """Return the initial directory, by default the first allowed one. `Denied` for other directories."""
         directory = asked or next(iter((*policy.writable, *policy.readable)), "")
         if directory:
             decided = decide_cwd(self.profile(policy), policy, directory)
@@ -73,7 +73,7 @@ class Rulebook:
         return directory
 
     def is_guarded(self, record: SessionRecord) -> bool:
-        """Whether any command could be refused."""
+        """Return whether the profile can refuse a command."""
         return self.profile(record.policy).guarded
 
     def command(self, record: SessionRecord, text: str, cwd: str) -> Decision:
@@ -92,7 +92,7 @@ class Rulebook:
         return decide_signal(self.profile(record.policy), control)
 
     def deadline(self, record: SessionRecord, now: float, *, busy: bool, lifetime_warned: bool) -> Deadline | None:
-        """What is due next for a session that runs."""
+        """Return the next deadline of an open session."""
         now_record = msgspec.structs.replace(record, state="BUSY" if busy else "IDLE")
         return next_deadline(now_record, now, lifetime_warned=lifetime_warned)
 

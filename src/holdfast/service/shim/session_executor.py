@@ -1,7 +1,7 @@
-"""Single commands in a session of the service, over gRPC: the half of `BashExecutor` that needs it.
+"""Runs single commands in a session of the service, over gRPC; the part of `BashExecutor` that needs gRPC.
 
-What is asked of the service, and what an answer means, is one generator that does no IO; a blocking and an
-asynchronous driver carry it out. Touches the network as a client of the service alone.
+A generator without IO decides which calls to make; a blocking and an asynchronous driver make them. Touches the
+network only as a client of the service.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from holdfast.service.shim.one_shot import TIMED_OUT, ExecutionResult
 from holdfast.service.shim.port_check import explain_failure
 from holdfast.session.v1 import session_pb2 as pb
 
-#: How long a service that cannot be reached is asked again: a restart, or another replica's turn, fits.
+#: How long calls to an unreachable service are repeated: longer than a restart or a change of replicas.
 REACH_SECONDS: Final = 60.0
-#: Between two tries, doubling.
+#: Between two attempts, doubling.
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
-#: What a call may take beyond its command's own time before we give up on the service.
+#: How long a call may take beyond the timeout of its command.
 SLACK_SECONDS: Final = 30.0
-#: How often a session that died under us is made again for one command. A second death is the command's doing.
+#: Sessions that one command may use in turn. The end of a second session is an effect of the command.
 RENEWALS: Final = 2
-#: `RunCommand` answers with two streams of at most this much together, and a little around them.
+#: The reply to `RunCommand` has two streams, which fit into this size together.
 _OPTIONS: Final = [("grpc.max_receive_message_length", 16 * 1024 * 1024)]
 _REPLIES: Final[dict[str, type[Message]]] = {
     "CreateSession": pb.CreateSessionResponse,
@@ -42,13 +42,13 @@ _REPLIES: Final[dict[str, type[Message]]] = {
     "GetSession": pb.GetSessionResponse,
     "CloseSession": pb.CloseSessionResponse,
 }
-#: The reason of an UNAVAILABLE that gRPC made itself: the service gives one of its own.
+#: The reason of an UNAVAILABLE from gRPC itself; those of the service have other reasons.
 NO_REPLY: Final = "UNAVAILABLE"
 _OVER: Final = (pb.CLOSING, pb.CLOSED, pb.ERROR)
 
 
 class ServiceEndpoint(NamedTuple):
-    """How the service is reached, and as whom."""
+    """Address, token and TLS files for calls to the service."""
 
     address: str
     token: str
@@ -62,7 +62,7 @@ class ServiceEndpoint(NamedTuple):
         return grpc.ssl_channel_credentials(_content(self.tls_ca), _content(self.tls_key), _content(self.tls_cert))
 
     def explain_failure(self) -> str:
-        """Why the port does not take our calls, if that is how they are made; blocks."""
+        """Return why calls to the port fail, if client and port do not match; blocks."""
         return explain_failure(
             self.address,
             tls=self.credentials() is not None,
@@ -77,7 +77,7 @@ class ServiceEndpoint(NamedTuple):
 
 
 class RpcCall(NamedTuple):
-    """A call to make."""
+    """A step: make a call."""
 
     method: str
     request: Message
@@ -85,22 +85,22 @@ class RpcCall(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Seconds to let pass."""
+    """A step: wait."""
 
     seconds: float
 
 
 class CheckPort(NamedTuple):
-    """Find out why the port cannot be talked to; the answer is an explanation, or empty."""
+    """A step: find out why calls fail. Its result is an explanation, or empty."""
 
 
 Step = RpcCall | Pause | CheckPort
-#: What a driver carries out: it sends the reply of a call back in, or throws the `Problem` that it ended with.
+#: A driver sends the result of each step into the generator, or throws the `Problem` of a failed call.
 Steps = Generator[Step, Any, ExecutionResult]
 
 
 class SessionExecutor:
-    """Runs commands in one session, which is made at the first of them."""
+    """Runs commands in one session, which is created at the first command."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class SessionExecutor:
             sandbox=sandbox,
             policy=pb.SessionPolicy(profile=profile),
         )
-        # Sessions of one executor are counted: creators that race name the same one, and so make it once.
+        # Sessions of one executor are numbered: concurrent creators use the same request id and create one session.
         self._name = secrets.token_hex(8)
         self._generation = 0
         self._session_id = ""
@@ -136,10 +136,10 @@ class SessionExecutor:
         """The session in use; empty before the first command."""
         return self._session_id
 
-    # --- what to ask ---------------------------------------------------------------------------------------------
+    # --- steps ---------------------------------------------------------------------------------------------------
 
     def steps(self, command: str, timeout: float | None) -> Steps:
-        """From a command to its result."""
+        """Yield the steps of a command, and return its result."""
         request = pb.RunCommandRequest(
             command=command,
             timeout_ms=0 if timeout is None else max(1, round(timeout * 1000)),
@@ -148,7 +148,7 @@ class SessionExecutor:
         )
         if not self._persistent:
             request.create.CopyFrom(self._create)
-            # The same session again, should the call be made twice: what it ran is not run in another.
+            # A repeated call gets the same session, so the command does not run in a second one.
             request.create.request_id = request.request_id
             return (yield from self._run(request, timeout))
         for _ in range(RENEWALS):
@@ -156,8 +156,8 @@ class SessionExecutor:
             try:
                 return (yield from self._run(request, timeout))
             except (problems.NotFound, problems.NotNow):
-                # Refused, so not begun. Whether for the session's death is for the session to say.
-                if not (yield from self._died(request.session_id)):
+                # Refused, so the command has not started. The state of the session shows whether it ended.
+                if not (yield from self._session_over(request.session_id)):
                     raise
                 self._forget(generation)
         _, request.session_id = yield from self._session()
@@ -170,7 +170,7 @@ class SessionExecutor:
             create = pb.CreateSessionRequest()
             create.CopyFrom(self._create)
             create.request_id = f"{self._name}-{generation}"
-            created = yield from _reached(RpcCall("CreateSession", create))
+            created = yield from _retried(RpcCall("CreateSession", create))
             session_id = created.session_id
             with self._changing:
                 if self._generation == generation:
@@ -180,7 +180,7 @@ class SessionExecutor:
     def _run(self, request: pb.RunCommandRequest, timeout: float | None) -> Steps:
         limit = None if timeout is None else timeout + SLACK_SECONDS
         generation = self._generation
-        reply = yield from _reached(RpcCall("RunCommand", request, limit))
+        reply = yield from _retried(RpcCall("RunCommand", request, limit))
         if request.session_id and reply.state in _OVER:
             self._forget(generation)
         return ExecutionResult(
@@ -192,9 +192,9 @@ class SessionExecutor:
             truncated=reply.truncated,
         )
 
-    def _died(self, session_id: str) -> Generator[Step, Any, bool]:
+    def _session_over(self, session_id: str) -> Generator[Step, Any, bool]:
         try:
-            found = yield from _reached(RpcCall("GetSession", pb.GetSessionRequest(session_id=session_id)))
+            found = yield from _retried(RpcCall("GetSession", pb.GetSessionRequest(session_id=session_id)))
         except problems.NotFound:
             return True
         return found.state in _OVER
@@ -205,12 +205,12 @@ class SessionExecutor:
                 self._generation += 1
                 self._session_id = ""
 
-    # --- who asks ------------------------------------------------------------------------------------------------
+    # --- drivers -------------------------------------------------------------------------------------------------
 
     def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
-        return self._carry_out(self.steps(command, timeout))
+        return self._drive(self.steps(command, timeout))
 
-    def _carry_out(self, steps: Steps) -> ExecutionResult:
+    def _drive(self, steps: Steps) -> ExecutionResult:
         reply: Any = None
         problem: problems.Problem | None = None
         while True:
@@ -238,9 +238,9 @@ class SessionExecutor:
         return call(channel, self._endpoint, rpc)
 
     async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
-        return await self._carry_out_async(self.steps(command, timeout))
+        return await self._drive_async(self.steps(command, timeout))
 
-    async def _carry_out_async(self, steps: Steps) -> ExecutionResult:
+    async def _drive_async(self, steps: Steps) -> ExecutionResult:
         reply: Any = None
         problem: problems.Problem | None = None
         while True:
@@ -269,10 +269,10 @@ class SessionExecutor:
         method = self._aio[0].unary_unary(*_by_name(rpc.method))
         return await method(rpc.request, timeout=rpc.timeout, metadata=self._endpoint.metadata)
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- close ---------------------------------------------------------------------------------------------------
 
-    def _last(self) -> RpcCall | None:
-        """The call that closes the session, if there is one; it is forgotten either way."""
+    def _closing_call(self) -> RpcCall | None:
+        """Forget the session; return the call that closes it, if there is one."""
         with self._changing:
             session_id, self._session_id = self._session_id, ""
             self._generation += 1
@@ -280,10 +280,10 @@ class SessionExecutor:
 
     def close(self) -> None:
         try:
-            if (rpc := self._last()) is not None:
+            if (rpc := self._closing_call()) is not None:
                 self._call(rpc)
         except grpc.RpcError as error:
-            _unless_over(error)
+            _raise_unless_over(error)
         finally:
             if self._channel is not None:
                 self._channel.close()
@@ -291,21 +291,21 @@ class SessionExecutor:
 
     async def aclose(self) -> None:
         try:
-            if (rpc := self._last()) is not None:
+            if (rpc := self._closing_call()) is not None:
                 await self._call_async(rpc)
         except grpc.RpcError as error:
-            _unless_over(error)
+            _raise_unless_over(error)
         finally:
             if self._aio is not None:
                 channel, self._aio = self._aio[0], None
                 await channel.close()
 
 
-def _reached(rpc: RpcCall) -> Generator[Step, Any, Any]:
-    """The reply to a call, which is made again while the service cannot be reached.
+def _retried(rpc: RpcCall) -> Generator[Step, Any, Any]:
+    """Return the reply to a call, which is repeated while the service is unreachable.
 
-    Calls that change something carry a `request_id`, so the one that was made twice happened once. A port that
-    cannot be talked to as it is called, such as TLS in plain text, is `HandshakeFailed` at once.
+    Calls with an effect have a `request_id`, so a repeated one has its effect once. A port that does not match the
+    client, such as plain text to TLS, raises `HandshakeFailed` at once.
     """
     pause, waited, checked = FIRST_PAUSE, 0.0, False
     while True:
@@ -325,7 +325,7 @@ def _reached(rpc: RpcCall) -> Generator[Step, Any, Any]:
 
 
 def _by_name(method: str) -> tuple[str, Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """A method's path, and how its messages become bytes and back."""
+    """Return the path of a method and its serializers."""
     service = pb.DESCRIPTOR.services_by_name["SessionService"].full_name
     return f"/{service}/{method}", _as_bytes, _REPLIES[method].FromString
 
@@ -334,8 +334,8 @@ def _as_bytes(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _unless_over(error: grpc.RpcError) -> None:
-    """A session that is over already needs no closing; one that cannot be reached closes by its idle time."""
+def _raise_unless_over(error: grpc.RpcError) -> None:
+    """Raise the error of a close, except for a session that is over or unreachable: its idle timeout closes it."""
     problem = problem_of(error)
     if not isinstance(problem, problems.NotFound | problems.NotNow | problems.Unavailable):
         raise problem from error
@@ -358,13 +358,13 @@ def problem_of(error: grpc.RpcError) -> problems.Problem:
 
 
 def call(channel: grpc.Channel, endpoint: ServiceEndpoint, rpc: RpcCall) -> Any:
-    """Make one call and wait for its reply."""
+    """Make one call and return its reply."""
     method = channel.unary_unary(*_by_name(rpc.method))
     return method(rpc.request, timeout=rpc.timeout, metadata=endpoint.metadata)
 
 
 def open_channel(endpoint: ServiceEndpoint) -> grpc.Channel:
-    """For blocking calls. It connects at the first one."""
+    """Return a channel for blocking calls, which connects at the first call."""
     credentials = endpoint.credentials()
     if credentials is None:
         return grpc.insecure_channel(endpoint.address, _OPTIONS)

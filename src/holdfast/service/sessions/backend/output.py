@@ -104,7 +104,7 @@ def command_chunks(
             skipped -= min(skipped, position.part)
             position = Position(since.command, each.seq - 1, 0, position.printed + skipped)
             chunks.append(made(position, stream=each.stream, skipped_bytes=skipped))
-        # Both ends of a chunk whose middle is lost have one number, so its bytes are counted over both.
+        # The two ends of a chunk with a lost middle have one number, so its bytes are counted over both.
         begin = offsets.get(f"{each.stream}{each.seq}", 0)
         offsets[f"{each.stream}{each.seq}"] = begin + len(each.data)
         start = max(0, position.part - begin) if each.seq == position.seq + 1 else 0

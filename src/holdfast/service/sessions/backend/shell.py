@@ -1,7 +1,7 @@
-"""The shell kind of session: each text that is sent is one command, with stdout and stderr apart.
+"""The shell kind of session: each input is one command, with separate stdout and stderr.
 
-Its server records each command by itself and forgets the old ones. What puts them in one order, for every replica
-and over restarts, is the audit log: a command's row is written before it runs, and its number is its place.
+The server in the sandbox records each command separately and drops old ones. The audit log gives commands one order
+in all replicas and across restarts: the row of a command is written before it runs, and its number is the position.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShellBackend(SessionBackend):
         super().__init__(record, pool, settings, tracer)
         self._commands = commands
         self._time = time
-        #: Commands that nobody waits for. Their output is taken as it comes, so that they do not wait for a reader.
+        #: Commands without a waiting call. Their output is drained, so that they do not block on a slow reader.
         self._sent: set[asyncio.Task[None]] = set()
 
     @traced("open_shell")
@@ -95,7 +95,7 @@ class ShellBackend(SessionBackend):
                 await api.interrupt_shell(self.session_id, interrupt_id=f"{command_id}.{number}")
 
     def check_controls(self, controls: Sequence[Control]) -> None:
-        """A shell's command has no keys and no size; every signal ends it and what it started."""
+        # A command of a shell has no keys and no size; every signal ends it with its children.
         for control in controls:
             if control.type in ("RESIZE", "CTRL_D"):
                 raise Invalid(
@@ -115,12 +115,12 @@ class ShellBackend(SessionBackend):
             await task
 
     async def _take(self, command_id: str, command: str, begun: asyncio.Future[None]) -> None:
-        """Take what it prints. How it ended is in its record, for the follower."""
+        """Run a command and drain its output. The follower reads its exit from its record."""
         async with self._pool.use(self._record.sandbox) as api:
             await self._check_open(api)
             stream = api.run_in_shell(self.session_id, CommandSpec(command_id, command))
             begun.set_result(None)
-            # A connection that breaks for good ends this, and the command goes on: nothing is withdrawn here.
+            # A permanent failure of the connection ends this task, and the command continues.
             with contextlib.suppress(HoldfastError):
                 async for _ in stream:
                     pass
@@ -133,7 +133,7 @@ class ShellBackend(SessionBackend):
             try:
                 printed, ended = await _collect(stream, max_bytes)
             finally:
-                # A caller that gave up interrupts the command.
+                # The disconnect of the caller interrupts the command.
                 await stream.aclose()
         return CommandOutcome(
             exit_code=ended.exit_code,
@@ -183,7 +183,7 @@ class ShellBackend(SessionBackend):
         return OutputRead(tuple(chunks), state, write_token(self.session_id, position), more)
 
     async def _step(self, api: ExecApi, position: Position, room: int, wait: float) -> OutputSlice | None:
-        """What comes next of one command. None: there is none yet, and only a row of the log will tell of it."""
+        """Return the next output of one command; None if there is no command after the position yet."""
         number = position.command
         over = position.seq == FINISHED or number == 0
         following = await self._commands.after(number if over else number - 1)
@@ -211,7 +211,7 @@ class ShellBackend(SessionBackend):
     async def _lost(self, position: Position, command_id: str) -> OutputSlice | None:
         end = await self._commands.end_of(command_id)
         if end is None:
-            return None  # on its way to the shell, or its end to the log: also that of one that never ran
+            return None  # the command has not reached the shell, or its end has not reached the log
         chunk, after = lost_chunk(self.session_id, command_id, position, *end, self._time(), "IDLE")
         return OutputSlice([chunk] if chunk.truncated or chunk.exit_code is not None else [], after)
 
@@ -231,14 +231,14 @@ class ShellBackend(SessionBackend):
 
 
 def command_text(data: bytes) -> str:
-    """One call's data as the command that it is."""
+    """Return the input of one call as a command."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         raise Invalid("data: a command for a shell must be UTF-8", reason="NOT_UTF8", field="data") from None
     text = text.rstrip("\r\n")
     if not text.strip():
-        raise Invalid("data: no command in it", reason="EMPTY_COMMAND", field="data")
+        raise Invalid("data: has no command", reason="EMPTY_COMMAND", field="data")
     return text
 
 
@@ -259,4 +259,4 @@ async def _collect(stream: CommandStream, max_bytes: int) -> tuple[StreamTails, 
         if isinstance(event, CommandEnded):
             return printed, event
         printed.take(event)
-    raise Bug("the events of a command ended without its end", reason="INTERNAL")
+    raise Bug("the events of a command ended without its exit", reason="INTERNAL")

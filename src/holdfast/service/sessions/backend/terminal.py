@@ -27,16 +27,16 @@ from holdfast.service.sessions.backend.session_backend import (
 from holdfast.service.types import CloseMode, SessionRecord, State
 from holdfast.types import EnvPolicy, JobsAtClose, TerminalRead, TerminalSize, TerminalSpec, TerminalStatus
 
-#: How long a reader waits for output alone, before it is also looked whether a program asks for input.
+#: How long a read waits for output before it also checks for a program that reads input.
 _MOMENT_SECONDS: Final = 0.02
 _KEYS: Final = {"CTRL_C": b"\x03", "CTRL_D": b"\x04"}
-#: To the end of the line, and delete all before it, in the line editors of bash and zsh.
+#: Moves to the end of the line and deletes all before it, in the line editors of bash and zsh.
 _CLEAR_LINE: Final = b"\x05\x15"
-#: After an interrupt. bash notes one that comes while it does not block in read(2), and acts on it when it has
-#: taken the first byte of the next line: an empty line has none to lose.
+#: After an interrupt. bash defers an interrupt that arrives outside read(2) until it has read the first byte of the
+#: next line, and drops that byte: an empty line has none to lose.
 _NEW_LINE: Final = _CLEAR_LINE + b"\r"
 _LINE_END: Final = re.compile(rb"[\r\n]")
-#: Any other control character may do anything: complete, search, leave the shell.
+#: Any other control character can have any effect: complete, search, leave the shell.
 _KEY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PASTE: Final = (b"\x1b[200~", b"\x1b[201~")
 
@@ -105,7 +105,7 @@ class TerminalBackend(SessionBackend):
                 left = deadline - loop.time()
                 if idle or status.state != "IDLE" or left <= 0:
                     return idle or status.state != "IDLE"
-                # The mark of the beginning of a command is a change; so is that the shell waits for input again.
+                # The mark at the start of a command is a change, and so is the next read of the shell.
                 await api.wait_terminal(self.session_id, "change", timeout=left, changes=status.changes)
 
     async def input_awaited(self, timeout: float) -> BackendStatus:
@@ -120,7 +120,7 @@ class TerminalBackend(SessionBackend):
                 await work
         except builtins.TimeoutError:
             raise TooLate(
-                f"session {self.session_id!r}: what runs there did not take the input within {limit:g} s",
+                f"session {self.session_id!r}: the program did not read the input within {limit:g} s",
                 reason="INPUT_NOT_TAKEN",
             ) from None
 
@@ -129,7 +129,7 @@ class TerminalBackend(SessionBackend):
         text = command.rstrip("\r\n").encode()
         async with self._pool.use(self._record.sandbox) as api:
             if (await api.describe_terminal(self.session_id, look=False)).continuation:
-                # It would be typed into the command that is not complete, and run as something else.
+                # The text would become part of the incomplete command.
                 await self._in_time(api.write(self.session_id, _KEYS["CTRL_C"], write_id=f"{command_id}.line"))
             at_prompt, status = await api.wait_terminal(
                 self.session_id, "idle", timeout=self._settings.input_seconds
@@ -140,7 +140,7 @@ class TerminalBackend(SessionBackend):
                 )
             if not text.isascii() or any(byte < 0x20 or byte == 0x7F for byte in text):
                 if _PASTE[1] in text or not status.bracketed_paste:
-                    raise InvalidParams("the command holds keys that cannot be typed as text here")
+                    raise InvalidParams("the command has keys that cannot be typed as text here")
                 text = text.join(_PASTE)
             begin = _NEW_LINE if status.interrupted else _CLEAR_LINE
             await self._in_time(api.write(self.session_id, begin + text + b"\r", write_id=command_id))
@@ -173,26 +173,26 @@ class TerminalBackend(SessionBackend):
             if found.token < position.seq:
                 raise BadToken("since: a position that this session has not reached", reason="BAD_TOKEN")
             if found.token == position.seq and not found.closed and wait > 0:
-                # Who was told that a program waits for input, and types nothing, is not told again.
+                # A prompt of a program is reported once at a position.
                 asked = found.state in ("BUSY", "RUNNING") and not position.part
                 reading = api.read_terminal(self.session_id, since=position.seq, max_bytes=max_bytes, wait=wait)
                 found = await (self._first(api, reading, wait) if asked else reading) or found
             piece = terminal_chunks(self.session_id, position, found)
-            asked_with: PromptInfo | None = None
+            prompt: PromptInfo | None = None
             if found.state in ("BUSY", "RUNNING"):
-                asks = await self._asked(api, position, piece, deadline - loop.time())
-                piece, asked_with = asks or (piece, None)
+                asks = await self._program_prompt(api, position, piece, deadline - loop.time())
+                piece, prompt = asks or (piece, None)
             state: State = found.state
             if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
                 state = (await self._after_input(api)).state
         printed = sum(len(chunk.payload) for chunk in piece.chunks)
-        if asked_with is not None:
-            piece = _with_prompt(self.session_id, piece, asked_with, found.state)
+        if prompt is not None:
+            piece = _with_prompt(self.session_id, piece, prompt, found.state)
         token = write_token(self.session_id, piece.position)
         return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
 
     async def _after_input(self, api: ExecApi) -> TerminalStatus:
-        """The status; of a terminal that shows a prompt BUSY, if a line that was typed there has not begun yet."""
+        """Return the status; BUSY if a line that was typed at the prompt has not begun."""
         try:
             idle, status = await api.wait_terminal(self.session_id, "idle", timeout=0.0)
         except TerminalClosed:
@@ -201,11 +201,11 @@ class TerminalBackend(SessionBackend):
         return msgspec.structs.replace(status, state="BUSY") if waiting else status
 
     async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
-        """What is read; None if a program waits for input before there is anything."""
+        """Return the read; None if a program reads input before there is output."""
         news = asyncio.ensure_future(reading)
         asking: asyncio.Future[tuple[bool, TerminalStatus]] | None = None
         try:
-            # Most programs print or end before they would ask, and to see who waits is a look at all processes.
+            # Most programs print or end before they read input, and the check scans all processes.
             await asyncio.wait([news], timeout=min(wait, _MOMENT_SECONDS))
             if news.done():
                 return await news
@@ -222,25 +222,27 @@ class TerminalBackend(SessionBackend):
                 asking.cancel()
             await asyncio.gather(news, *filter(None, [asking]), return_exceptions=True)
 
-    async def _asked(
+    async def _program_prompt(
         self, api: ExecApi, since: Position, piece: OutputSlice, left: float
     ) -> tuple[OutputSlice, PromptInfo] | None:
-        """If a program asks for input, and that is news to a reader who was at `since`: with what, and all that was
-        printed before it asked."""
+        """Return the prompt of a program that reads input, and all output before it.
+
+        None if no program reads input, or if a reader at `since` already has the prompt.
+        """
         line = unfinished_line(piece.chunks)
         if piece.chunks and not line:
-            return None  # it printed whole lines, or more happened: it does not ask, or the next read tells
+            return None  # whole lines, or an event: no prompt, or the next read reports it
         if not piece.chunks and (since.part or piece.position.seq != since.seq):
             return None
         settle = min(left, self._settings.settle_seconds)
         if line and settle > 0:
-            # It printed a prompt, and is about to read: the kernel tells a moment later.
+            # The program printed a prompt and is about to read; the kernel shows the read a moment later.
             _, status = await api.wait_terminal(self.session_id, "awaitingInput", timeout=settle)
         else:
             status = await api.describe_terminal(self.session_id)
         if not status.awaiting_input or not _runs(status):
             return None
-        # What came meanwhile belongs before it; and the line that it asks with may have begun in an earlier read.
+        # Output since then belongs before the prompt. The line of the prompt may begin in an earlier read.
         rest = terminal_chunks(
             self.session_id, piece.position, await api.read_terminal(self.session_id, since=piece.position.seq)
         )
@@ -267,16 +269,16 @@ class TerminalBackend(SessionBackend):
 
 
 def begins_a_line(record: SessionRecord, now: BackendStatus, data: bytes, controls: Sequence[Control]) -> bool:
-    """Whether a whole line was typed at a terminal's prompt.
+    """Return whether a whole line was typed at a terminal's prompt.
 
-    Then it is BUSY with that and need not be asked, for which its server looks at all processes.
+    The terminal is then BUSY, and no query of its status, which scans all processes, is needed.
     """
     at_prompt = record.kind == "terminal" and now.state == "IDLE" and not controls
     return at_prompt and _LINE_END.search(data) is not None and _KEY.search(data) is None
 
 
 def _runs(status: TerminalStatus) -> bool:
-    """Whether a program may ask for input. A continuation prompt is told as such, with its event."""
+    """Return whether a program can read input. A continuation prompt has its own event."""
     return status.state in ("BUSY", "RUNNING") and not status.continuation
 
 
@@ -299,10 +301,10 @@ def _backend_status(status: TerminalStatus) -> BackendStatus:
 
 
 def _with_prompt(session_id: str, piece: OutputSlice, asks: PromptInfo, state: State) -> OutputSlice:
-    """The same, and the reader has been told that a program waits."""
-    told = piece.position._replace(part=1)
-    token = write_token(session_id, told)
+    """Return the slice with the prompt of a program, and with a position that marks the prompt as reported."""
+    reported = piece.position._replace(part=1)
+    token = write_token(session_id, reported)
     if not piece.chunks:
-        return OutputSlice([Chunk(session_id, token, 0.0, state, prompt=asks)], told)
+        return OutputSlice([Chunk(session_id, token, 0.0, state, prompt=asks)], reported)
     *earlier, last = piece.chunks
-    return OutputSlice([*earlier, msgspec.structs.replace(last, prompt=asks, token=token)], told)
+    return OutputSlice([*earlier, msgspec.structs.replace(last, prompt=asks, token=token)], reported)

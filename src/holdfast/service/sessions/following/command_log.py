@@ -1,7 +1,7 @@
 """The commands of one shell session in the order of the audit log. Reads the store, keeps nothing.
 
-What a shell's server keeps of its commands it keeps by their ids; the log says which there were, and how those
-ended that it no longer keeps.
+The server of a shell keeps the latest commands by their ids. The log has all commands, and the ends of those that
+the server has dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.service.sessions.ports import SessionStore, page_after
 from holdfast.service.store.types import Page
 from holdfast.service.types import AuditRow
 
-#: A reader that keeps up needs the last one or two.
+#: A reader without a backlog needs the last one or two.
 _PAGE: Final = 4
 
 
@@ -30,7 +30,7 @@ class LoggedCommand(NamedTuple):
 
 
 class CommandLog:
-    """What the log has of a session's commands."""
+    """The commands of one session in the audit log."""
 
     def __init__(self, store: SessionStore, notices: NoticeHub, session_id: str) -> None:
         self._store = store
@@ -38,17 +38,17 @@ class CommandLog:
         self._id = session_id
 
     def watch(self) -> AbstractContextManager[Watch]:
-        """Rung when a row is added."""
+        """Return a watch for new rows of the session."""
         return self._notices.watch(self._id)
 
     async def after(self, number: int) -> list[LoggedCommand]:
-        """The next of those whose rows come after this one."""
+        """Return the next commands after this row."""
         which = AuditFilter(session_id=self._id, kinds=("command",))
         rows, _ = await self._store.rows(which, page_after(_PAGE, number))
         return [LoggedCommand(row.seq, row.command_id, row.at) for row in rows]
 
     async def end_of(self, command_id: str) -> tuple[int, int | None] | None:
-        """How much a command printed, and its exit code; None if its end is not written down."""
+        """Return the output size and the exit code of a command; None if its end is not in the log."""
         which = AuditFilter(session_id=self._id, command_id=command_id, kinds=("command_ended",))
         rows, _ = await self._store.rows(which, Page(1))
         if not rows:

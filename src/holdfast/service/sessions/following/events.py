@@ -1,8 +1,8 @@
-"""Events for whoever subscribed, and the bell that wakes all who wait for a row of the audit log.
+"""Subscriptions to events, and the hub that distributes the store's notices of new audit rows.
 
-An event is a row of kind `event`. A subscription reads rows from the store at its own speed, and waits for the
-store's notices between: nothing is queued for it, whoever is slow holds back nobody, and whoever was cut off reads
-on after its token.
+An event is a row of kind `event`. A subscription reads rows from the store at its own speed and waits for notices
+in between. Nothing is queued for it, so a slow subscriber delays only itself, and one that reconnects resumes after
+its token.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from holdfast.service.store.types import MISSED, Notice, Page
 from holdfast.service.types import AuditEntry, AuditRow, Caller, EventType, SessionRecord, State
 
 _PAGE: Final = 100
-#: The watchers of all sessions; no session has this id, and the service's own stream has the empty one.
+#: The key of watches on all sessions; no session has this id, and the stream of the service has the empty id.
 _ANY: Final = "*"
-#: Sessions that a subscription remembers, its own and others'.
+#: Sessions that a subscription keeps in memory, those of the caller and others.
 _MAX_REMEMBERED: Final = 10_000
-#: How soon the notices are asked for again after the database failed.
+#: The pause before the hub listens again after a failure of the database.
 _AGAIN_SECONDS: Final = 1.0
 
 
 class NoticeHub:
-    """One reader of the store's notices for all who wait in this replica."""
+    """Reads the store's notices once for all watches of this replica."""
 
     def __init__(self, store: SessionStore, clock: Clock) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class NoticeHub:
 
     @contextmanager
     def watch(self, session_id: str = "") -> Iterator[Watch]:
-        """Rung for each row of this session, or of any."""
+        """Return a watch for the rows of this session, or of all."""
         session_id = session_id or _ANY
         watch = Watch()
         self._watchers.setdefault(session_id, set()).add(watch)
@@ -65,7 +65,7 @@ class NoticeHub:
 
     async def _listen(self) -> None:
         while True:
-            # The store reconnects by itself; this is for what it does not survive.
+            # The store reconnects by itself; this handles its permanent failures.
             with contextlib.suppress(Problem):
                 async for notice in self._store.listen():
                     self._ring(notice)
@@ -83,7 +83,7 @@ class NoticeHub:
 
 
 class Watch:
-    """Whether something came since it was last cleared, and the first row of it in each session."""
+    """The notices since the last `clear`: the first new row of each session."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -107,7 +107,7 @@ class Watch:
 
 
 class _EventPosition(NamedTuple):
-    """Of an event among all: events are told in this order, and those of one session without a gap."""
+    """The position of an event among all events, which are delivered in this order."""
 
     at: float
     session_id: str
@@ -124,7 +124,7 @@ def event_entry(
     state: State | None = None,
     command_id: str = "",
 ) -> AuditEntry:
-    """The row of an event."""
+    """Return the audit row of an event."""
     body: dict[str, Any] = {"type": type, "detail": detail, "state": state or record.state}
     if approval_id:
         body["approval_id"] = approval_id
@@ -142,21 +142,21 @@ class EventStreams:
     async def subscribe(
         self, caller: Caller, session_id: str, since: str, types: Sequence[EventType]
     ) -> AsyncGenerator[SessionEvent, None]:
-        """Those that were missed, then those that come. One session's end with that session."""
+        """Yield the events after `since`, then new ones. A subscription to one session ends with it."""
         agent_id = "" if caller.role == "operator" else caller.agent_id
-        place = _read_place(since) if since else None
+        position = _read_position(since) if since else None
         with self._notices.watch(session_id) as watch:
             start = self._clock.time()
-            #: The last that was told of each session, and sessions of others, whose notices are not looked into.
-            told: dict[str, int] = {}
+            #: The last delivered row of each session, and sessions of other agents, to ignore their notices.
+            delivered: dict[str, int] = {}
             others: set[str] = set()
             if session_id:
-                told[session_id] = place.seq if place else await self._last_seq(session_id)
-                watch.ring(Notice(session_id, told[session_id] + 1))
-            elif place is not None:
+                delivered[session_id] = position.seq if position else await self._last_seq(session_id)
+                watch.ring(Notice(session_id, delivered[session_id] + 1))
+            elif position is not None:
                 which = AuditFilter(agent_id=agent_id, kinds=("event",))
-                async for row in self._after(which, *place):
-                    told[row.session_id] = row.seq
+                async for row in self._after(which, *position):
+                    delivered[row.session_id] = row.seq
                     start = max(start, row.at)
                     if (event := _event(row, types)) is not None:
                         yield event
@@ -167,23 +167,23 @@ class EventStreams:
                 if missed:
                     first |= await self._all_since(session_id, agent_id, start)
                 for each, seq in first.items():
-                    if each in others or (each not in told and await self._is_others(each, agent_id)):
+                    if each in others or (each not in delivered and await self._is_others(each, agent_id)):
                         if len(others) >= _MAX_REMEMBERED:
                             others.clear()
                         others.add(each)
                         continue
                     over = False
                     which = AuditFilter(session_id=each, agent_id=agent_id, kinds=("event",))
-                    async for row in self._after(which, told.get(each, seq - 1)):
-                        told[each] = row.seq
+                    async for row in self._after(which, delivered.get(each, seq - 1)):
+                        delivered[each] = row.seq
                         if (event := _event(row, types)) is not None:
                             yield event
                         over = over or _type_of(row) in ("SESSION_CLOSED", "SESSION_ERROR")
                     if session_id and (over or (await self._store.session(session_id)).over):
                         return
-                    # A session that is over is remembered for a while: notices may come after the rows were read.
-                    if len(told) > _MAX_REMEMBERED:
-                        del told[next(iter(told))]
+                    # Sessions that are over stay for a while: notices may arrive after their rows were read.
+                    if len(delivered) > _MAX_REMEMBERED:
+                        del delivered[next(iter(delivered))]
 
     async def _is_others(self, session_id: str, agent_id: str) -> bool:
         if not agent_id:
@@ -191,10 +191,10 @@ class EventStreams:
         try:
             return (await self._store.session(session_id)).agent_id != agent_id
         except NotFound:
-            return True  # the service's own stream
+            return True  # the stream of the service
 
     async def _all_since(self, session_id: str, agent_id: str, start: float) -> dict[str, int]:
-        """Some notices did not come: what there was since the start, for each session from its first."""
+        """Return the first event of each session since the start, after notices were lost."""
         if session_id:
             return {session_id: 1}
         first: dict[str, int] = {}
@@ -225,7 +225,7 @@ def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
         session_id=row.session_id,
         type=body["type"],
         detail=body["detail"],
-        token=_write_place(_EventPosition(row.at, row.session_id, row.seq)),
+        token=_write_position(_EventPosition(row.at, row.session_id, row.seq)),
         timestamp=row.at,
         approval_id=body.get("approval_id", ""),
         state=body["state"],
@@ -236,13 +236,13 @@ def _type_of(row: AuditRow) -> str:
     return str(msgspec.json.decode(row.body)["type"])
 
 
-def _write_place(place: _EventPosition) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(list(place))).decode().rstrip("=")
+def _write_position(position: _EventPosition) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(list(position))).decode().rstrip("=")
 
 
-def _read_place(token: str) -> _EventPosition:
+def _read_position(token: str) -> _EventPosition:
     try:
-        place = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
-        return msgspec.convert(tuple(place), _EventPosition)
+        position = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
+        return msgspec.convert(tuple(position), _EventPosition)
     except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError):
         raise BadToken("since: no token of an event", reason="BAD_TOKEN") from None

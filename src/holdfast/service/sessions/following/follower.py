@@ -1,8 +1,7 @@
-"""Writes down what happens in one session, from the position up to which that was done: one task for each session
-whose lease is ours.
+"""Appends the events of one session to the audit log, in one task for each session with a lease of this replica.
 
-It waits in the sandbox's server and reads when something happened. Its rows go to the log in one transaction with
-the position and under the lease's epoch: another replica that goes on after us loses nothing and doubles nothing.
+The follower long-polls the sandbox's server. Its rows are written in one transaction with the position and under
+the epoch of the lease, so another replica that takes over loses no row and repeats none.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.store.types import Fence, Lease, Page
 from holdfast.service.types import AuditEntry, AuditRow, SessionRecord, State, Struct
 
-#: The position of a session's last rows: behind everything that a terminal could print.
+#: The position of a session's last rows, after all possible output.
 END_POSITION: Final = 1 << 62
-#: Between attempts to reach a sandbox or the database that did not answer; doubling up to the second.
+#: Between attempts while the sandbox or the database is unreachable; doubling up to the second value.
 _AGAIN_SECONDS: Final = (0.2, 10.0)
 
 
 class LeaseLost(Exception):
-    """Another replica has the session now."""
+    """Another replica has the lease."""
 
 
 class Ending(Struct, frozen=True):
-    """How a session's terminal or shell ended."""
+    """The end of a session's terminal or shell."""
 
     state: Literal["CLOSED", "ERROR"]
     reason: str
     exit_code: int | None = None
-    #: `sandbox lost: WHY` if the sandbox is gone, `session lost: WHY` if it is there without the session.
+    #: `sandbox lost: WHY` if the sandbox is lost, `session lost: WHY` if only the session is.
     lost: str = ""
 
 
 class SessionFollower:
-    """One session whose lease is ours. `TerminalFollower` and `ShellFollower` know what happens there."""
+    """Follows one session. `TerminalFollower` and `ShellFollower` read the two kinds."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class SessionFollower:
         context: SessionContext,
         on_change: Callable[[SessionFollower], None],
     ) -> None:
-        #: As we know it: newer than the database by a moment.
+        #: The record, ahead of the database by up to `metadata_seconds`.
         self.record = record
         self.lease = lease
         self.context = context
@@ -62,9 +61,9 @@ class SessionFollower:
         self.busy = False
         self.last_exit_code: int | None = None
         self.output_bytes = 0
-        #: The position up to which everything is read and, if it is worth a row, written down.
+        #: The position up to which the session is read and its rows are written.
         self.read_to = 0
-        #: Set once it is over and written down.
+        #: Set after the last rows are written.
         self.over = asyncio.Event()
         self._on_change = on_change
         self._dirty = False
@@ -73,7 +72,7 @@ class SessionFollower:
     # --- the task ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until the session is over or another's."""
+        """Follow the session until it is over or another replica has the lease."""
         wait = _AGAIN_SECONDS[0]
         try:
             while True:
@@ -86,7 +85,7 @@ class SessionFollower:
                         reason = f"it is no longer in its sandbox: {error.message}"
                         await self._finish(Ending("ERROR", reason, lost=f"{what} lost: {error.message}"))
                         return
-                    # The line, the sandbox's server or the database: the session may well be there.
+                    # The connection, the sandbox's server or the database failed; the session may be fine.
                     await asyncio.sleep(wait)
                     wait = min(2 * wait, _AGAIN_SECONDS[1])
         except LeaseLost:
@@ -105,10 +104,10 @@ class SessionFollower:
     async def caught_up(self, number: int, seconds: float) -> None:
         """Wait until the end of this command of a shell was read, at most so long."""
 
-    # --- what happened -------------------------------------------------------------------------------------------
+    # --- changes of the record -----------------------------------------------------------------------------------
 
     def touched(self, by: Literal["input", "output"]) -> None:
-        """Somebody typed, or something was printed: activity, if the policy counts it as such."""
+        """Record activity by input or output, if the policy counts it."""
         if by not in self.record.policy.activity:
             return
         self.record = msgspec.structs.replace(
@@ -117,7 +116,7 @@ class SessionFollower:
         self._changed()
 
     def warned(self, at: float) -> None:
-        """The idle warning was given."""
+        """Record the time of the idle warning."""
         self.record = msgspec.structs.replace(self.record, warned_at=at)
         self._changed()
 
@@ -127,7 +126,7 @@ class SessionFollower:
             self._on_change(self)
 
     def counted(self, number: int | None = None) -> None:
-        """A command ended: the next one, or the one with this number."""
+        """Count a command that ended: the next one, or the one with this number."""
         number = self.record.commands_run + 1 if number is None else number
         self.record = msgspec.structs.replace(self.record, commands_run=number)
         self._changed()
@@ -138,7 +137,7 @@ class SessionFollower:
             self._flushing = asyncio.ensure_future(self._flush())
 
     async def _flush(self) -> None:
-        """Many changes at once, a moment later."""
+        """Write many changes at once, after a delay."""
         try:
             await sleep(self.context.clock, self.context.settings.metadata_seconds)
             await self.flush()
@@ -148,11 +147,11 @@ class SessionFollower:
             self._flushing = None
 
     async def flush(self) -> None:
-        """Put what is known of the session into the database, if that is not the same."""
+        """Write the changes of the record to the database."""
         while self._dirty and not self.over.is_set():
             self._dirty = False
             if self.read_to > self.record.audited_token:
-                # Whoever goes on after us takes nothing for news that we have seen.
+                # So that the next follower does not process the same events again.
                 await self.write([], self.read_to)
             record = self.record
             await self.context.store.update_session(
@@ -167,7 +166,7 @@ class SessionFollower:
         return AuditEntry(self.record.session_id, when, self.record.agent_id, kind, command_id, body)
 
     async def write(self, entries: Sequence[AuditEntry], position: int) -> None:
-        """Append under our lease, and move the position."""
+        """Append rows under the lease, and move the position."""
         fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position)
         try:
             await self.context.store.append(entries, fence=fence)
@@ -181,16 +180,16 @@ class SessionFollower:
         rows, _ = await self.context.store.rows(which, Page(1))
         return rows[0] if rows else None
 
-    # --- its end -------------------------------------------------------------------------------------------------
+    # --- the end of the session ----------------------------------------------------------------------------------
 
     async def _finish(self, ending: Ending) -> None:
         context, session_id = self.context, self.record.session_id
         stored = await context.store.session(session_id)
         now = context.clock.time()
-        # A close that was asked for has its reason already.
+        # A requested close has its reason already.
         state: State = "CLOSED" if stored.state == "CLOSING" else ending.state
         why = stored.close_reason or ending.lost or ("crashed" if state == "ERROR" else "exited")
-        # For metrics, in which every text is a time series of its own.
+        # For metrics, where every text is a separate time series.
         category = stored.close_reason or ending.lost.partition(":")[0] or why
         record = msgspec.structs.replace(self.record, state=state, closed_at=now, close_reason=why)
         summary = self.summary(record, ending, category)
@@ -217,7 +216,7 @@ class SessionFollower:
         context.emit(MetricEvent("session_over", record.kind, now - record.created_at, category))
 
     def summary(self, record: SessionRecord, ending: Ending, category: str) -> str:
-        """The last words on a session."""
+        """Return the summary of a closed session."""
         duration = (record.closed_at or 0.0) - record.created_at
         code = self.last_exit_code
         parts = [
@@ -230,7 +229,7 @@ class SessionFollower:
         return "; ".join(parts)
 
     def excerpt(self, data: bytes, total: int) -> dict[str, Any]:
-        """The beginning of what was printed, without secrets, and how much it was."""
+        """Return the beginning of the output without secrets, and its size."""
         text = self.context.redact(data.decode("utf-8", "replace"))
         limit = self.context.settings.audit_excerpt_bytes
         return {"output": text[:limit], "output_bytes": total, "cut": total > len(data) or len(text) > limit}

@@ -1,6 +1,6 @@
-"""What happens in a session's shell, as rows of the audit log: how each command ended, and how the shell did.
+"""Follows a session with a shell: appends the end of each command and of the shell to the audit log.
 
-The position of such a session is the number of the last command row whose end is written down.
+The position of the session is the row of the last command with an end in the log.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.service.store.types import Lease
 from holdfast.service.types import SessionRecord
 from holdfast.types import ReadResult
 
-#: A command's row is written before the shell has it: so long, and so often, it is looked for there. Only another
-#: replica's takes longer than a moment.
-_LOOK_SECONDS: Final = (0.001, 0.05)
-_LOOKS: Final = 100
+#: The row of a command is written before the shell gets it: the pauses and the number of attempts to read it. Only
+#: the command of another replica takes longer than a moment.
+_RETRY_SECONDS: Final = (0.001, 0.05)
+_ATTEMPTS: Final = 100
 
 
 class ShellFollower(SessionFollower):
@@ -39,7 +39,7 @@ class ShellFollower(SessionFollower):
         on_change: Callable[[SessionFollower], None],
     ) -> None:
         super().__init__(record, lease, context, on_change)
-        #: The last command whose end was read.
+        #: The last command that was read to its end.
         self._read_number = 0
         self._progress = asyncio.Event()
 
@@ -69,7 +69,7 @@ class ShellFollower(SessionFollower):
                             await self._command(api, command, ending)
                             number = command.number
                         if ending.done():
-                            # A command that ended the shell has its row by now.
+                            # A command that ended the shell has its row before the end of the shell.
                             if not await commands.after(number):
                                 return ending.result()
                             continue
@@ -83,7 +83,7 @@ class ShellFollower(SessionFollower):
                 await asyncio.wait([ending])
 
     async def _resume(self) -> None:
-        """How far another follower had come."""
+        """Continue from the last row of an earlier follower."""
         last = await self.last_row("command_ended")
         if last is not None:
             body = msgspec.json.decode(last.body, type=dict[str, Any])
@@ -91,20 +91,20 @@ class ShellFollower(SessionFollower):
             self.last_exit_code, self.output_bytes = body["exit_code"], body["session_bytes"]
 
     async def _ending(self, api: ExecApi) -> Ending:
-        """Wait for the shell's own end. What background jobs print late is counted."""
+        """Wait for the end of the shell, and count the late output of background jobs."""
         session_id, seq = self.record.session_id, 0
         while True:
             try:
                 found = await api.read(session_id, after_seq=seq, wait=self.context.settings.follow_seconds)
             except UnknownProcess:
-                await api.describe_shell(session_id)  # raises, if it is gone
+                await api.describe_shell(session_id)  # raises if the shell is lost
                 raise
             self._count(found)
             seq = found.next_seq - 1
             if found.exited:
                 break
         status = await api.describe_shell(session_id)
-        # An exit that nobody asked for by `exit` is one by a signal.
+        # Without `exit`, such a code means a signal.
         crashed = status.exit_code is not None and status.exit_code > 128 and "exited" not in status.reason
         return Ending("ERROR" if crashed else "CLOSED", status.reason or "the shell ended", status.exit_code)
 
@@ -125,7 +125,7 @@ class ShellFollower(SessionFollower):
                     command.command_id,
                     number=self.record.commands_run,
                     exit_code=None,
-                    detail="it did not run, or is forgotten",
+                    detail="the command did not run, or its record was dropped",
                     session_bytes=self.output_bytes,
                     **body,
                 )
@@ -137,7 +137,7 @@ class ShellFollower(SessionFollower):
             seq = found.next_seq - 1
             if found.chunks:
                 self.touched("output")
-            # The exit has a number of its own, after all output.
+            # The exit has a separate number, after all output.
             if found.exited and (not found.chunks or seq > found.chunks[-1].seq):
                 self.last_exit_code = found.exit_code
                 self._has_read(command.number)
@@ -163,8 +163,8 @@ class ShellFollower(SessionFollower):
     async def _read(
         self, api: ExecApi, command: LoggedCommand, seq: int, ending: asyncio.Task[Ending]
     ) -> ReadResult | None:
-        pause = _LOOK_SECONDS[0]
-        for _ in range(_LOOKS):
+        pause = _RETRY_SECONDS[0]
+        for _ in range(_ATTEMPTS):
             with contextlib.suppress(UnknownProcess):
                 return await api.read(
                     command.command_id,
@@ -175,11 +175,11 @@ class ShellFollower(SessionFollower):
             if seq or ending.done():
                 return None
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LOOK_SECONDS[1])
+            pause = min(2 * pause, _RETRY_SECONDS[1])
         return None
 
     def _count(self, found: ReadResult) -> int:
-        """Bytes printed, those that are lost among them."""
+        """Count printed bytes, including lost ones, and return their number."""
         count = sum(len(chunk.data) for chunk in found.chunks) + sum(gap.length for gap in found.gap)
         self.output_bytes += count
         if count:
