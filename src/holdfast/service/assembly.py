@@ -237,9 +237,9 @@ class ServiceReplica:
             if self._http is not None:
                 self._http.reload_tls()
         except Problem as problem:
-            _log.error("reload: %s; nothing was changed", problem.message)
+            _log.error("reload: %s; the old rules and certificates stay", problem.message)
         else:
-            _log.info("reload: the rules are those of %s", self._settings.rules or "holdfast itself")
+            _log.info("reload: the rules are %s", self._settings.rules or "the built-in ones")
 
     async def stop(self) -> None:
         """Refuse calls, end streams, release the sessions, write pending rows. Sessions continue."""

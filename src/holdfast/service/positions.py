@@ -44,7 +44,7 @@ def read_token(session_id: str, token: str) -> Position:
     digits, check = token[:-_CHECK_WIDTH], token[-_CHECK_WIDTH:]
     # Only these digits: `int` accepts other spellings, which would be a second token of the same position.
     if len(digits) != sum(_WIDTHS) or not set(digits) <= _HEXADECIMAL or check != _check(session_id, digits):
-        raise BadToken("since: this is no token of this session", reason="BAD_TOKEN", session_id=session_id)
+        raise BadToken("since: not a token of this session", reason="BAD_TOKEN", session_id=session_id)
     numbers = []
     for width in _WIDTHS:
         numbers.append(int(digits[:width], 16))

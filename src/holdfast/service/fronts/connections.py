@@ -40,7 +40,7 @@ class ConnectionLimits(Struct, frozen=True):
     by_address: int = 2_048
     #: Without a complete request head.
     half_open: int = 512
-    #: How long a request head, or a TLS handshake, may take. 16 KiB come through 20 kbit/s in it.
+    #: The time for a request head, or a TLS handshake: 16 KiB at 20 kbit/s.
     head_seconds: float = 10.0
 
     def within(self, descriptors: int) -> ConnectionLimits:

@@ -57,7 +57,7 @@ class HttpSettings(Struct, frozen=True):
     allow_plaintext: bool = False
     #: The largest input in base64 and the rest of its request.
     max_request_bytes: int = MOST_INPUT * 4 // 3 + 64 * KIB
-    #: How long a request may take to arrive. 4 MiB come through 1 Mbit/s in it.
+    #: The time for a request to arrive: 4 MiB at 1 Mbit/s.
     request_seconds: float = 60.0
     #: Each long poll and each stream is a connection. Those that complete a request head beyond the limit get 503.
     connections: ConnectionLimits = ConnectionLimits()

@@ -89,7 +89,7 @@ def identifier(value: str, field: str, *, required: bool = False) -> str:
     """Return an id or a token: printable ASCII without spaces."""
     text(value, field, LONGEST_ID, required=required)
     if not _ID.fullmatch(value):
-        raise invalid(field, "may have printable ASCII characters other than the space alone")
+        raise invalid(field, "may only have printable ASCII characters other than the space")
     return value
 
 
@@ -128,7 +128,7 @@ def _side(value: int, field: str, default: int) -> int:
 
 
 def _enum(enum: Any, value: int, field: str) -> str:
-    # proto3 lets numbers through that its enum does not have.
+    # proto3 accepts numbers that the enum does not have.
     if value not in enum.values():
         raise invalid(field, f"has no value {value}")
     return cast(str, enum.Name(value))
@@ -239,14 +239,14 @@ def input_data(request: pb.SendInputRequest) -> bytes:
     if len(request.data) > MOST_INPUT:
         raise invalid("data", f"is longer than {MOST_INPUT} bytes")
     if not request.data and not request.actions:
-        raise invalid("data", "is empty, and there are no actions either")
+        raise invalid("data", "is empty, and there are no actions")
     return request.data
 
 
 def run_request(request: pb.RunCommandRequest) -> RunRequest:
     named = session_id(request, required=False)
     if named and request.HasField("create"):
-        raise invalid("create", "makes a session, and session_id names one: only one of them can be given")
+        raise invalid("create", "creates a session, and session_id names one: give only one of them")
     if not request.command.strip():
         raise invalid("command", "is required")
     return RunRequest(

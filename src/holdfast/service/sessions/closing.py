@@ -35,7 +35,7 @@ class SessionCloser:
         if record.over:
             return CloseResult(record.state, record.summary)
         if record.state == "UNKNOWN":
-            raise NotNow(f"session {record.session_id!r} is still being made", reason="SESSION_NOT_READY")
+            raise NotNow(f"session {record.session_id!r} is still being created", reason="SESSION_NOT_READY")
         session_id = record.session_id
         body: dict[str, Any] = {"mode": mode, "reason": reason}
         if by:

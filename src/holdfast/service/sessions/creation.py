@@ -97,7 +97,7 @@ class SessionCreator:
         """Return the record and the environment of the new session; `Denied` if the rules forbid it."""
         context = self._context
         if not caller.may_see(agent_id):
-            raise Denied("agent_id: only an operator makes sessions for others", reason="NOT_AN_OPERATOR")
+            raise Denied("agent_id: only an operator creates sessions for other agents", reason="NOT_AN_OPERATOR")
         sandbox = request.sandbox or context.settings.sandbox
         if not context.settings.allows_sandbox(sandbox):
             raise Denied(
@@ -211,7 +211,7 @@ class SessionCreator:
         with contextlib.suppress(Problem):
             await self._handles.backend(record).close("force")
         reason = getattr(error, "reason", "") or type(error).__name__
-        detail = error.message if isinstance(error, HoldfastError) else str(error) or "its caller gave up"
+        detail = error.message if isinstance(error, HoldfastError) else str(error) or "the caller disconnected"
         await self._over(record, f"could not be opened: {detail}", reason)
         self._leases.creation_failed(record.session_id)
         self._handles.drop(record.session_id)
@@ -220,7 +220,7 @@ class SessionCreator:
         """Close a session that a stopped replica had not finished creating."""
         with contextlib.suppress(Problem):
             await self._handles.backend(record).close("force")
-        await self._over(record, "the service ended while it was being made", "ABANDONED")
+        await self._over(record, "the service stopped before the session was open", "ABANDONED")
 
     async def _over(self, record: SessionRecord, detail: str, reason: str) -> None:
         context, now = self._context, self._context.clock.time()
@@ -260,7 +260,7 @@ class SessionCreator:
                             return record
                         await watch.wait()
             except builtins.TimeoutError:
-                raise TooLate("the session is still being made", reason="SESSION_NOT_READY") from None
+                raise TooLate("the session is still being created", reason="SESSION_NOT_READY") from None
 
 
 def _some(environment: dict[str, str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ class InputJudge:
         if status.state == "BUSY" and status.awaiting_input and not status.continuation:
             return self._for_a_program(record, status, data)
         if b"\x03" in data and data.strip(b"\x03"):
-            return Judgement("deny", reason="an interrupt and more in one input: send the interrupt by itself")
+            return Judgement("deny", reason="an interrupt with more input: send the interrupt alone")
         if handle.runs and typed.strip(b"\x03"):
             # The input would be on the line that is deleted for the command, or that holds the command.
             raise NotNow(
@@ -103,7 +103,7 @@ class InputJudge:
         first, _, rest = data.replace(b"\r", b"\n").partition(b"\n")
         if any(key in first[:-1] for key in _LEAVING):
             return Judgement(
-                "deny", reason="keys that leave the program, and more behind them: send them by themselves"
+                "deny", reason="keys that leave the program, with more input after them: send the keys alone"
             )
         lines = tuple(line for line in rest.decode("utf-8", "replace").split("\n") if line.strip())
         judged = self.strictest(record, status.cwd, lines)

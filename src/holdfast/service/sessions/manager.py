@@ -317,7 +317,9 @@ class SessionManager:
                 reason="SESSION_CLOSED",
             )
         if record.state == "UNKNOWN":
-            raise NotNow(f"session {session_id!r} is still being made", reason="SESSION_NOT_READY", retry_after=0.5)
+            raise NotNow(
+                f"session {session_id!r} is still being created", reason="SESSION_NOT_READY", retry_after=0.5
+            )
         return record
 
     # --- the audit log -------------------------------------------------------------------------------------------

@@ -245,4 +245,4 @@ def _read_position(token: str) -> _EventPosition:
         position = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
         return msgspec.convert(tuple(position), _EventPosition)
     except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError):
-        raise BadToken("since: no token of an event", reason="BAD_TOKEN") from None
+        raise BadToken("since: not a token of an event", reason="BAD_TOKEN") from None

@@ -82,7 +82,7 @@ class SessionFollower:
                 except HoldfastError as error:
                     if is_gone(error):
                         what = "sandbox" if isinstance(error, SandboxGone) else "session"
-                        reason = f"it is no longer in its sandbox: {error.message}"
+                        reason = f"the session is no longer in its sandbox: {error.message}"
                         await self._finish(Ending("ERROR", reason, lost=f"{what} lost: {error.message}"))
                         return
                     # The connection, the sandbox's server or the database failed; the session may be fine.
