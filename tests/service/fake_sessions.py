@@ -10,7 +10,7 @@ from typing import Any, Literal
 import grpc.aio
 
 from holdfast.service.access.admission import Admission, CallObserver, FrontName
-from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.rates import Rates
 from holdfast.service.access.tokens import Access, AccessSettings, hash_token
 from holdfast.service.api import (
     AuditFilter,
@@ -32,6 +32,7 @@ from holdfast.service.fronts.handler import Handler
 from holdfast.service.fronts.http import HttpFront, HttpSettings
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.problems import NotFound
+from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import (
     Approval,
     AuditRow,
@@ -271,7 +272,7 @@ class Fronts:
         self,
         *,
         clock: Clock | None = None,
-        rates: RateSettings | None = None,
+        rates: ServiceSettings | None = None,
         access: AccessSettings | None = None,
         grpc_settings: GrpcSettings | None = None,
         http_settings: HttpSettings | None = None,
@@ -282,7 +283,7 @@ class Fronts:
         self.sessions = FakeSessions()
         self.agents = FakeAgents()
         self.access = Access(self.agents, clock, access)
-        self.rates = Rates(rates or RateSettings(), clock)
+        self.rates = Rates(rates or ServiceSettings(), clock)
         self.admission = Admission(self.access, self.rates, observer)
         self.readiness = Readiness()
         self.readiness.set("service")

@@ -25,7 +25,7 @@ from holdfast.launch.local_server import ensure_server
 from holdfast.secret_names import is_dropped
 from holdfast.service.access import agents
 from holdfast.service.access.admission import Admission
-from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.rates import Rates
 from holdfast.service.access.session_users import check_free, parse_uids
 from holdfast.service.access.tokens import Access, AccessSettings
 from holdfast.service.audit.redaction import Redactor
@@ -125,7 +125,7 @@ class ServiceReplica:
         parts.push_async_callback(housekeeping.stop)
 
         access = Access(store, clock, _access(settings))
-        admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, self._tracer))
+        admission = Admission(access, Rates(settings, clock), Calls(self.metrics, self._tracer))
         started = await self._fronts(Handler(manager), admission)
         self.readiness.set("service")
         return replace(started, store=store.database.place, operator_token=token)
@@ -299,11 +299,6 @@ def _access(settings: ServiceSettings) -> AccessSettings:
         lookups_per_second=settings.token_lookups_per_second,
         lookups_burst=settings.token_lookups_burst,
     )
-
-
-def _rates(settings: ServiceSettings) -> RateSettings:
-    names = RateSettings.__struct_fields__
-    return RateSettings(**{name: getattr(settings, name) for name in names})
 
 
 def _monitor(settings: ServiceSettings) -> MonitorSettings:

@@ -44,7 +44,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_reflection: bool = True
 
     #: Connections of each port at a time, and from one address. A connection is a descriptor and some kilobytes;
-    #: each long poll and each stream over HTTP is one. Agents behind one proxy share its address.
+    #: each long poll and each stream over HTTP is one. Agents behind one proxy share its address; half of the total
+    #: stays for others.
     max_connections: int = 4_096
     connections_per_address: int = 2_048
     #: Connections of the HTTP port that have not completed a request head yet; the oldest makes room for the next.
@@ -174,6 +175,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return address == self.sandbox or any(
             fnmatch.fnmatchcase(address, pattern) for pattern in self.allowed_sandboxes
         )
+
+
+#: The home of defaults that the settings of single parts share.
+DEFAULTS: Final = ServiceSettings()
 
 
 def default_store_path(environ: Mapping[str, str] | None = None) -> str:

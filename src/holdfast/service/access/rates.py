@@ -11,25 +11,10 @@ from typing import Final
 
 from holdfast.service.clock import Clock
 from holdfast.service.problems import Exhausted
-from holdfast.service.types import Struct
+from holdfast.service.settings import ServiceSettings
 
 #: Agents (or peers) with a bucket. Full buckets are dropped first: they limit nothing.
 MOST_KEPT: Final = 10_000
-
-
-class RateSettings(Struct, frozen=True):
-    """The limits of one agent on one replica; 0 switches a limit off."""
-
-    #: One replica serves some thousands of small calls a second on a core; one agent should not get them all.
-    calls_per_second: float = 500.0
-    calls_burst: int = 1_000
-    #: A session is processes in a sandbox: tens of milliseconds of work there.
-    creates_per_second: float = 10.0
-    creates_burst: int = 50
-    #: Long polls count: one for each of an agent's sessions, and some calls beside them.
-    concurrent_calls: int = 256
-    #: A stream holds a connection to the sandbox's output while it is open.
-    concurrent_streams: int = 128
 
 
 class TokenBucket:
@@ -97,7 +82,7 @@ class Buckets:
 class Rates:
     """The limits that every call of an agent passes first."""
 
-    def __init__(self, settings: RateSettings, clock: Clock) -> None:
+    def __init__(self, settings: ServiceSettings, clock: Clock) -> None:
         self._settings = settings
         self._calls = Buckets(settings.calls_per_second, settings.calls_burst, clock)
         self._creates = Buckets(settings.creates_per_second, settings.creates_burst, clock)

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from holdfast.service.access.rates import Buckets
 from holdfast.service.clock import Clock
 from holdfast.service.problems import Exhausted, Unauthenticated
+from holdfast.service.settings import DEFAULTS
 from holdfast.service.types import Caller, Role, Struct
 
 TOKEN_PREFIX: Final = "hf_"
@@ -46,17 +47,14 @@ class AgentFinder(Protocol):
 class AccessSettings(Struct, frozen=True):
     """Cache times and sizes, and rate limits by peer."""
 
-    #: A removed token stops working in all replicas after this time; until then each call saves a query.
-    remember_seconds: float = 5.0
+    remember_seconds: float = DEFAULTS.token_cache_seconds
     #: Cached tokens; some hundred bytes each.
     remember_tokens: int = 4_096
     #: Wrong tokens from one address: above the rate of a person's typing errors, below that of a loop.
     failures_per_second: float = 1.0
     failures_burst: int = 20
-    #: Queries of uncached tokens from one address. A query is one read by an index, well below a millisecond; new
-    #: agents behind one proxy share its address, and a deployment starts some hundred at a time.
-    lookups_per_second: float = 100.0
-    lookups_burst: int = 200
+    lookups_per_second: float = DEFAULTS.token_lookups_per_second
+    lookups_burst: int = DEFAULTS.token_lookups_burst
     #: A wrong token is not queried again for this long: a loop with an old token uses no queries of others.
     wrong_seconds: float = 1.0
 

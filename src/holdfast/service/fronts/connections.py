@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.service.settings import DEFAULTS
 from holdfast.service.types import Struct
 
 #: Connections accepted before the event loop runs other work: a flood must not delay pending calls.
@@ -32,16 +33,12 @@ _log = logging.getLogger("holdfast.service.fronts.connections")
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """The limits of the connections of one port."""
+    """The limits of the connections of one port: in total, from one address, without a complete request head."""
 
-    #: In total.
-    most: int = 4_096
-    #: From one address. Agents behind one proxy share its address; half of the total stays for others.
-    by_address: int = 2_048
-    #: Without a complete request head.
-    half_open: int = 512
-    #: The time for a request head, or a TLS handshake: 16 KiB at 20 kbit/s.
-    head_seconds: float = 10.0
+    most: int = DEFAULTS.max_connections
+    by_address: int = DEFAULTS.connections_per_address
+    half_open: int = DEFAULTS.half_open_connections
+    head_seconds: float = DEFAULTS.head_seconds
 
     def within(self, descriptors: int) -> ConnectionLimits:
         """Return these limits for a port that may have so many descriptors."""
