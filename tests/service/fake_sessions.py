@@ -26,7 +26,7 @@ from holdfast.service.api import (
     SessionEvent,
     SessionView,
 )
-from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
 from holdfast.service.fronts.handler import Handler
 from holdfast.service.fronts.http import HttpFront, HttpSettings
@@ -39,12 +39,12 @@ from holdfast.service.types import (
     Caller,
     CloseMode,
     EventType,
-    Policy,
+    ResourceUsage,
     Role,
+    ServiceStruct,
+    SessionPolicy,
     SessionRecord,
     State,
-    Struct,
-    Usage,
 )
 from holdfast.session.v1 import session_pb2_grpc
 
@@ -52,7 +52,9 @@ ANNA, BEN, OLGA = "hf_anna", "hf_ben", "hf_olga"
 
 
 def record(session_id: str = "s1", agent_id: str = "anna", **fields: Any) -> SessionRecord:
-    fields.setdefault("policy", Policy(profile="default", idle_timeout=600, max_lifetime=3600, idle_grace=60))
+    fields.setdefault(
+        "policy", SessionPolicy(profile="default", idle_timeout=600, max_lifetime=3600, idle_grace=60)
+    )
     return SessionRecord(
         session_id=session_id,
         agent_id=agent_id,
@@ -121,7 +123,7 @@ class FakeSessions:
 
     async def get(self, caller: Caller, session_id: str) -> SessionView:
         view = SessionView(
-            self._own(caller, session_id), "IDLE", "/work", "$ ", Usage(sampled_at=5.0, process_count=2)
+            self._own(caller, session_id), "IDLE", "/work", "$ ", ResourceUsage(sampled_at=5.0, process_count=2)
         )
         found: SessionView = await self._answer("get", caller, session_id, default=view)
         return found
@@ -239,7 +241,7 @@ async def no_end(since: str) -> AsyncIterator[Any]:
     await asyncio.Event().wait()
 
 
-class FakeAgent(Struct, frozen=True):
+class FakeAgent(ServiceStruct, frozen=True):
     agent_id: str
     role: Role
     token_hash: str
@@ -271,7 +273,7 @@ class Fronts:
     def __init__(
         self,
         *,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
         rates: ServiceSettings | None = None,
         access: AccessSettings | None = None,
         grpc_settings: GrpcSettings | None = None,

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
@@ -28,7 +28,7 @@ from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
 from holdfast.service.store.pages import decode_token, encode_token
 from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
-from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, SessionRecord, Usage
+from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, ResourceUsage, SessionRecord
 from holdfast.types import EnvironmentInfo
 
 ANN = Caller("ann")
@@ -55,7 +55,7 @@ _FIRST = Page()
 class MemoryStore:
     """A `SessionStore` without a database. Several managers on one are several replicas."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: WallClock) -> None:
         self._clock = clock
         self.records: dict[str, SessionRecord] = {}
         self._leases: dict[str, Lease] = {}
@@ -65,7 +65,7 @@ class MemoryStore:
         self._epochs: dict[str, int] = {}
         self._listeners: set[asyncio.Queue[Notice]] = set()
         self._approvals: dict[str, Approval] = {}
-        self._usages: dict[str, Usage] = {}
+        self._usages: dict[str, ResourceUsage] = {}
         self._waiters: set[asyncio.Event] = set()
         #: Raised by the next calls, once each.
         self.failures: list[Exception] = []
@@ -204,10 +204,10 @@ class MemoryStore:
         finally:
             self._listeners.discard(queue)
 
-    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         self._usages |= usages
 
-    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
+    async def usages(self, session_ids: Collection[str]) -> dict[str, ResourceUsage]:
         return {name: self._usages[name] for name in session_ids if name in self._usages}
 
     async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
@@ -311,7 +311,7 @@ class MemoryStore:
         return [body["type"] for body in self.bodies(session_id, "event")]
 
 
-_STORE: Callable[[Clock], SessionStore] = MemoryStore
+_STORE: Callable[[WallClock], SessionStore] = MemoryStore
 
 
 def _place(row: AuditRow, one: bool) -> tuple[Any, ...]:
@@ -353,7 +353,7 @@ def make_manager(
     store: SessionStore,
     connect: Callable[[str], Awaitable[ExecApi]],
     *,
-    clock: Clock | None = None,
+    clock: WallClock | None = None,
     text: str = "",
     told: list[MetricEvent] | None = None,
     **values: Any,

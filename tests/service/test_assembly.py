@@ -26,7 +26,7 @@ from holdfast.service.rules_file import read_rules, shown_rules
 from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.settings import ServiceSettings, default_store_path, store_url
 from holdfast.service.store import Store
-from holdfast.service.types import AuditEntry, Caller, Policy, SessionRecord
+from holdfast.service.types import AuditEntry, Caller, SessionPolicy, SessionRecord
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from holdfast.testing import FakeClock
 
@@ -152,7 +152,7 @@ async def test_the_first_operator_is_made_once_and_anew_when_none_is_left(store:
 
 
 def closed_session(session_id: str, at: float) -> SessionRecord:
-    policy = Policy(profile="default", idle_timeout=60, max_lifetime=60, idle_grace=1)
+    policy = SessionPolicy(profile="default", idle_timeout=60, max_lifetime=60, idle_grace=1)
     return SessionRecord(session_id, "a", "shell", "local", policy, at, at, "/")
 
 

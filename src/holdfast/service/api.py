@@ -19,16 +19,16 @@ from holdfast.service.types import (
     Kind,
     Network,
     Resources,
+    ResourceUsage,
+    ServiceStruct,
     SessionRecord,
     State,
-    Struct,
-    Usage,
 )
 
 ControlType = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZE"]
 
 
-class PolicyRequest(Struct, frozen=True):
+class PolicyRequest(ServiceStruct, frozen=True):
     """The policy that a creator requests; None and empty fields take the value of the profile."""
 
     profile: str = ""
@@ -41,7 +41,7 @@ class PolicyRequest(Struct, frozen=True):
     resources: Resources = Resources()
 
 
-class CreateRequest(Struct, frozen=True):
+class CreateRequest(ServiceStruct, frozen=True):
     """`CreateSession`."""
 
     agent_id: str = ""
@@ -57,24 +57,24 @@ class CreateRequest(Struct, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class SessionView(Struct, frozen=True):
+class SessionView(ServiceStruct, frozen=True):
     """A session with the state that its sandbox reports and the last sample of the monitor."""
 
     record: SessionRecord
     state: State
     cwd: str = ""
     prompt: str = ""
-    usage: Usage | None = None
+    usage: ResourceUsage | None = None
 
 
-class CreateResult(Struct, frozen=True):
+class CreateResult(ServiceStruct, frozen=True):
     """The reply to `CreateSession`; `token` is the position after the first prompt."""
 
     view: SessionView
     token: str
 
 
-class Control(Struct, frozen=True):
+class Control(ServiceStruct, frozen=True):
     """A key, a signal to the foreground process, or a terminal size."""
 
     type: ControlType
@@ -82,7 +82,7 @@ class Control(Struct, frozen=True):
     rows: int = 0
 
 
-class InputResult(Struct, frozen=True):
+class InputResult(ServiceStruct, frozen=True):
     """The reply to `SendInput`. Input that is not accepted waits for the approval."""
 
     accepted: bool
@@ -92,7 +92,7 @@ class InputResult(Struct, frozen=True):
     queue_busy: bool = False
 
 
-class PromptInfo(Struct, frozen=True):
+class PromptInfo(ServiceStruct, frozen=True):
     """A prompt that was shown, or a program that waits for input."""
 
     text: str
@@ -100,7 +100,7 @@ class PromptInfo(Struct, frozen=True):
     password: bool = False
 
 
-class Chunk(Struct, frozen=True):
+class Chunk(ServiceStruct, frozen=True):
     """Output, or an event between outputs; `token` is the position after it."""
 
     session_id: str
@@ -118,7 +118,7 @@ class Chunk(Struct, frozen=True):
     command_id: str = ""
 
 
-class OutputRead(Struct, frozen=True):
+class OutputRead(ServiceStruct, frozen=True):
     """The reply to `ReadOutput`."""
 
     chunks: tuple[Chunk, ...]
@@ -127,14 +127,14 @@ class OutputRead(Struct, frozen=True):
     more: bool = False
 
 
-class CloseResult(Struct, frozen=True):
+class CloseResult(ServiceStruct, frozen=True):
     """The reply to `CloseSession`."""
 
     state: State
     summary: str
 
 
-class SessionEvent(Struct, frozen=True):
+class SessionEvent(ServiceStruct, frozen=True):
     """An event for the owner of a session. `token` resumes a subscription after this event."""
 
     session_id: str
@@ -146,7 +146,7 @@ class SessionEvent(Struct, frozen=True):
     state: State = "UNKNOWN"
 
 
-class RunRequest(Struct, frozen=True):
+class RunRequest(ServiceStruct, frozen=True):
     """`RunCommand`: in an open session, or in one that is created for the command."""
 
     command: str
@@ -157,7 +157,7 @@ class RunRequest(Struct, frozen=True):
     request_id: str = ""
 
 
-class RunResult(Struct, frozen=True):
+class RunResult(ServiceStruct, frozen=True):
     """The reply to `RunCommand`."""
 
     command_id: str
@@ -172,7 +172,7 @@ class RunResult(Struct, frozen=True):
     approval_id: str = ""
 
 
-class AuditFilter(Struct, frozen=True):
+class AuditFilter(ServiceStruct, frozen=True):
     """Selects rows of the audit log."""
 
     session_id: str | None = None

@@ -29,7 +29,7 @@ from holdfast.service.access.rates import Rates
 from holdfast.service.access.session_users import check_free, parse_uids
 from holdfast.service.access.tokens import Access, AccessSettings
 from holdfast.service.audit.redaction import Redactor
-from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.fronts.connections import ConnectionLimits, descriptors_for_ports
 from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
 from holdfast.service.fronts.handler import Handler
@@ -57,7 +57,7 @@ from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
 from holdfast.service.store.database.file_claim import claim_file
 from holdfast.service.store.opening import open_store
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: Time for pending calls to finish when the service stops. `docker stop` waits 10 s in all.
 STOP_SECONDS: Final = 5.0
@@ -67,7 +67,7 @@ CLIENT_NAME: Final = "holdfast-service"
 _log = logging.getLogger("holdfast.service")
 
 
-class StartupReport(Struct, frozen=True):
+class StartupReport(ServiceStruct, frozen=True):
     """Addresses and files of a service that started."""
 
     grpc: str
@@ -82,7 +82,9 @@ class StartupReport(Struct, frozen=True):
 class ServiceReplica:
     """One replica of the session service. Call `start`, then `stop` once."""
 
-    def __init__(self, settings: ServiceSettings, clock: Clock | None = None, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, settings: ServiceSettings, clock: WallClock | None = None, tracer: Tracer | None = None
+    ) -> None:
         """Without a tracer, the environment (`OTEL_*`) selects the exporter of spans."""
         self._settings = settings
         self._clock = clock or SystemClock()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Timer(Protocol):
+class ClockTimer(Protocol):
     """A call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
-class Clock(Protocol):
+class WallClock(Protocol):
     """Seconds since 1970, which are valid in all replicas and after a restart, and delayed calls.
 
     `holdfast.testing.FakeClock` implements it.
@@ -22,7 +22,7 @@ class Clock(Protocol):
 
     def time(self) -> float: ...
 
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> ClockTimer: ...
 
 
 class SystemClock:
@@ -42,11 +42,11 @@ class SystemClock:
         """Return by how many seconds the wall clock was set forward (or, negative, back) since construction."""
         return time.time() - self.time()
 
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> ClockTimer:
         return asyncio.get_running_loop().call_later(delay, callback, *args)
 
 
-async def sleep(clock: Clock, seconds: float) -> None:
+async def sleep(clock: WallClock, seconds: float) -> None:
     """Wait by this clock."""
     over = asyncio.Event()
     timer = clock.call_later(max(0.0, seconds), over.set)

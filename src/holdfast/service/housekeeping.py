@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Final
 
-from holdfast.service.clock import Clock, SystemClock, sleep
+from holdfast.service.clock import SystemClock, WallClock, sleep
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.problems import Problem
 from holdfast.service.settings import ServiceSettings
@@ -27,7 +27,7 @@ _log = logging.getLogger("holdfast.service")
 class Housekeeping:
     """Two loops. Call `start`, then `stop`."""
 
-    def __init__(self, store: Store, readiness: Readiness, clock: Clock, settings: ServiceSettings) -> None:
+    def __init__(self, store: Store, readiness: Readiness, clock: WallClock, settings: ServiceSettings) -> None:
         self._store = store
         self._readiness = readiness
         self._clock = clock

@@ -28,7 +28,7 @@ EventType = Literal[
     "LIFETIME_WARNING",
     "SESSION_ERROR",
 ]
-#: Guards that the operating system can enforce; `Policy.require` and the metadata name them.
+#: Guards that the operating system can enforce; `SessionPolicy.require` and the metadata name them.
 Guard = Literal[
     "filesystem",
     "network",
@@ -48,11 +48,11 @@ OVER: Final[tuple[State, ...]] = ("CLOSED", "ERROR")
 SERVICE_STREAM: Final = ""
 
 
-class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ServiceStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base of the data types of the service."""
 
 
-class Caller(Struct, frozen=True):
+class Caller(ServiceStruct, frozen=True):
     """The agent of a call, from its token."""
 
     agent_id: str
@@ -67,7 +67,7 @@ class Caller(Struct, frozen=True):
 SessionUser = Literal["auto", "own", "server"]
 
 
-class Resources(Struct, frozen=True):
+class Resources(ServiceStruct, frozen=True):
     """Limits of one session with all its processes. None is no limit."""
 
     #: CPU cores that the session may use at a time.
@@ -81,7 +81,7 @@ class Resources(Struct, frozen=True):
     file_size_bytes: int | None = None
 
 
-class Policy(Struct, frozen=True):
+class SessionPolicy(ServiceStruct, frozen=True):
     """The rights of one session: its profile with the creator's request, resolved once.
 
     Later changes of the rules do not change it.
@@ -118,14 +118,14 @@ class Policy(Struct, frozen=True):
     inherited_variables: tuple[str, ...] = ()
 
 
-class SessionRecord(Struct, frozen=True):
+class SessionRecord(ServiceStruct, frozen=True):
     """A session in the database. The current state of its terminal or shell is in the sandbox."""
 
     session_id: str
     agent_id: str
     kind: Kind
     sandbox: str
-    policy: Policy
+    policy: SessionPolicy
     created_at: float
     last_activity_at: float
     initial_cwd: str
@@ -158,7 +158,7 @@ class SessionRecord(Struct, frozen=True):
         return self.state in OVER
 
 
-class AuditEntry(Struct, frozen=True):
+class AuditEntry(ServiceStruct, frozen=True):
     """A row of the audit log before it is numbered; `body` is already redacted and cut."""
 
     session_id: str
@@ -170,7 +170,7 @@ class AuditEntry(Struct, frozen=True):
     body: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class AuditRow(Struct, frozen=True):
+class AuditRow(ServiceStruct, frozen=True):
     """A row of the audit log: numbered, and chained to the row before it."""
 
     session_id: str
@@ -185,7 +185,7 @@ class AuditRow(Struct, frozen=True):
     hash: str
 
 
-class Approval(Struct, frozen=True):
+class Approval(ServiceStruct, frozen=True):
     """A command that waits for an approval."""
 
     approval_id: str
@@ -208,7 +208,7 @@ class Approval(Struct, frozen=True):
     caller_expires: float = 0.0
 
 
-class Usage(Struct, frozen=True):
+class ResourceUsage(ServiceStruct, frozen=True):
     """The resource usage of a session's processes in the last sample of the monitor."""
 
     sampled_at: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.problems import Exhausted
 from holdfast.service.settings import ServiceSettings
 
@@ -48,7 +48,7 @@ class TokenBucket:
 class Buckets:
     """A bucket for each name, bounded in number."""
 
-    def __init__(self, per_second: float, burst: int, clock: Clock, *, most: int = MOST_KEPT) -> None:
+    def __init__(self, per_second: float, burst: int, clock: WallClock, *, most: int = MOST_KEPT) -> None:
         self._per_second = per_second
         self._burst = burst
         self._clock = clock
@@ -82,7 +82,7 @@ class Buckets:
 class Rates:
     """The limits that every call of an agent passes first."""
 
-    def __init__(self, settings: ServiceSettings, clock: Clock) -> None:
+    def __init__(self, settings: ServiceSettings, clock: WallClock) -> None:
         self._settings = settings
         self._calls = Buckets(settings.calls_per_second, settings.calls_burst, clock)
         self._creates = Buckets(settings.creates_per_second, settings.creates_burst, clock)

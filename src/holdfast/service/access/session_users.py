@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from holdfast.errors import InvalidParams
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: Lower uids belong to the accounts of the machine.
 LOWEST: Final = 1_000
@@ -22,7 +22,7 @@ _SUBORDINATE: Final = ("/etc/subuid", "/etc/subgid")
 _ACCOUNTS: Final = ("/etc/passwd", "/etc/group")
 
 
-class UidRange(Struct, frozen=True):
+class UidRange(ServiceStruct, frozen=True):
     """The first and the last uid; group ids are the same numbers."""
 
     first: int

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from typing import Final, Protocol
 
 from holdfast.service.access.rates import Buckets
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.problems import Exhausted, Unauthenticated
 from holdfast.service.settings import DEFAULTS
-from holdfast.service.types import Caller, Role, Struct
+from holdfast.service.types import Caller, Role, ServiceStruct
 
 TOKEN_PREFIX: Final = "hf_"
 #: 32 bytes in base64 are 43 characters; a much longer header is not hashed.
@@ -44,7 +44,7 @@ class AgentFinder(Protocol):
     async def find_agent(self, token_hash: str) -> KnownAgent | None: ...
 
 
-class AccessSettings(Struct, frozen=True):
+class AccessSettings(ServiceStruct, frozen=True):
     """Cache times and sizes, and rate limits by peer."""
 
     remember_seconds: float = DEFAULTS.token_cache_seconds
@@ -59,7 +59,7 @@ class AccessSettings(Struct, frozen=True):
     wrong_seconds: float = 1.0
 
 
-class _CachedCaller(Struct, frozen=True):
+class _CachedCaller(ServiceStruct, frozen=True):
     #: None for a wrong token.
     caller: Caller | None
     at: float
@@ -83,7 +83,7 @@ def hash_token(token: str) -> str:
 class Access:
     """Authenticates callers by their `authorization` header."""
 
-    def __init__(self, agents: AgentFinder, clock: Clock, settings: AccessSettings | None = None) -> None:
+    def __init__(self, agents: AgentFinder, clock: WallClock, settings: AccessSettings | None = None) -> None:
         self._agents = agents
         self._clock = clock
         self._settings = settings or AccessSettings()

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.service.settings import DEFAULTS
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: Connections accepted before the event loop runs other work: a flood must not delay pending calls.
 _AT_ONCE: Final = 16
@@ -32,7 +32,7 @@ _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 _log = logging.getLogger("holdfast.service.fronts.connections")
 
 
-class ConnectionLimits(Struct, frozen=True):
+class ConnectionLimits(ServiceStruct, frozen=True):
     """The limits of the connections of one port: in total, from one address, without a complete request head."""
 
     most: int = DEFAULTS.max_connections

@@ -35,13 +35,13 @@ from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MIB, MOST_INPUT, parse
 from holdfast.service.fronts.status_details import status_of
 from holdfast.service.problems import Invalid, NotNow, Problem
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 _log = logging.getLogger("holdfast.service.grpc")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GrpcSettings(Struct, frozen=True):
+class GrpcSettings(ServiceStruct, frozen=True):
     """Settings of the gRPC port."""
 
     listen: str = "127.0.0.1:7400"

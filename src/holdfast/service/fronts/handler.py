@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from holdfast.service.api import SessionApi
 from holdfast.service.fronts import replies, requests
 from holdfast.service.problems import Denied
-from holdfast.service.types import Caller, Struct
+from holdfast.service.types import Caller, ServiceStruct
 from holdfast.session.v1 import session_pb2 as pb
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["SessionService"]
@@ -25,7 +25,7 @@ Stream = Callable[[Caller, Any], AsyncIterator[Any]]
 _WAITING: Final = frozenset({"ReadOutput", "StreamOutput", "SubscribeSessionEvents"})
 
 
-class RpcMethod(Struct, frozen=True):
+class RpcMethod(ServiceStruct, frozen=True):
     """A method of the protocol's descriptor."""
 
     name: str

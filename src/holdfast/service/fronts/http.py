@@ -36,7 +36,7 @@ from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
 from holdfast.service.fronts.web_guard import WebGuard
 from holdfast.service.problems import Problem
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: Accepted content types. gRPC has a separate port; its framing does not work over HTTP/1.1.
 _CONTENT_TYPES: Final = frozenset(
@@ -48,7 +48,7 @@ _REFUSABLE: Final = 16
 _ACCEPTED_COMPRESSION: Final = (b"accept-encoding", b"connect-accept-encoding")
 
 
-class HttpSettings(Struct, frozen=True):
+class HttpSettings(ServiceStruct, frozen=True):
     """Settings of the HTTP port."""
 
     listen: str = "127.0.0.1:7401"

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from holdfast.service.problems import Invalid, NotNow
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: TCP keepalive: the first probe after 30 s, as in gRPC, then three, 10 s apart.
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
-class TlsFiles(Struct, frozen=True):
+class TlsFiles(ServiceStruct, frozen=True):
     """PEM files. With a client CA, clients need a certificate that it signed."""
 
     certificate: str
@@ -55,7 +55,7 @@ class TlsFiles(Struct, frozen=True):
             ) from error
 
 
-class Address(Struct, frozen=True):
+class Address(ServiceStruct, frozen=True):
     """`HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`."""
 
     host: str = ""

@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import Chunk, CreateResult, OutputRead, RunResult, SessionView
-from holdfast.service.types import Approval, AuditRow, Policy
+from holdfast.service.types import Approval, AuditRow, SessionPolicy
 from holdfast.session.v1 import session_pb2 as pb
 
 #: A gRPC client accepts messages of 4 MiB by default; the rest of the message takes some of it.
@@ -97,7 +97,7 @@ def shown_variable(name: str, value: str) -> str:
     return _HIDDEN if looks_secret(name) else value
 
 
-def _policy(policy: Policy) -> pb.SessionPolicy:
+def _policy(policy: SessionPolicy) -> pb.SessionPolicy:
     return message(
         pb.SessionPolicy,
         policy,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.monitor.monitor import ORPHANED, MonitorEvent
 from holdfast.service.monitor.thresholds import Step
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.ports import SessionStore
-from holdfast.service.types import SERVICE_STREAM, AuditEntry, SessionRecord, Usage
+from holdfast.service.types import SERVICE_STREAM, AuditEntry, ResourceUsage, SessionRecord
 from holdfast.types import UsageSample
 
 #: `SessionManager.enforce_limit`.
@@ -24,7 +24,7 @@ EnforceLimit = Callable[[SessionRecord, Literal["terminate", "close"]], Awaitabl
 class MonitorGateway:
     """`monitor.Outside`."""
 
-    def __init__(self, pool: SandboxPool, store: SessionStore, clock: Clock, enforce: EnforceLimit) -> None:
+    def __init__(self, pool: SandboxPool, store: SessionStore, clock: WallClock, enforce: EnforceLimit) -> None:
         self._pool = pool
         self._store = store
         self._clock = clock
@@ -34,7 +34,7 @@ class MonitorGateway:
         async with self._pool.use(sandbox) as api:
             return await api.usage(ids)
 
-    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def store_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         await self._store.put_usages(usages)
 
     async def report(self, event: MonitorEvent) -> None:

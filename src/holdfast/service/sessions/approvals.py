@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, Literal
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.problems import Denied, Exhausted, NotFound, Problem, TooLate
 from holdfast.service.sessions.following.events import NoticeHub, event_entry
 from holdfast.service.sessions.ports import Redact, SessionStore
@@ -44,7 +44,7 @@ class ApprovalBroker:
         store: SessionStore,
         notices: NoticeHub,
         heap: TimerHeap,
-        clock: Clock,
+        clock: WallClock,
         redact: Redact,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         deliver: Deliver,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.following.events import NoticeHub
 from holdfast.service.sessions.ports import EmitMetric, Redact, SessionStore
 from holdfast.service.settings import ServiceSettings
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 
-class SessionContext(Struct, frozen=True):
+class SessionContext(ServiceStruct, frozen=True):
     """Given to every part that creates, follows or closes sessions."""
 
     store: SessionStore
     pool: SandboxPool
     notices: NoticeHub
-    clock: Clock
+    clock: WallClock
     settings: ServiceSettings
     redact: Redact
     emit: EmitMetric

@@ -27,7 +27,7 @@ from holdfast.service.api import (
     SessionEvent,
     SessionView,
 )
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.observability.tracing import NullTracer, Tracer
 from holdfast.service.problems import NotFound, NotNow, Problem
 from holdfast.service.sessions.approvals import ApprovalBroker
@@ -66,9 +66,9 @@ from holdfast.service.types import (
     Caller,
     CloseMode,
     EventType,
+    ResourceUsage,
     SessionRecord,
     State,
-    Usage,
 )
 
 #: States that only the sandbox reports; the database has RUNNING for all of them.
@@ -86,7 +86,7 @@ class SessionManager:
         pool: SandboxPool,
         plan: PlanEnforcement,
         prepare: Prepare = nothing_to_prepare,
-        clock: Clock,
+        clock: WallClock,
         settings: ServiceSettings,
         redact: Redact = as_is,
         usage: FindUsage = no_usage,
@@ -213,12 +213,12 @@ class SessionManager:
             return await self.visible(caller, session_id)
         return follower.record
 
-    async def _usages(self, records: Sequence[SessionRecord]) -> dict[str, Usage]:
+    async def _usages(self, records: Sequence[SessionRecord]) -> dict[str, ResourceUsage]:
         """Return the last samples of the sessions that another replica's monitor watches."""
         others = [each.session_id for each in records if not each.over and self._usage(each.session_id) is None]
         return await self.store.usages(others) if others else {}
 
-    async def view(self, record: SessionRecord, usage: Usage | None = None) -> SessionView:
+    async def view(self, record: SessionRecord, usage: ResourceUsage | None = None) -> SessionView:
         """Return the session with its current state; `usage` is for a session that this replica does not watch."""
         usage = self._usage(record.session_id) or usage
         if record.over or record.state == "UNKNOWN":

@@ -16,9 +16,9 @@ from holdfast.service.types import (
     Approval,
     AuditEntry,
     AuditRow,
+    ResourceUsage,
+    ServiceStruct,
     SessionRecord,
-    Struct,
-    Usage,
 )
 from holdfast.types import EnvironmentInfo
 
@@ -71,11 +71,11 @@ class SessionStore(Protocol):
 
     def listen(self) -> AsyncIterator[Notice]: ...
 
-    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         """Store the last sample of each session, for the other replicas."""
         ...
 
-    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
+    async def usages(self, session_ids: Collection[str]) -> dict[str, ResourceUsage]:
         """Return the last stored samples of these sessions."""
         ...
 
@@ -128,7 +128,7 @@ Prepare = Callable[[SessionRecord, EnvironmentInfo], Awaitable[None]]
 #: The profile that an operator gave to an agent (`agent add --profile`); empty if there is none.
 AssignedProfile = Callable[[str], Awaitable[str]]
 #: The last sample of the monitor for a session.
-FindUsage = Callable[[str], Usage | None]
+FindUsage = Callable[[str], ResourceUsage | None]
 
 
 class SessionWatcher(Protocol):
@@ -145,7 +145,7 @@ class SessionWatcher(Protocol):
         ...
 
 
-class MetricEvent(Struct, frozen=True):
+class MetricEvent(ServiceStruct, frozen=True):
     """A measurement of the sessions; `observability` maps it to metrics."""
 
     what: Literal[
@@ -180,7 +180,7 @@ async def no_profile(agent_id: str) -> str:
     return ""
 
 
-def no_usage(session_id: str) -> Usage | None:
+def no_usage(session_id: str) -> ResourceUsage | None:
     """For a service without a monitor."""
     return None
 

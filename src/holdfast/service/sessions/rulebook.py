@@ -22,7 +22,7 @@ from holdfast.service.policy.engine import (
 from holdfast.service.policy.keep_alive import Deadline, next_deadline
 from holdfast.service.policy.profiles import Profile, Rules
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
-from holdfast.service.types import Policy, SessionRecord
+from holdfast.service.types import SessionPolicy, SessionRecord
 
 
 class Rulebook:
@@ -31,14 +31,16 @@ class Rulebook:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
-    def profile(self, policy: Policy) -> Profile:
+    def profile(self, policy: SessionPolicy) -> Profile:
         """Return the profile of a policy; `Denied` if the rules no longer have it."""
         return self.rules.profile(policy.profile)
 
     def max_sessions(self, agent_id: str) -> int:
         return self.rules.agent(agent_id).sessions
 
-    def resolve(self, agent_id: str, request: CreateRequest, *, operator: bool, assigned: str = "") -> Policy:
+    def resolve(
+        self, agent_id: str, request: CreateRequest, *, operator: bool, assigned: str = ""
+    ) -> SessionPolicy:
         """Return the policy of a new session in `request.sandbox`.
 
         `assigned` is the profile that an operator gave to the agent; it replaces the agent's profile in the rules.
@@ -49,21 +51,21 @@ class Rulebook:
             rules = msgspec.structs.replace(rules, agents={**rules.agents, agent_id: agent})
         return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
 
-    def environment(self, policy: Policy, asked: dict[str, str]) -> dict[str, str]:
+    def environment(self, policy: SessionPolicy, asked: dict[str, str]) -> dict[str, str]:
         """Return the environment of a session; `Denied` for a refused variable."""
         decided = decide_environment(self.profile(policy), asked)
         if decided.refused:
             raise refusal(decided.decision)
         return decided.environment
 
-    def shell(self, policy: Policy, asked: str) -> str:
+    def shell(self, policy: SessionPolicy, asked: str) -> str:
         """Return the shell if it is allowed, else raise `Denied`. There is no approval without a session."""
         decided = decide_shell(self.profile(policy), asked)
         if not decided.allowed:
             raise refusal(decided)
         return asked
 
-    def cwd(self, policy: Policy, asked: str) -> str:
+    def cwd(self, policy: SessionPolicy, asked: str) -> str:
         """Return the initial directory, by default the first allowed one. `Denied` for other directories."""
         directory = asked or next(iter((*policy.writable, *policy.readable)), "")
         if directory:

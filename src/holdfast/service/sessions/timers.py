@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Final
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, Timer
+from holdfast.service.clock import ClockTimer, WallClock
 from holdfast.service.policy.keep_alive import Deadline, Due
 from holdfast.service.problems import Problem
 from holdfast.service.sessions.following.events import event_entry
@@ -32,13 +32,13 @@ CloseSession = Callable[[str, str], Awaitable[object]]
 class TimerHeap:
     """Scheduled calls by key, with one timer of the clock."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: WallClock) -> None:
         self._clock = clock
         self._order = itertools.count()
         self._heap: list[tuple[float, int, Hashable]] = []
         #: The current entry of each key; other entries of the heap are stale.
         self._current: dict[Hashable, tuple[float, int, Callable[[], object]]] = {}
-        self._timer: Timer | None = None
+        self._timer: ClockTimer | None = None
         self._armed = float("inf")
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class SessionTimers:
         heap: TimerHeap,
         store: SessionStore,
         rules: Rulebook,
-        clock: Clock,
+        clock: WallClock,
         close: CloseSession,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:

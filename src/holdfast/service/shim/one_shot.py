@@ -17,14 +17,14 @@ from holdfast.client.defaults import StrPath
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecResult
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidRequest, TimeoutError
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 from holdfast.types import EnvPolicy
 
 #: The exit code of `timeout` in coreutils, and of a shell's command that timed out.
 TIMED_OUT: Final = 124
 
 
-class ExecutionResult(Struct, frozen=True):
+class ExecutionResult(ServiceStruct, frozen=True):
     """Output and exit code of one command."""
 
     stdout: str

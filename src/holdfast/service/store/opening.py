@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.settings import ServiceSettings, store_url
 from holdfast.service.store import Store
 
@@ -15,7 +15,7 @@ from holdfast.service.store import Store
 async def open_store(
     settings: ServiceSettings,
     *,
-    clock: Clock | None = None,
+    clock: WallClock | None = None,
     look_only: bool = False,
     kind: type[Store] = Store,
     **parts: Any,

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.problems import Invalid, NotFound, NotNow
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
@@ -56,7 +56,7 @@ class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, Age
         cls,
         url: str,
         *,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
         audit_key: bytes | None = None,
         look_only: bool = False,
         **parts: Any,

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from holdfast import errors
 from holdfast.exec_api import ExecApi
-from holdfast.service.clock import Clock, Timer
+from holdfast.service.clock import ClockTimer, WallClock
 from holdfast.service.problems import (
     Bug,
     Denied,
@@ -45,14 +45,16 @@ class _PooledConnection:
 class SandboxPool:
     """The connections of this replica."""
 
-    def __init__(self, connect: Connect, clock: Clock, *, limit: int = 256, idle_seconds: float = 300.0) -> None:
+    def __init__(
+        self, connect: Connect, clock: WallClock, *, limit: int = 256, idle_seconds: float = 300.0
+    ) -> None:
         self._connect = connect
         self._clock = clock
         self._limit = limit
         self._idle_seconds = idle_seconds
         self._connections: dict[str, _PooledConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._sweep: Timer | None = None
+        self._sweep: ClockTimer | None = None
         self._closed = False
 
     @property

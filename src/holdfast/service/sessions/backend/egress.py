@@ -17,12 +17,12 @@ from holdfast.client.process import Process
 from holdfast.errors import HoldfastError, UnknownProcess
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, sleep
+from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import Problem, Unavailable
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.ports import SessionStore
 from holdfast.service.store.types import Page
-from holdfast.service.types import AuditEntry, Policy, SessionRecord
+from holdfast.service.types import AuditEntry, SessionPolicy, SessionRecord
 from holdfast.types import PYTHON_VARIABLES, EnvironmentInfo, EnvPolicy, OutputChunk, ProcessSpec
 
 #: The start of a Python interpreter on a busy machine.
@@ -43,7 +43,7 @@ _SOCKET: Final = re.compile(rb'"socket": "([^"]+)"')
 _log = logging.getLogger("holdfast.service.egress")
 
 
-def is_wanted(policy: Policy, info: EnvironmentInfo) -> bool:
+def is_wanted(policy: SessionPolicy, info: EnvironmentInfo) -> bool:
     """Return whether the session needs a proxy and the sandbox supports one."""
     return policy.network == "allow-list" and {"network", "egress"} <= set(info.features)
 
@@ -51,7 +51,7 @@ def is_wanted(policy: Policy, info: EnvironmentInfo) -> bool:
 class Egress:
     """The proxies that this replica has started or follows; a `ports.SessionWatcher`."""
 
-    def __init__(self, pool: SandboxPool, store: SessionStore, clock: Clock) -> None:
+    def __init__(self, pool: SandboxPool, store: SessionStore, clock: WallClock) -> None:
         self._pool = pool
         self._store = store
         self._clock = clock

@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.service.policy.profiles import is_container
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.types import Guard, Policy, Struct
+from holdfast.service.types import Guard, ServiceStruct, SessionPolicy
 from holdfast.types import ConfinedNetwork, Confinement, ConfinementMode, EnvironmentInfo, Limits
 
 REASON: Final = "GUARD_UNAVAILABLE"
@@ -35,7 +35,7 @@ _ROOT: Final = ("root", "0")
 _SCOPING_ABI: Final = 6
 
 
-class EnforcementPlan(Struct, frozen=True):
+class EnforcementPlan(ServiceStruct, frozen=True):
     """The confinement and limits of a session, and the guards that they enforce."""
 
     confinement: Confinement | None
@@ -68,7 +68,7 @@ class _Features:
 
 
 def plan(
-    policy: Policy,
+    policy: SessionPolicy,
     offers: Collection[str],
     *,
     proxy: str | None = None,
@@ -116,7 +116,7 @@ def plan(
     return EnforcementPlan(confinement if needed else None, _limits(policy, offered), enforced, unenforced, user)
 
 
-def needs_user(policy: Policy, sandbox: str, info: EnvironmentInfo) -> bool:
+def needs_user(policy: SessionPolicy, sandbox: str, info: EnvironmentInfo) -> bool:
     """Return whether the session runs as another user than the sandbox's server, because root can read all files.
 
     `Denied` if the server would have to change users and cannot.
@@ -139,7 +139,7 @@ def needs_user(policy: Policy, sandbox: str, info: EnvironmentInfo) -> bool:
     return False
 
 
-def _network(policy: Policy, offered: _Features, mode: ConfinementMode) -> ConfinedNetwork:
+def _network(policy: SessionPolicy, offered: _Features, mode: ConfinementMode) -> ConfinedNetwork:
     if policy.network == "host":
         return "host"
     if policy.network == "allow-list":
@@ -152,7 +152,7 @@ def _closed(offered: _Features, mode: ConfinementMode) -> ConfinedNetwork:
     return "none" if mode != "none" or "network" in offered else "host"
 
 
-def _wanted(policy: Policy) -> tuple[Guard, ...]:
+def _wanted(policy: SessionPolicy) -> tuple[Guard, ...]:
     """Return the guards of a policy: those that it requires, and those of its limits."""
     resources = policy.resources
     asked: dict[Guard, bool] = {
@@ -172,7 +172,7 @@ def _wanted(policy: Policy) -> tuple[Guard, ...]:
     return tuple(guard for guard, is_asked in asked.items() if is_asked or guard in policy.require)
 
 
-def _works(guard: Guard, policy: Policy, offered: _Features, confinement: Confinement) -> bool:
+def _works(guard: Guard, policy: SessionPolicy, offered: _Features, confinement: Confinement) -> bool:
     mode, resources = confinement.mode, policy.resources
     match guard:
         case "filesystem":
@@ -206,7 +206,7 @@ def _works(guard: Guard, policy: Policy, offered: _Features, confinement: Confin
             return False
 
 
-def _limits(policy: Policy, offered: _Features) -> Limits | None:
+def _limits(policy: SessionPolicy, offered: _Features) -> Limits | None:
     """Return the rlimits of each process: weaker than a cgroup, for sandboxes without one."""
     resources = policy.resources
     limits = Limits(

@@ -16,7 +16,7 @@ from holdfast.service.observability.tracing import ShellWork, Tracer
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.settings import ServiceSettings
-from holdfast.service.types import CloseMode, SessionRecord, State, Struct
+from holdfast.service.types import CloseMode, ServiceStruct, SessionRecord, State
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -24,7 +24,7 @@ _Backend = TypeVar("_Backend", bound="SessionBackend")
 _Method = Callable[Concatenate[_Backend, _Params], Coroutine[Any, Any, _Result]]
 
 
-class BackendStatus(Struct, frozen=True):
+class BackendStatus(ServiceStruct, frozen=True):
     """The state of a session as its sandbox reports it."""
 
     state: State
@@ -52,7 +52,7 @@ class BackendStatus(Struct, frozen=True):
         return self.interrupted and self.state == "IDLE"
 
 
-class CommandOutcome(Struct, frozen=True):
+class CommandOutcome(ServiceStruct, frozen=True):
     """Output and exit code of a command that was run to its end."""
 
     exit_code: int

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from holdfast.service.api import AuditFilter, SessionEvent
-from holdfast.service.clock import Clock, sleep
+from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import BadToken, NotFound, Problem
 from holdfast.service.sessions.ports import SessionStore, page_after
 from holdfast.service.store.types import MISSED, Notice, Page
@@ -36,7 +36,7 @@ _AGAIN_SECONDS: Final = 1.0
 class NoticeHub:
     """Reads the store's notices once for all watches of this replica."""
 
-    def __init__(self, store: SessionStore, clock: Clock) -> None:
+    def __init__(self, store: SessionStore, clock: WallClock) -> None:
         self._store = store
         self._clock = clock
         self._watchers: dict[str, set[Watch]] = {}
@@ -134,7 +134,7 @@ def event_entry(
 class EventStreams:
     """`SubscribeSessionEvents`."""
 
-    def __init__(self, store: SessionStore, notices: NoticeHub, clock: Clock) -> None:
+    def __init__(self, store: SessionStore, notices: NoticeHub, clock: WallClock) -> None:
         self._store = store
         self._notices = notices
         self._clock = clock

@@ -21,7 +21,7 @@ from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.store.types import Fence, Lease, Page
-from holdfast.service.types import AuditEntry, AuditRow, SessionRecord, State, Struct
+from holdfast.service.types import AuditEntry, AuditRow, ServiceStruct, SessionRecord, State
 
 #: The position of a session's last rows, after all possible output.
 END_POSITION: Final = 1 << 62
@@ -33,7 +33,7 @@ class LeaseLost(Exception):
     """Another replica has the lease."""
 
 
-class Ending(Struct, frozen=True):
+class Ending(ServiceStruct, frozen=True):
     """The end of a session's terminal or shell."""
 
     state: Literal["CLOSED", "ERROR"]
