@@ -8,21 +8,18 @@ caller disconnects, its deadline passes, or its replica crashes.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, Literal
 
-from holdfast.service.api import AuditFilter
 from holdfast.service.clock import WallClock
 from holdfast.service.problems import Denied, Exhausted, NotFound, Problem, TooLate
-from holdfast.service.sessions.following.events import NoticeHub, event_entry
-from holdfast.service.sessions.ports import Redact, SessionStore
+from holdfast.service.sessions.following.events import NoticeHub, audit_entry, event_entry
+from holdfast.service.sessions.ports import Redact, SessionStore, first_row
 from holdfast.service.sessions.timers import TimerHeap
-from holdfast.service.store.types import Page
-from holdfast.service.types import Approval, AuditEntry, Caller, SessionRecord
+from holdfast.service.types import Approval, Caller, SessionRecord
 
 #: Open approvals of one session: people read them one by one, and a page holds them all.
 MOST_WAITING: Final = 50
@@ -137,11 +134,8 @@ class ApprovalBroker:
                 retry_after=max(1.0, min(each.expires_at for each in waiting) - now),
             )
         if len(command.encode()) > LONGEST_COMMAND:
-            raise Denied(
-                f"a command of more than {LONGEST_COMMAND} bytes is too long for an approval",
-                reason="POLICY_DENIED",
-                rule=rule,
-            )
+            message = f"a command of more than {LONGEST_COMMAND} bytes is too long for an approval"
+            raise Denied(message, reason="POLICY_DENIED", rule=rule)
         shown = self._redact(command)
         if shown != command:
             # The approver must know that parts of the command are not shown.
@@ -160,26 +154,10 @@ class ApprovalBroker:
         )
         await self._store.add_approval(approval, caller_seconds=self._caller_seconds)
         body = {"verdict": "ask", "command": approval.command, "rule": rule, "reason": reason}
-        await self._store.append(
-            [
-                AuditEntry(
-                    record.session_id,
-                    now,
-                    record.agent_id,
-                    "decision",
-                    command_id,
-                    {**body, "approval_id": approval.approval_id},
-                ),
-                event_entry(
-                    record,
-                    now,
-                    "APPROVAL_REQUESTED",
-                    f"{approval.command}: {reason}",
-                    approval_id=approval.approval_id,
-                    command_id=command_id,
-                ),
-            ]
-        )
+        ids: Any = {"approval_id": approval.approval_id, "command_id": command_id}
+        decision = audit_entry(record, now, "decision", command_id, **body, approval_id=approval.approval_id)
+        event = event_entry(record, now, "APPROVAL_REQUESTED", f"{approval.command}: {reason}", **ids)
+        await self._store.append([decision, event])
         self.expire_at(approval.expires_at)
         return approval
 
@@ -234,17 +212,13 @@ class ApprovalBroker:
         """Return whether an approved command was not typed, because of an error or a stopped replica."""
         if approval.outcome != "approved" or not approval.data or approval.expires_at <= self._clock.time():
             return False
-        which = AuditFilter(
-            session_id=approval.session_id,
-            command_id=approval.command_id,
-            kinds=("approval_answered", "error", "command_started", "command_ended"),
-            newest_first=True,
-        )
-        rows, _ = await self._store.rows(which, Page(1))
-        if not rows:
+        which = {"session_id": approval.session_id, "command_id": approval.command_id, "newest_first": True}
+        kinds = ("approval_answered", "error", "command_started", "command_ended")
+        last = await first_row(self._store, kinds=kinds, **which)
+        if last is None:
             return False
-        too_long = rows[0].kind == "approval_answered" and rows[0].at + _TYPING_SECONDS <= self._clock.time()
-        return too_long or rows[0].kind == "error"
+        too_long = last.kind == "approval_answered" and last.at + _TYPING_SECONDS <= self._clock.time()
+        return too_long or last.kind == "error"
 
     async def _apply_answer(self, record: SessionRecord, approval: Approval, outcome: Outcome) -> None:
         await self._record_outcome(record, approval, outcome, approval.answered_by, approval.comment)
@@ -261,8 +235,7 @@ class ApprovalBroker:
 
     async def _not_run(self, record: SessionRecord, approval: Approval, detail: str, reason: str) -> None:
         body = {"detail": detail, "reason": reason, "approval_id": approval.approval_id}
-        now, session_id = self._clock.time(), record.session_id
-        await self._store.append([AuditEntry(session_id, now, record.agent_id, "error", approval.command_id, body)])
+        await self._store.append([audit_entry(record, self._clock.time(), "error", approval.command_id, **body)])
 
     async def _record_outcome(
         self, record: SessionRecord, approval: Approval, outcome: str, by: str, comment: str
@@ -278,48 +251,30 @@ class ApprovalBroker:
         detail = f"{outcome}{f' by {by}' if by else ''}: {approval.command}"
         if outcome == "abandoned":
             detail = f"{detail} ({comment})"
-        await self._store.append(
-            [
-                AuditEntry(record.session_id, now, record.agent_id, "approval_answered", approval.command_id, body),
-                event_entry(
-                    record,
-                    now,
-                    "APPROVAL_ANSWERED",
-                    detail,
-                    approval_id=approval.approval_id,
-                    command_id=approval.command_id,
-                ),
-            ]
-        )
+        ids: Any = {"approval_id": approval.approval_id, "command_id": approval.command_id}
+        answered = audit_entry(record, now, "approval_answered", approval.command_id, **body)
+        await self._store.append([answered, event_entry(record, now, "APPROVAL_ANSWERED", detail, **ids)])
 
     async def _wait(self, approval: Approval, timeout: float) -> None:
-        with self._notices.watch(approval.session_id) as watch:
-            try:
-                async with asyncio.timeout(timeout):
-                    while True:
-                        watch.clear()
-                        now = await self._store.approval(approval.approval_id)
-                        if now.outcome == "approved":
-                            return
-                        if now.outcome:
-                            raise Denied(
-                                f"the command was not run: approval {now.approval_id!r} is {now.outcome}"
-                                f"{f' ({now.comment})' if now.outcome == 'abandoned' else ''}",
-                                reason=f"APPROVAL_{now.outcome.upper()}",
-                                approval_id=approval.approval_id,
-                            )
-                        await watch.wait()
-            except builtins.TimeoutError:
-                raise TooLate(
-                    f"approval {approval.approval_id!r} was not answered within {timeout:g} s; the approval ended "
-                    "with this call, and the command was not run",
-                    reason="APPROVAL_TIMEOUT",
-                    approval_id=approval.approval_id,
-                ) from None
+        """Return once the approval is given, else raise `Denied` or `TooLate`."""
+        approval_id = approval.approval_id
+
+        async def ended() -> Approval | None:
+            current = await self._store.approval(approval_id)
+            return current if current.outcome else None
+
+        answered = await self._notices.until(approval.session_id, ended, timeout)
+        if answered is None:
+            message = f"approval {approval_id!r} was not answered within {timeout:g} s and ended with this call"
+            raise TooLate(f"{message}; the command was not run", reason="APPROVAL_TIMEOUT", approval_id=approval_id)
+        if answered.outcome != "approved":
+            comment = f" ({answered.comment})" if answered.outcome == "abandoned" else ""
+            message = f"the command was not run: approval {approval_id!r} is {answered.outcome}{comment}"
+            raise Denied(message, reason=f"APPROVAL_{answered.outcome.upper()}", approval_id=approval_id)
 
 
 def _why(error: BaseException, timeout: float) -> str:
-    """Why a call that waited for an approval is over, for the approver."""
+    """Return why a call that waited for an approval ended, for the approver."""
     if isinstance(error, TooLate):
         return f"its RunCommand timed out after {timeout:g} s"
     if isinstance(error, Problem):

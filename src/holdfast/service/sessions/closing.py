@@ -5,19 +5,16 @@ The follower may be another replica's, so the close waits for the rows in the au
 
 from __future__ import annotations
 
-import asyncio
-import builtins
-from typing import Any
-
 import msgspec
 
-from holdfast.service.api import AuditFilter, CloseResult
+from holdfast.service.api import CloseResult
 from holdfast.service.problems import NotNow, Problem
 from holdfast.service.sessions.context import SessionContext
+from holdfast.service.sessions.following.events import audit_entry
 from holdfast.service.sessions.following.leases import Leases
 from holdfast.service.sessions.handles import SessionHandles
-from holdfast.service.store.types import Page
-from holdfast.service.types import AuditEntry, CloseMode, SessionRecord
+from holdfast.service.sessions.ports import body_of, first_row
+from holdfast.service.types import CloseMode, SessionRecord
 
 
 class SessionCloser:
@@ -37,14 +34,10 @@ class SessionCloser:
         if record.state == "UNKNOWN":
             raise NotNow(f"session {record.session_id!r} is still being created", reason="SESSION_NOT_READY")
         session_id = record.session_id
-        body: dict[str, Any] = {"mode": mode, "reason": reason}
-        if by:
-            body["by"] = by
+        body = {"mode": mode, "reason": reason} | ({"by": by} if by else {})
         if by or record.state != "CLOSING":
             # A close by a timer is repeated until the sandbox answers, and has one row.
-            await context.store.append(
-                [AuditEntry(session_id, context.clock.time(), record.agent_id, "close", "", body)]
-            )
+            await context.store.append([audit_entry(record, context.clock.time(), "close", **body)])
         if record.state != "CLOSING":
             record = await context.store.update_session(session_id, state="CLOSING", close_reason=reason)
             if record.over:  # the session ended by itself meanwhile
@@ -61,30 +54,25 @@ class SessionCloser:
 
     async def _closed_record(self, session_id: str) -> SessionRecord:
         """Return the record once the last rows are in the audit log, or after `close_wait`."""
-        with self._context.notices.watch(session_id) as watch:
-            try:
-                async with asyncio.timeout(self._context.settings.close_wait):
-                    follower = self._leases.follower(session_id)
-                    if follower is not None:
-                        await follower.over.wait()
-                    while True:
-                        watch.clear()
-                        record = await self._logged_record(session_id)
-                        if record.over:
-                            return record
-                        await watch.wait()
-            except builtins.TimeoutError:
-                # The lease is a dead replica's. The session is closed; the next replica writes its last rows.
-                return await self._context.store.session(session_id)
+
+        async def closed() -> SessionRecord | None:
+            if (follower := self._leases.follower(session_id)) is not None:
+                await follower.over.wait()
+            record = await self._logged_record(session_id)
+            return record if record.over else None
+
+        context = self._context
+        # None: the lease is a dead replica's. The session is closed; the next replica writes its last rows.
+        found = await context.notices.until(session_id, closed, context.settings.close_wait)
+        return found or await context.store.session(session_id)
 
     async def _logged_record(self, session_id: str) -> SessionRecord:
         """Return the record, corrected from the audit log, which can be ahead of the session's own row."""
         record = await self._context.store.session(session_id)
         if record.over:
             return record
-        which = AuditFilter(session_id=session_id, kinds=("session_closed",))
-        rows, _ = await self._context.store.rows(which, Page(1))
-        if not rows:
+        row = await first_row(self._context.store, session_id=session_id, kinds=("session_closed",))
+        if row is None:
             return record
-        body = msgspec.json.decode(rows[0].body, type=dict[str, Any])
+        body = body_of(row)
         return msgspec.structs.replace(record, state=body["state"], summary=body["summary"])

@@ -7,7 +7,6 @@ same session, also when they arrive at once or at two replicas.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
@@ -24,7 +23,7 @@ from holdfast.service.sessions.backend.connections import problem_of
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.backend.session_backend import BackendStatus
 from holdfast.service.sessions.context import SessionContext
-from holdfast.service.sessions.following.events import event_entry
+from holdfast.service.sessions.following.events import audit_entry, event_entry
 from holdfast.service.sessions.following.leases import Leases
 from holdfast.service.sessions.handles import SessionHandles
 from holdfast.service.sessions.ports import AssignedProfile, MetricEvent, PlanEnforcement, Prepare
@@ -100,10 +99,8 @@ class SessionCreator:
             raise Denied("agent_id: only an operator creates sessions for other agents", reason="NOT_AN_OPERATOR")
         sandbox = request.sandbox or context.settings.sandbox
         if not context.settings.allows_sandbox(sandbox):
-            raise Denied(
-                f"sandbox {sandbox!r}: the service does not allow it (allowed_sandboxes)",
-                reason="SANDBOX_NOT_ALLOWED",
-            )
+            message = f"sandbox {sandbox!r}: the service does not allow it (allowed_sandboxes)"
+            raise Denied(message, reason="SANDBOX_NOT_ALLOWED")
         placed = msgspec.structs.replace(request, sandbox=sandbox)
         policy = self._rules.resolve(agent_id, placed, operator=caller.role == "operator", assigned=profile)
         environment = self._rules.environment(policy, request.environment)
@@ -136,7 +133,6 @@ class SessionCreator:
 
     async def _open(self, caller: Caller, record: SessionRecord, environment: dict[str, str]) -> CreateResult:
         context = self._context
-        session_id = record.session_id
         plan = await self._planned(record)
         wanted = record.policy.sandbox_mode
         enforced = "none" if plan.confinement is None else plan.confinement.mode
@@ -157,9 +153,7 @@ class SessionCreator:
             **({} if plan.user is None else {"user": plan.user}),
             "by": caller.agent_id,
         }
-        await context.store.append(
-            [AuditEntry(session_id, context.clock.time(), record.agent_id, "session_created", "", body)]
-        )
+        await context.store.append([audit_entry(record, context.clock.time(), "session_created", **body)])
         if plan.user is not None and enforced == "none" and record.policy.writable:
             # The agent's user has no home directory on the machine. A jail makes one.
             environment = {"HOME": record.policy.writable[0], **environment}
@@ -225,14 +219,8 @@ class SessionCreator:
     async def _over(self, record: SessionRecord, detail: str, reason: str) -> None:
         context, now = self._context, self._context.clock.time()
         over = msgspec.structs.replace(record, state="ERROR")
-        await context.store.append(
-            [
-                AuditEntry(
-                    record.session_id, now, record.agent_id, "error", "", {"detail": detail, "reason": reason}
-                ),
-                event_entry(over, now, "SESSION_ERROR", detail),
-            ]
-        )
+        error = audit_entry(record, now, "error", detail=detail, reason=reason)
+        await context.store.append([error, event_entry(over, now, "SESSION_ERROR", detail)])
         await context.store.update_session(
             record.session_id, state="ERROR", closed_at=now, close_reason="creation failed", summary=detail
         )
@@ -250,17 +238,15 @@ class SessionCreator:
     async def _made(self, stored: SessionRecord) -> SessionRecord:
         """Wait until the session is created, perhaps by another replica."""
         context = self._context
-        with context.notices.watch(stored.session_id) as watch:
-            try:
-                async with asyncio.timeout(context.settings.creation_seconds):
-                    while True:
-                        watch.clear()
-                        record = await context.store.session(stored.session_id)
-                        if record.state != "UNKNOWN":
-                            return record
-                        await watch.wait()
-            except builtins.TimeoutError:
-                raise TooLate("the session is still being created", reason="SESSION_NOT_READY") from None
+
+        async def created() -> SessionRecord | None:
+            record = await context.store.session(stored.session_id)
+            return record if record.state != "UNKNOWN" else None
+
+        record = await context.notices.until(stored.session_id, created, context.settings.creation_seconds)
+        if record is None:
+            raise TooLate("the session is still being created", reason="SESSION_NOT_READY")
+        return record
 
 
 def _some(environment: dict[str, str]) -> dict[str, str]:

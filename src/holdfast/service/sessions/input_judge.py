@@ -6,21 +6,18 @@ Reads the audit log to find out whether another replica typed since. Writes noth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
-
-from holdfast.service.api import AuditFilter, Control
+from holdfast.service.api import Control
 from holdfast.service.policy.profiles import Verdict
 from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.backend.session_backend import BackendStatus
 from holdfast.service.sessions.backend.shell import command_text
 from holdfast.service.sessions.handles import SessionHandle
-from holdfast.service.sessions.ports import SessionStore
+from holdfast.service.sessions.ports import SessionStore, body_of, first_row
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.store.types import Page
-from holdfast.service.types import SessionRecord
+from holdfast.service.types import Caller, SessionRecord
 
 #: Keys that end or stop the program in the foreground: input after one of them may reach the shell.
 _LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
@@ -30,6 +27,17 @@ _STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 def interrupts(data: bytes, controls: Sequence[Control]) -> bool:
     """Return whether input interrupts the foreground."""
     return b"\x03" in data or any(control.type in ("CTRL_C", "SIGINT") for control in controls)
+
+
+class InputCall(NamedTuple):
+    """The input of one call."""
+
+    caller: Caller
+    record: SessionRecord
+    handle: SessionHandle
+    data: bytes = b""
+    controls: Sequence[Control] = ()
+    command_id: str = ""
 
 
 class Judgement(NamedTuple):
@@ -56,19 +64,13 @@ class InputJudge:
         self._store = store
         self._rules = rules
 
-    async def judge(
-        self,
-        record: SessionRecord,
-        handle: SessionHandle,
-        status: BackendStatus,
-        data: bytes,
-        controls: Sequence[Control],
-    ) -> Judgement:
+    async def judge(self, call: InputCall, status: BackendStatus) -> Judgement:
+        record, handle, data = call.record, call.handle, call.data
         if record.kind == "shell":
             return self.strictest(record, status.cwd, (command_text(data),)) if data else Judgement("allow")
         if not self._rules.is_guarded(record):
             return Judgement("allow")
-        typed = data + b"".join(b"\x03" for control in controls if control.type == "CTRL_C")
+        typed = data + b"".join(b"\x03" for control in call.controls if control.type == "CTRL_C")
         if not typed:
             return Judgement("allow", line=handle.line)
         if status.state == "BUSY" and status.awaiting_input and not status.continuation:
@@ -77,11 +79,8 @@ class InputJudge:
             return Judgement("deny", reason="an interrupt with more input: send the interrupt alone")
         if handle.runs and typed.strip(b"\x03"):
             # The input would be on the line that is deleted for the command, or that holds the command.
-            raise NotNow(
-                f"session {record.session_id!r}: a command runs, and no program waits for input",
-                reason="SESSION_BUSY",
-                retry_after=0.5,
-            )
+            message = f"session {record.session_id!r}: a command runs, and no program waits for input"
+            raise NotNow(message, reason="SESSION_BUSY", retry_after=0.5)
         if data and status.drops_a_byte:
             handle.line = LineBuffer()  # `data` is typed on a new line, whichever replica typed before
         else:
@@ -93,18 +92,16 @@ class InputJudge:
         judged = Judgement(decision.verdict, lines, decision.place, decision.reason, result.buffer)
         if judged.verdict == "ask" and (not lines or judged.open or lines != typed_lines):
             # The operator must approve exactly what is typed.
-            return judged._replace(
-                verdict="deny", reason=f"{decision.reason}; it could not be held for an approval"
-            )
+            reason = f"{decision.reason}; it could not be held for an approval"
+            return judged._replace(verdict="deny", reason=reason)
         return judged
 
     def _for_a_program(self, record: SessionRecord, status: BackendStatus, data: bytes) -> Judgement:
         """Decide on input for a program. Its first line is not a command; lines after it may reach the shell."""
         first, _, rest = data.replace(b"\r", b"\n").partition(b"\n")
         if any(key in first[:-1] for key in _LEAVING):
-            return Judgement(
-                "deny", reason="keys that leave the program, with more input after them: send the keys alone"
-            )
+            reason = "keys that leave the program, with more input after them: send the keys alone"
+            return Judgement("deny", reason=reason)
         lines = tuple(line for line in rest.decode("utf-8", "replace").split("\n") if line.strip())
         judged = self.strictest(record, status.cwd, lines)
         # By the time of an answer, another program may be in the foreground.
@@ -121,26 +118,16 @@ class InputJudge:
         await self._check_other_replicas(record, handle, typed)
         asks_for_rest = status.continuation and status.awaiting_input
         if asks_for_rest and not (handle.line.before or handle.line.lost or typed.startswith(b"\x03")):
-            raise Denied(
-                "the shell waits for the rest of an unknown command: send CTRL_C first",
-                reason="LINE_UNKNOWN",
-                session_id=record.session_id,
-            )
+            raise _line_unknown(record, "the shell waits for the rest of an unknown command")
 
     async def _check_other_replicas(self, record: SessionRecord, handle: SessionHandle, typed: bytes) -> None:
-        which = AuditFilter(session_id=record.session_id, kinds=("input", "control", "command"), newest_first=True)
-        rows, _ = await self._store.rows(which, Page(1))
-        if not rows or rows[0].seq == handle.last_row:
+        kinds = ("input", "control", "command")
+        last = await first_row(self._store, session_id=record.session_id, kinds=kinds, newest_first=True)
+        if last is None or last.seq == handle.last_row:
             return
-        body = msgspec.json.decode(rows[0].body, type=dict[str, Any])
-        if not body.get("open") or typed.startswith(b"\x03"):
-            handle.line = LineBuffer()
-            return
-        raise Denied(
-            "the text on the line was typed through another replica: send CTRL_C first",
-            reason="LINE_UNKNOWN",
-            session_id=record.session_id,
-        )
+        if body_of(last).get("open") and not typed.startswith(b"\x03"):
+            raise _line_unknown(record, "the text on the line was typed through another replica")
+        handle.line = LineBuffer()
 
     def strictest(self, record: SessionRecord, cwd: str, commands: tuple[str, ...]) -> Judgement:
         if not self._rules.is_guarded(record):
@@ -150,6 +137,10 @@ class InputJudge:
         if decision is None:
             return Judgement("allow", commands)
         return Judgement(decision.verdict, commands, decision.place, decision.reason)
+
+
+def _line_unknown(record: SessionRecord, why: str) -> Denied:
+    return Denied(f"{why}: send CTRL_C first", reason="LINE_UNKNOWN", session_id=record.session_id)
 
 
 def _printable(text: str) -> str:

@@ -39,6 +39,7 @@ from holdfast.service.sessions.following.events import EventStreams, NoticeHub
 from holdfast.service.sessions.following.leases import Leases
 from holdfast.service.sessions.handles import SessionHandles
 from holdfast.service.sessions.input_handler import InputHandler
+from holdfast.service.sessions.input_judge import InputCall
 from holdfast.service.sessions.ports import (
     AssignedProfile,
     EmitMetric,
@@ -265,7 +266,8 @@ class SessionManager:
         self, caller: Caller, session_id: str, data: bytes, controls: Sequence[Control] = (), request_id: str = ""
     ) -> InputResult:
         record = await self._open(caller, session_id)
-        taken = await self._input.send(caller, record, self._handles.get(record), data, controls, request_id)
+        call = InputCall(caller, record, self._handles.get(record), data, controls)
+        taken = await self._input.send(call, request_id)
         sizes = [control for control in controls if control.type == "RESIZE"]
         if sizes:
             await self.store.update_session(session_id, cols=sizes[-1].cols, rows=sizes[-1].rows)
@@ -297,12 +299,12 @@ class SessionManager:
     async def run_command(self, caller: Caller, request: RunRequest) -> RunResult:
         if request.session_id:
             record = await self._open(caller, request.session_id)
-            return await self._input.run(caller, record, self._handles.get(record), request)
+            return await self._input.run(InputCall(caller, record, self._handles.get(record)), request)
         # A shell by default: the caller gets stdout and stderr apart.
         created = await self.create(caller, request.create or CreateRequest(kind="shell"))
         record = created.view.record
         try:
-            return await self._input.run(caller, record, self._handles.get(record), request)
+            return await self._input.run(InputCall(caller, record, self._handles.get(record)), request)
         finally:
             ending = asyncio.ensure_future(self._closer.close(record, "force", by="", reason="command over"))
             self._tasks.add(ending)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from holdfast.service.api import AuditFilter
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.store.pages import encode_token
@@ -114,6 +116,16 @@ class SessionStore(Protocol):
     async def latest_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
         """Return the latest 100, ended ones included, newest first."""
         ...
+
+
+async def first_row(store: SessionStore, **which: Any) -> AuditRow | None:
+    """Return the first row that an `AuditFilter` with these fields selects."""
+    rows, _ = await store.rows(AuditFilter(**which), Page(1))
+    return rows[0] if rows else None
+
+
+def body_of(row: AuditRow) -> dict[str, Any]:
+    return msgspec.json.decode(row.body, type=dict[str, Any])
 
 
 def page_after(size: int, *position: float | str) -> Page:

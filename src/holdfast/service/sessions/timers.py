@@ -12,15 +12,13 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Final
 
-from holdfast.service.api import AuditFilter
 from holdfast.service.clock import ClockTimer, WallClock
 from holdfast.service.policy.keep_alive import Deadline, Due
 from holdfast.service.problems import Problem
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.following.follower import SessionFollower
-from holdfast.service.sessions.ports import SessionStore
+from holdfast.service.sessions.ports import SessionStore, first_row
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.store.types import Page
 from holdfast.service.types import EventType
 
 #: Between attempts while the database or the sandbox is unreachable; doubling up to the second value.
@@ -177,9 +175,8 @@ class SessionTimers:
 
     async def _was_warned(self, session_id: str) -> bool:
         """Return whether another replica, or this one before a restart, has warned."""
-        which = AuditFilter(session_id=session_id, kinds=("event",), contains="LIFETIME_WARNING")
-        rows, _ = await self._store.rows(which, Page(1))
-        return bool(rows)
+        which = {"session_id": session_id, "kinds": ("event",), "contains": "LIFETIME_WARNING"}
+        return await first_row(self._store, **which) is not None
 
     async def _report(self, follower: SessionFollower, type: EventType, detail: str) -> None:
         await self._store.append([event_entry(follower.record, self._clock.time(), type, detail)])

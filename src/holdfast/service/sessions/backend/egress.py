@@ -16,12 +16,10 @@ from typing import Any, Final
 from holdfast.client.process import Process
 from holdfast.errors import HoldfastError, UnknownProcess
 from holdfast.exec_api import ExecApi
-from holdfast.service.api import AuditFilter
 from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import Problem, Unavailable
 from holdfast.service.sessions.backend.connections import SandboxPool
-from holdfast.service.sessions.ports import SessionStore
-from holdfast.service.store.types import Page
+from holdfast.service.sessions.ports import SessionStore, body_of, first_row
 from holdfast.service.types import AuditEntry, SessionPolicy, SessionRecord
 from holdfast.types import PYTHON_VARIABLES, EnvironmentInfo, EnvPolicy, OutputChunk, ProcessSpec
 
@@ -145,9 +143,8 @@ class Egress:
                 await sleep(self._clock, _GATHER_SECONDS)
 
     async def _last_written(self, session_id: str) -> int:
-        which = AuditFilter(session_id=session_id, kinds=(KIND,), newest_first=True)
-        rows, _ = await self._store.rows(which, Page(1))
-        return int(json.loads(rows[0].body).get("position", 0)) if rows else 0
+        last = await first_row(self._store, session_id=session_id, kinds=(KIND,), newest_first=True)
+        return 0 if last is None else int(body_of(last).get("position", 0))
 
     async def _end(self, session_id: str, sandbox: str) -> None:
         with contextlib.suppress(Problem, HoldfastError):

@@ -7,15 +7,11 @@ the server has dropped.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.sessions.following.events import NoticeHub, Watch
-from holdfast.service.sessions.ports import SessionStore, page_after
-from holdfast.service.store.types import Page
-from holdfast.service.types import AuditRow
+from holdfast.service.sessions.ports import SessionStore, body_of, first_row, page_after
 
 #: A reader without a backlog needs the last one or two.
 _PAGE: Final = 4
@@ -49,13 +45,9 @@ class CommandLog:
 
     async def end_of(self, command_id: str) -> tuple[int, int | None] | None:
         """Return the output size and the exit code of a command; None if its end is not in the log."""
-        which = AuditFilter(session_id=self._id, command_id=command_id, kinds=("command_ended",))
-        rows, _ = await self._store.rows(which, Page(1))
-        if not rows:
+        kinds = ("command_ended",)
+        row = await first_row(self._store, session_id=self._id, command_id=command_id, kinds=kinds)
+        if row is None:
             return None
-        body = _body(rows[0])
+        body = body_of(row)
         return int(body.get("output_bytes", 0)), body.get("exit_code")
-
-
-def _body(row: AuditRow) -> dict[str, Any]:
-    return msgspec.json.decode(row.body, type=dict[str, Any])

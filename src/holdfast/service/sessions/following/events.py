@@ -11,16 +11,16 @@ import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from holdfast.service.api import AuditFilter, SessionEvent
 from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import BadToken, NotFound, Problem
-from holdfast.service.sessions.ports import SessionStore, page_after
+from holdfast.service.sessions.ports import SessionStore, body_of, first_row, page_after
 from holdfast.service.store.types import MISSED, Notice, Page
 from holdfast.service.types import AuditEntry, AuditRow, Caller, EventType, SessionRecord, State
 
@@ -31,6 +31,8 @@ _ANY: Final = "*"
 _MAX_REMEMBERED: Final = 10_000
 #: The pause before the hub listens again after a failure of the database.
 _AGAIN_SECONDS: Final = 1.0
+
+_Found = TypeVar("_Found")
 
 
 class NoticeHub:
@@ -62,6 +64,19 @@ class NoticeHub:
             self._watchers[session_id].discard(watch)
             if not self._watchers[session_id]:
                 del self._watchers[session_id]
+
+    async def until(
+        self, session_id: str, find: Callable[[], Awaitable[_Found | None]], seconds: float
+    ) -> _Found | None:
+        """Call `find` after each row of a session, until it returns a result; None after the timeout."""
+        with self.watch(session_id) as watch, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    watch.clear()
+                    if (found := await find()) is not None:
+                        return found
+                    await watch.wait()
+        return None
 
     async def _listen(self) -> None:
         while True:
@@ -114,6 +129,11 @@ class _EventPosition(NamedTuple):
     seq: int
 
 
+def audit_entry(record: SessionRecord, at: float, kind: str, command_id: str = "", /, **body: Any) -> AuditEntry:
+    """Return an audit row of a session."""
+    return AuditEntry(record.session_id, at, record.agent_id, kind, command_id, body)
+
+
 def event_entry(
     record: SessionRecord,
     at: float,
@@ -125,10 +145,10 @@ def event_entry(
     command_id: str = "",
 ) -> AuditEntry:
     """Return the audit row of an event."""
-    body: dict[str, Any] = {"type": type, "detail": detail, "state": state or record.state}
-    if approval_id:
-        body["approval_id"] = approval_id
-    return AuditEntry(record.session_id, at, record.agent_id, "event", command_id, body)
+    ids = {"approval_id": approval_id} if approval_id else {}
+    return audit_entry(
+        record, at, "event", command_id, type=type, detail=detail, state=state or record.state, **ids
+    )
 
 
 class EventStreams:
@@ -203,8 +223,8 @@ class EventStreams:
         return first
 
     async def _last_seq(self, session_id: str) -> int:
-        rows, _ = await self._store.rows(AuditFilter(session_id=session_id, newest_first=True), Page(1))
-        return rows[0].seq if rows else 0
+        last = await first_row(self._store, session_id=session_id, newest_first=True)
+        return 0 if last is None else last.seq
 
     async def _after(self, which: AuditFilter, *position: float | str) -> AsyncIterator[AuditRow]:
         page = page_after(_PAGE, *position) if position else Page(_PAGE)
@@ -218,7 +238,7 @@ class EventStreams:
 
 
 def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
-    body = msgspec.json.decode(row.body)
+    body = body_of(row)
     if types and body["type"] not in types:
         return None
     return SessionEvent(
@@ -233,7 +253,7 @@ def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
 
 
 def _type_of(row: AuditRow) -> str:
-    return str(msgspec.json.decode(row.body)["type"])
+    return str(body_of(row)["type"])
 
 
 def _write_position(position: _EventPosition) -> str:

@@ -13,20 +13,22 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.errors import HoldfastError, SandboxGone
-from holdfast.service.api import AuditFilter
 from holdfast.service.clock import sleep
 from holdfast.service.problems import NotNow, Problem
 from holdfast.service.sessions.backend.connections import is_gone
 from holdfast.service.sessions.context import SessionContext
-from holdfast.service.sessions.following.events import event_entry
-from holdfast.service.sessions.ports import MetricEvent
-from holdfast.service.store.types import Fence, Lease, Page
+from holdfast.service.sessions.following.events import audit_entry, event_entry
+from holdfast.service.sessions.ports import MetricEvent, first_row
+from holdfast.service.store.types import Fence, Lease
 from holdfast.service.types import AuditEntry, AuditRow, ServiceStruct, SessionRecord, State
 
 #: The position of a session's last rows, after all possible output.
 END_POSITION: Final = 1 << 62
 #: Between attempts while the sandbox or the database is unreachable; doubling up to the second value.
 _AGAIN_SECONDS: Final = (0.2, 10.0)
+
+#: Called when a command starts or ends in the session of a follower.
+OnChange = Callable[["SessionFollower"], None]
 
 
 class LeaseLost(Exception):
@@ -46,13 +48,7 @@ class Ending(ServiceStruct, frozen=True):
 class SessionFollower:
     """Follows one session. `TerminalFollower` and `ShellFollower` read the two kinds."""
 
-    def __init__(
-        self,
-        record: SessionRecord,
-        lease: Lease,
-        context: SessionContext,
-        on_change: Callable[[SessionFollower], None],
-    ) -> None:
+    def __init__(self, record: SessionRecord, lease: Lease, context: SessionContext, on_change: OnChange) -> None:
         #: The record, ahead of the database by up to `metadata_seconds`.
         self.record = record
         self.lease = lease
@@ -163,7 +159,7 @@ class SessionFollower:
 
     def entry(self, kind: str, command_id: str = "", at: float | None = None, **body: Any) -> AuditEntry:
         when = self.context.clock.time() if at is None else at
-        return AuditEntry(self.record.session_id, when, self.record.agent_id, kind, command_id, body)
+        return audit_entry(self.record, when, kind, command_id, **body)
 
     async def write(self, entries: Sequence[AuditEntry], position: int) -> None:
         """Append rows under the lease, and move the position."""
@@ -176,9 +172,8 @@ class SessionFollower:
         self.record = msgspec.structs.replace(self.record, audited_token=position)
 
     async def last_row(self, *kinds: str) -> AuditRow | None:
-        which = AuditFilter(session_id=self.record.session_id, kinds=kinds, newest_first=True)
-        rows, _ = await self.context.store.rows(which, Page(1))
-        return rows[0] if rows else None
+        session_id = self.record.session_id
+        return await first_row(self.context.store, session_id=session_id, kinds=kinds, newest_first=True)
 
     # --- the end of the session ----------------------------------------------------------------------------------
 

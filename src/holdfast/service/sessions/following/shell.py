@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Any, Final
-
-import msgspec
 
 from holdfast.errors import UnknownProcess
 from holdfast.exec_api import ExecApi
 from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.command_log import CommandLog, LoggedCommand
-from holdfast.service.sessions.following.follower import END_POSITION, Ending, SessionFollower
-from holdfast.service.sessions.ports import MetricEvent
+from holdfast.service.sessions.following.follower import END_POSITION, Ending, OnChange, SessionFollower
+from holdfast.service.sessions.ports import MetricEvent, body_of
 from holdfast.service.store.types import Lease
 from holdfast.service.types import SessionRecord
 from holdfast.types import ReadResult
@@ -31,13 +28,7 @@ _ATTEMPTS: Final = 100
 class ShellFollower(SessionFollower):
     """A session with a shell."""
 
-    def __init__(
-        self,
-        record: SessionRecord,
-        lease: Lease,
-        context: SessionContext,
-        on_change: Callable[[SessionFollower], None],
-    ) -> None:
+    def __init__(self, record: SessionRecord, lease: Lease, context: SessionContext, on_change: OnChange) -> None:
         super().__init__(record, lease, context, on_change)
         #: The last command that was read to its end.
         self._read_number = 0
@@ -86,7 +77,7 @@ class ShellFollower(SessionFollower):
         """Continue from the last row of an earlier follower."""
         last = await self.last_row("command_ended")
         if last is not None:
-            body = msgspec.json.decode(last.body, type=dict[str, Any])
+            body = body_of(last)
             self.counted(body["number"])
             self.last_exit_code, self.output_bytes = body["exit_code"], body["session_bytes"]
 
@@ -111,25 +102,15 @@ class ShellFollower(SessionFollower):
     async def _command(self, api: ExecApi, command: LoggedCommand, ending: asyncio.Task[Ending]) -> None:
         context = self.context
         excerpt, printed, seq = bytearray(), 0, 0
+        end: dict[str, Any] | None = None
         self.became(busy=True)
-        while True:
+        while end is None:
             try:
                 found = await self._read(api, command, seq, ending)
             except UnknownProcess:
                 found = None
             if found is None:
-                self._has_read(command.number)
-                body = self.excerpt(bytes(excerpt), printed)
-                lost = self.entry(
-                    "command_ended",
-                    command.command_id,
-                    number=self.record.commands_run,
-                    exit_code=None,
-                    detail="the command did not run, or its record was dropped",
-                    session_bytes=self.output_bytes,
-                    **body,
-                )
-                await self.write([lost], command.number)
+                end = {"exit_code": None, "detail": "the command did not run, or its record was dropped"}
                 break
             for chunk in found.chunks:
                 excerpt += chunk.data[: max(0, context.settings.audit_excerpt_bytes - len(excerpt))]
@@ -140,25 +121,16 @@ class ShellFollower(SessionFollower):
             # The exit has a separate number, after all output.
             if found.exited and (not found.chunks or seq > found.chunks[-1].seq):
                 self.last_exit_code = found.exit_code
-                self._has_read(command.number)
-                self.became(busy=False)
                 self.counted()
                 self.touched("output")
                 duration = max(0.0, context.clock.time() - command.at)
                 context.emit(MetricEvent("command_ended", "shell", duration))
-                body = self.excerpt(bytes(excerpt), printed)
-                ended = self.entry(
-                    "command_ended",
-                    command.command_id,
-                    number=self.record.commands_run,
-                    exit_code=found.exit_code,
-                    session_bytes=self.output_bytes,
-                    duration=round(duration, 6),
-                    **body,
-                )
-                await self.write([ended], command.number)
-                break
+                end = {"exit_code": found.exit_code, "duration": round(duration, 6)}
+        self._has_read(command.number)
         self.became(busy=False)
+        totals = {"number": self.record.commands_run, "session_bytes": self.output_bytes}
+        body = {**totals, **end, **self.excerpt(bytes(excerpt), printed)}
+        await self.write([self.entry("command_ended", command.command_id, **body)], command.number)
 
     async def _read(
         self, api: ExecApi, command: LoggedCommand, seq: int, ending: asyncio.Task[Ending]

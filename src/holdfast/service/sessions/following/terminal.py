@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.sessions.context import SessionContext
-from holdfast.service.sessions.following.follower import END_POSITION, Ending, SessionFollower
-from holdfast.service.sessions.ports import MetricEvent
+from holdfast.service.sessions.following.follower import END_POSITION, Ending, OnChange, SessionFollower
+from holdfast.service.sessions.ports import MetricEvent, body_of
 from holdfast.service.store.types import Lease, Page
 from holdfast.service.types import AuditEntry, SessionRecord
 from holdfast.types import TerminalEvent
@@ -73,13 +71,7 @@ class TypeAhead:
 class TerminalFollower(SessionFollower):
     """A session with a terminal."""
 
-    def __init__(
-        self,
-        record: SessionRecord,
-        lease: Lease,
-        context: SessionContext,
-        on_change: Callable[[SessionFollower], None],
-    ) -> None:
+    def __init__(self, record: SessionRecord, lease: Lease, context: SessionContext, on_change: OnChange) -> None:
         super().__init__(record, lease, context, on_change)
         self._type_ahead = TypeAhead()
         self._running: _Running | None = None
@@ -140,7 +132,7 @@ class TerminalFollower(SessionFollower):
         if last is None:
             self.counted(0)
             return
-        body = _body(last.body)
+        body = body_of(last)
         self._last_id = last.command_id
         self.counted(body["number"] - (last.kind == "command_started"))
         if last.kind == "command_started":
@@ -223,11 +215,7 @@ class TerminalFollower(SessionFollower):
         # Inputs before the last started command are finished.
         newer = list(itertools.takewhile(lambda row: row.command_id != self._last_id, rows))
         for row in reversed(newer):
-            body = _body(row.body)
+            body = body_of(row)
             if body.get("lines") and body.get("position", 0) <= position:
                 self._type_ahead.add(TypedInput(row.command_id, body["position"], body["lines"]))
         return self._type_ahead.take(position, self._prompt)
-
-
-def _body(text: str) -> dict[str, Any]:
-    return msgspec.json.decode(text, type=dict[str, Any])
