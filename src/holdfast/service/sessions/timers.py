@@ -22,7 +22,7 @@ from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.types import EventType
 
 #: Between attempts while the database or the sandbox is unreachable; doubling up to the second value.
-_AGAIN_SECONDS: Final = (1.0, 60.0)
+_RETRY_SECONDS: Final = (1.0, 60.0)
 #: Closes a session in the background, with a reason.
 CloseSession = Callable[[str, str], Awaitable[object]]
 
@@ -71,9 +71,9 @@ class TimerHeap:
         if self._timer is not None:
             self._timer.cancel()
         self._armed = due
-        self._timer = self._clock.call_later(max(0.0, due - self._clock.time()), self._ring)
+        self._timer = self._clock.call_later(max(0.0, due - self._clock.time()), self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._armed = float("inf")
         self._timer = None
         now = self._clock.time()
@@ -145,7 +145,7 @@ class SessionTimers:
         except Problem:
             # The database or the sandbox is unreachable: retry after a pause.
             tries = self._tries[session_id] = self._tries.get(session_id, 0) + 1
-            pause = min(_AGAIN_SECONDS[1], _AGAIN_SECONDS[0] * 2 ** min(tries - 1, 16))
+            pause = min(_RETRY_SECONDS[1], _RETRY_SECONDS[0] * 2 ** min(tries - 1, 16))
             self._heap.set(session_id, self._clock.time() + pause, lambda: self._due(follower))
             return
         self._tries.pop(session_id, None)

@@ -30,7 +30,7 @@ KIND: Final = "network"
 MOST_DECISIONS: Final = 50
 _GATHER_SECONDS: Final = 1.0
 #: Between attempts while the sandbox or the database is unreachable; doubling up to the second value.
-_AGAIN_SECONDS: Final = (1.0, 30.0)
+_RETRY_SECONDS: Final = (1.0, 30.0)
 #: The socket is in a private directory, which is removed with the proxy.
 _SCRIPT: Final = (
     'd=$(mktemp -d) || exit 2; trap : TERM INT; "$@" --socket "$d/egress.sock"; code=$?; rm -rf "$d"; exit $code'
@@ -110,7 +110,7 @@ class Egress:
 
     async def _follow(self, record: SessionRecord) -> None:
         """Append the proxy's decisions to the audit log, from the last one that is in the log."""
-        pause = _AGAIN_SECONDS[0]
+        pause = _RETRY_SECONDS[0]
         while True:
             try:
                 since = await self._last_written(record.session_id)
@@ -123,7 +123,7 @@ class Egress:
                 _log.warning("%s: the proxy's decisions are recorded later: %s", record.session_id, error.message)
             # The proxy continues, and its server keeps its output for a while.
             await sleep(self._clock, pause)
-            pause = min(2 * pause, _AGAIN_SECONDS[1])
+            pause = min(2 * pause, _RETRY_SECONDS[1])
 
     async def _write_down(self, record: SessionRecord, api: ExecApi, since: int) -> None:
         process = Process(api, await api.describe(_process_id(record.session_id)))

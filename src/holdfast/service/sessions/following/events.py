@@ -28,9 +28,9 @@ _PAGE: Final = 100
 #: The key of watches on all sessions; no session has this id, and the stream of the service has the empty id.
 _ANY: Final = "*"
 #: Sessions that a subscription keeps in memory, those of the caller and others.
-_MAX_REMEMBERED: Final = 10_000
+_MAX_SESSIONS: Final = 10_000
 #: The pause before the hub listens again after a failure of the database.
-_AGAIN_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 
 _Found = TypeVar("_Found")
 
@@ -83,18 +83,18 @@ class NoticeHub:
             # The store reconnects by itself; this handles its permanent failures.
             with contextlib.suppress(Problem):
                 async for notice in self._store.listen():
-                    self._ring(notice)
-            self._ring(MISSED)
-            await sleep(self._clock, _AGAIN_SECONDS)
+                    self._notify(notice)
+            self._notify(MISSED)
+            await sleep(self._clock, _RETRY_SECONDS)
 
-    def _ring(self, notice: Notice) -> None:
+    def _notify(self, notice: Notice) -> None:
         if notice == MISSED:
             for watch in [each for all_ in self._watchers.values() for each in all_]:
-                watch.ring(notice)
+                watch.notify(notice)
             return
         for key in (notice.session_id, _ANY):
             for watch in self._watchers.get(key, ()):
-                watch.ring(notice)
+                watch.notify(notice)
 
 
 class Watch:
@@ -105,7 +105,7 @@ class Watch:
         self.first: dict[str, int] = {}
         self.missed = False
 
-    def ring(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         if notice == MISSED:
             self.missed = True
         else:
@@ -172,7 +172,7 @@ class EventStreams:
             others: set[str] = set()
             if session_id:
                 delivered[session_id] = position.seq if position else await self._last_seq(session_id)
-                watch.ring(Notice(session_id, delivered[session_id] + 1))
+                watch.notify(Notice(session_id, delivered[session_id] + 1))
             elif position is not None:
                 which = AuditFilter(agent_id=agent_id, kinds=("event",))
                 async for row in self._after(which, *position):
@@ -188,7 +188,7 @@ class EventStreams:
                     first |= await self._all_since(session_id, agent_id, start)
                 for each, seq in first.items():
                     if each in others or (each not in delivered and await self._is_others(each, agent_id)):
-                        if len(others) >= _MAX_REMEMBERED:
+                        if len(others) >= _MAX_SESSIONS:
                             others.clear()
                         others.add(each)
                         continue
@@ -202,7 +202,7 @@ class EventStreams:
                     if session_id and (over or (await self._store.session(session_id)).over):
                         return
                     # Sessions that are over stay for a while: notices may arrive after their rows were read.
-                    if len(delivered) > _MAX_REMEMBERED:
+                    if len(delivered) > _MAX_SESSIONS:
                         del delivered[next(iter(delivered))]
 
     async def _is_others(self, session_id: str, agent_id: str) -> bool:

@@ -25,7 +25,7 @@ from holdfast.service.types import AuditEntry, AuditRow, ServiceStruct, SessionR
 #: The position of a session's last rows, after all possible output.
 END_POSITION: Final = 1 << 62
 #: Between attempts while the sandbox or the database is unreachable; doubling up to the second value.
-_AGAIN_SECONDS: Final = (0.2, 10.0)
+_RETRY_SECONDS: Final = (0.2, 10.0)
 
 #: Called when a command starts or ends in the session of a follower.
 OnChange = Callable[["SessionFollower"], None]
@@ -69,7 +69,7 @@ class SessionFollower:
 
     async def run(self) -> None:
         """Follow the session until it is over or another replica has the lease."""
-        wait = _AGAIN_SECONDS[0]
+        wait = _RETRY_SECONDS[0]
         try:
             while True:
                 try:
@@ -83,7 +83,7 @@ class SessionFollower:
                         return
                     # The connection, the sandbox's server or the database failed; the session may be fine.
                     await asyncio.sleep(wait)
-                    wait = min(2 * wait, _AGAIN_SECONDS[1])
+                    wait = min(2 * wait, _RETRY_SECONDS[1])
         except LeaseLost:
             return
         finally:

@@ -64,11 +64,11 @@ class ShellFollower(SessionFollower):
                             if not await commands.after(number):
                                 return ending.result()
                             continue
-                        ring = asyncio.ensure_future(news.wait())
+                        wake = asyncio.ensure_future(news.wait())
                         try:
-                            await asyncio.wait([ring, ending], return_when=asyncio.FIRST_COMPLETED)
+                            await asyncio.wait([wake, ending], return_when=asyncio.FIRST_COMPLETED)
                         finally:
-                            ring.cancel()
+                            wake.cancel()
             finally:
                 ending.cancel()
                 await asyncio.wait([ending])
