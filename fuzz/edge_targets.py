@@ -30,7 +30,7 @@ from holdfast.sandboxes.addresses import SCHEMES, place_at
 from holdfast.sandboxes.kubernetes import read_status
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.service.access.admission import Admission
-from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.rates import Rates
 from holdfast.service.access.tokens import Access, hash_token
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import SystemClock
@@ -40,6 +40,7 @@ from holdfast.service.fronts.http import HttpSettings, _Guard, no_such_method
 from holdfast.service.fronts.web_guard import rebindable
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken, NotFound
+from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import Role
 from holdfast.sizes import parse_size
 from holdfast.wire.codec import Codec
@@ -291,7 +292,7 @@ def service_requests(data: bytes) -> None:
 
 async def _post(path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[int, bytes]:
     clock = SystemClock()
-    admission = Admission(Access(_Agents(), clock), Rates(RateSettings(), clock))
+    admission = Admission(Access(_Agents(), clock), Rates(ServiceSettings(), clock))
     settings = HttpSettings(max_request_bytes=64 * 1024)
     handler = Handler(_NoSessions())
     app = _Guard(connect_application(handler, admission, settings.max_request_bytes), settings)

@@ -15,20 +15,21 @@ import msgspec
 
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.policy.profiles import Rules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
 from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.ports import SessionStore, Told
+from holdfast.service.sessions.ports import MetricEvent, SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
 from holdfast.service.store.pages import decode_token, encode_token
 from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
-from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct, Usage
-from holdfast.types import EnvironmentInfo, Limits
+from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, ResourceUsage, SessionRecord
+from holdfast.types import EnvironmentInfo
 
 ANN = Caller("ann")
 BOB = Caller("bob")
@@ -54,7 +55,7 @@ _FIRST = Page()
 class MemoryStore:
     """A `SessionStore` without a database. Several managers on one are several replicas."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: WallClock) -> None:
         self._clock = clock
         self.records: dict[str, SessionRecord] = {}
         self._leases: dict[str, Lease] = {}
@@ -64,7 +65,7 @@ class MemoryStore:
         self._epochs: dict[str, int] = {}
         self._listeners: set[asyncio.Queue[Notice]] = set()
         self._approvals: dict[str, Approval] = {}
-        self._usages: dict[str, Usage] = {}
+        self._usages: dict[str, ResourceUsage] = {}
         self._waiters: set[asyncio.Event] = set()
         #: Raised by the next calls, once each.
         self.failures: list[Exception] = []
@@ -203,10 +204,10 @@ class MemoryStore:
         finally:
             self._listeners.discard(queue)
 
-    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         self._usages |= usages
 
-    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
+    async def usages(self, session_ids: Collection[str]) -> dict[str, ResourceUsage]:
         return {name: self._usages[name] for name in session_ids if name in self._usages}
 
     async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
@@ -310,7 +311,7 @@ class MemoryStore:
         return [body["type"] for body in self.bodies(session_id, "event")]
 
 
-_STORE: Callable[[Clock], SessionStore] = MemoryStore
+_STORE: Callable[[WallClock], SessionStore] = MemoryStore
 
 
 def _place(row: AuditRow, one: bool) -> tuple[Any, ...]:
@@ -328,23 +329,13 @@ def _matches(row: AuditRow, which: AuditFilter) -> bool:
     )
 
 
-class NoEnforcement(Struct, frozen=True):
-    """A plan of nothing."""
-
-    confinement: Any = None
-    limits: Limits | None = None
-    enforced: tuple[Guard, ...] = ()
-    unenforced: tuple[Guard, ...] = ()
-    user: str | None = None
-
-
 async def own_uid(agent_id: str) -> int:
     """For a `Preparation` of one agent."""
     return 1_900_000_000
 
 
-def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> NoEnforcement:
-    return NoEnforcement(unenforced=("filesystem",))
+def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> EnforcementPlan:
+    return EnforcementPlan(None, None, (), ("filesystem",))
 
 
 def rules(text: str = "") -> Rules:
@@ -362,9 +353,9 @@ def make_manager(
     store: SessionStore,
     connect: Callable[[str], Awaitable[ExecApi]],
     *,
-    clock: Clock | None = None,
+    clock: WallClock | None = None,
     text: str = "",
-    told: list[Told] | None = None,
+    told: list[MetricEvent] | None = None,
     **values: Any,
 ) -> SessionManager:
     """A manager that is not started."""
@@ -378,7 +369,7 @@ def make_manager(
         plan=plan_nothing,
         clock=clock,
         settings=chosen,
-        tell=(told if told is not None else []).append,
+        emit=(told if told is not None else []).append,
     )
 
 

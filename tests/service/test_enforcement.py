@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.service.problems import Denied, Invalid
 from holdfast.service.sessions.backend.enforcement import plan
-from holdfast.service.types import Policy, Resources
+from holdfast.service.types import Resources, SessionPolicy
 from holdfast.types import Confinement, Limits
 
 EVERYTHING = (
@@ -14,7 +14,7 @@ EVERYTHING = (
     *("cgroup.memory", "cgroup.pids", "cgroup.cpu"),
 )
 CONTAINER = ("process", "landlock:5", "seccomp")
-POLICY = Policy(
+POLICY = SessionPolicy(
     "default",
     idle_timeout=60,
     max_lifetime=600,
@@ -34,9 +34,9 @@ POLICY = Policy(
 )
 
 
-def changed(**changes: object) -> Policy:
+def changed(**changes: object) -> SessionPolicy:
     fields = {name: getattr(POLICY, name) for name in POLICY.__struct_fields__}
-    return Policy(**{**fields, **changes})
+    return SessionPolicy(**{**fields, **changes})
 
 
 def test_where_everything_is_offered() -> None:
@@ -139,7 +139,7 @@ def test_a_list_of_programs_is_enforced_where_nothing_else_can_be_executed() -> 
 
 
 def test_a_policy_that_asks_for_nothing() -> None:
-    free = Policy("free", idle_timeout=60, max_lifetime=600, idle_grace=5)
+    free = SessionPolicy("free", idle_timeout=60, max_lifetime=600, idle_grace=5)
     found = plan(free, EVERYTHING)
     assert (found.confinement, found.limits, found.enforced, found.unenforced) == (None, None, ("wall_clock",), ())
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.service.api import CreateRequest, Event
+from holdfast.service.api import CreateRequest, SessionEvent
 from holdfast.service.problems import BadToken, Unavailable
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
@@ -36,11 +36,11 @@ async def manager(store: MemoryStore, clock: FakeClock) -> AsyncIterator[Session
 class Subscriber:
     """Takes events as they come, for as long as the test wants."""
 
-    def __init__(self, events: AsyncIterator[Event]) -> None:
-        self.heard: list[Event] = []
+    def __init__(self, events: AsyncIterator[SessionEvent]) -> None:
+        self.heard: list[SessionEvent] = []
         self._task = asyncio.ensure_future(self._take(events))
 
-    async def _take(self, events: AsyncIterator[Event]) -> None:
+    async def _take(self, events: AsyncIterator[SessionEvent]) -> None:
         async for event in events:
             self.heard.append(event)
 

@@ -21,11 +21,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from holdfast.service.access.rates import RateSettings
 from holdfast.service.api import Chunk, RunRequest, RunResult
 from holdfast.service.fronts.grpc import GrpcSettings, peer_of
 from holdfast.service.fronts.listening import TlsFiles
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
+from holdfast.service.settings import ServiceSettings
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 
 from .certificates import make_certificates
@@ -176,7 +176,7 @@ async def test_a_bug_of_ours_is_told_by_its_id_alone(caplog: pytest.LogCaptureFi
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert "swordfish" not in f"{failed.value.details()} {failed.value.trailing_metadata()}"
     error_id = details_of(failed.value)["ErrorInfo"].metadata["error_id"]
-    assert f"GetSession failed with a bug of ours, error_id={error_id}" in caplog.text
+    assert f"GetSession failed by a bug, error_id={error_id}" in caplog.text
     assert "the secret is swordfish" in caplog.text
     assert ANNA not in caplog.text
 
@@ -311,7 +311,7 @@ async def test_a_stop_does_not_wait_for_a_client_that_does_not_read() -> None:
 
 
 async def test_limits_by_agent_hold_over_the_wire() -> None:
-    rates = RateSettings(calls_per_second=0.001, calls_burst=3, creates_per_second=0.001, creates_burst=1)
+    rates = ServiceSettings(calls_per_second=0.001, calls_burst=3, creates_per_second=0.001, creates_burst=1)
     async with OverGrpc(rates=rates) as fronts, fronts.stub() as stub:
         await stub.CreateSession(pb.CreateSessionRequest(), metadata=bearer(ANNA))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -326,7 +326,7 @@ async def test_limits_by_agent_hold_over_the_wire() -> None:
 
 
 async def test_streams_at_a_time_are_limited_and_given_back() -> None:
-    async with OverGrpc(rates=RateSettings(concurrent_streams=1)) as fronts, fronts.stub() as stub:
+    async with OverGrpc(rates=ServiceSettings(concurrent_streams=1)) as fronts, fronts.stub() as stub:
         fronts.sessions.chunks = no_end
         request = pb.StreamOutputRequest(session_id="s1")
         first = stub.StreamOutput(request, metadata=bearer(ANNA))

@@ -23,13 +23,13 @@ from connectrpc.errors import ConnectError
 from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from google.rpc import error_details_pb2
 
-from holdfast.service.access.rates import RateSettings
 from holdfast.service.api import Chunk, RunRequest, RunResult
 from holdfast.service.fronts.connections import ConnectionLimits
 from holdfast.service.fronts.handler import methods
 from holdfast.service.fronts.http import HttpSettings
 from holdfast.service.fronts.listening import TlsFiles, bind, parse_address
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
+from holdfast.service.settings import ServiceSettings
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.testing import FakeClock
 from tests.support.parts import needs
@@ -525,7 +525,7 @@ async def test_a_request_that_does_not_arrive_is_given_up() -> None:
 
 @needs_curl
 async def test_limits_by_agent_hold_over_http() -> None:
-    rates = RateSettings(calls_per_second=0.001, calls_burst=2)
+    rates = ServiceSettings(calls_per_second=0.001, calls_burst=2)
     async with OverHttp(rates=rates) as fronts:
         for expected in (200, 200, 429):
             status, reply = await post(fronts, "GetSession", '{"sessionId": "s1"}')

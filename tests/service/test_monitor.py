@@ -17,7 +17,7 @@ from holdfast.errors import SandboxError
 from holdfast.service.monitor.monitor import MonitorEvent, MonitorSettings, ResourceMonitor, is_long_running
 from holdfast.service.monitor.thresholds import Step
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.types import Guard, Kind, Policy, Resources, SessionRecord, Usage
+from holdfast.service.types import Guard, Kind, Resources, ResourceUsage, SessionPolicy, SessionRecord
 from holdfast.testing import FakeClock
 from holdfast.types import ProcessUsage, UsageSample
 
@@ -39,7 +39,7 @@ def record(
         "agent",
         kind,
         sandbox,
-        Policy(
+        SessionPolicy(
             "default", 600.0, 3600.0, 60.0, allow_background=allow_background, resources=resources or Resources()
         ),
         created_at=created_at,
@@ -61,9 +61,9 @@ class FakeOutside:
         self.broken: set[str] = set()
         self.hangs: dict[str, asyncio.Event] = {}
         self.report_fails = False
-        self.stored: list[dict[str, Usage]] = []
+        self.stored: list[dict[str, ResourceUsage]] = []
 
-    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def store_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         if self.report_fails:
             raise SandboxError("no database")
         self.stored.append(dict(usages))
@@ -456,7 +456,7 @@ async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> 
         monitor.watch(record("t", Resources(processes=2)))
         monitor.watch(record("s", kind="shell"))
 
-        async def seen(holds: Callable[[Usage], bool]) -> Usage:
+        async def seen(holds: Callable[[ResourceUsage], bool]) -> ResourceUsage:
             """The sample that shows it: a shell that starts, and one that starts others, take a moment."""
             async with asyncio.timeout(SAFETY_NET):
                 while True:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.verbs.service.service import announce
-from holdfast.service.assembly import Started
+from holdfast.service.assembly import StartupReport
 from tests.service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_place, running_service
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,9 @@ def test_the_page_has_both_halves() -> None:
 
 def test_a_start_prints_what_the_page_shows(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     said = {**service.said, "grpc": "127.0.0.1:7400", "http": "http://127.0.0.1:7401"}
-    announce(Started(**{name: value for name, value in said.items() if name in Started.__struct_fields__}))
+    announce(
+        StartupReport(**{name: value for name, value in said.items() if name in StartupReport.__struct_fields__})
+    )
     ((command, shown),) = steps(BLOCKS[0])
     assert command == "holdfast service"
     printed = capsys.readouterr().out

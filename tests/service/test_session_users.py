@@ -29,7 +29,7 @@ from holdfast.service.access.session_users import UidRange, check_free, parse_ui
 from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.backend.enforcement import needs_user
 from holdfast.service.settings import load_settings
-from holdfast.service.types import Policy
+from holdfast.service.types import SessionPolicy
 from holdfast.types import Confinement, EnvironmentInfo, ShellInfo
 from tests.service.conftest import OpenStore
 from tests.service.running_service import Place, RunningService, new_place, running_service
@@ -90,9 +90,9 @@ def server_of(user: str, *features: str) -> EnvironmentInfo:
 
 
 def test_sessions_of_a_root_server_have_a_user_or_are_refused() -> None:
-    policy = Policy("default", 1, 1, 1)
-    trusted = Policy("trusted", 1, 1, 1, user="server")
-    strict = Policy("strict", 1, 1, 1, user="own")
+    policy = SessionPolicy("default", 1, 1, 1)
+    trusted = SessionPolicy("trusted", 1, 1, 1, user="server")
+    strict = SessionPolicy("strict", 1, 1, 1, user="own")
     assert needs_user(policy, "local", server_of("root", "users"))
     assert not needs_user(policy, "docker:web", server_of("root", "users"))
     assert needs_user(strict, "docker:web", server_of("root", "users"))
@@ -211,7 +211,7 @@ def test_a_workspace_of_another_owner_is_refused(service: RunningService, place:
     workspace.mkdir(0o700)
     status, reply = service.post("CreateSession", token, kind="SHELL")
     assert status != 200
-    assert f"uid 0 and is closed to the agent's uid {FIRST // 1000}" in str(reply)
+    assert f"uid 0, and the agent's uid {FIRST // 1000}" in str(reply)
     assert workspace.stat().st_uid == 0
     workspace.rmdir()
     session = opened(service, token)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.service.problems import Exhausted, Exists, Invalid, NotFound, NotNow, Problem
 from holdfast.service.store import Fence, Lease, Page, SessionFilter, Store
-from holdfast.service.types import Resources, SessionRecord, Usage
+from holdfast.service.types import Resources, ResourceUsage, SessionRecord
 from holdfast.testing import FakeClock
 from tests.service.conftest import OpenStore
 from tests.service.session_records import entry, record
@@ -296,10 +296,10 @@ async def test_the_last_sample_of_usage_is_kept_for_all_replicas(open_store: Ope
     first, second = await open_store(), await open_store()
     for name in ("s1", "s2"):
         await first.add_session(record(name), **MANY)
-    sample = Usage(1005.0, process_count=2, cpu_percent=12.5, memory_bytes=2**40, session_idle=True)
+    sample = ResourceUsage(1005.0, process_count=2, cpu_percent=12.5, memory_bytes=2**40, session_idle=True)
     await first.put_usages({"s1": sample, "removed": sample})
     assert await second.usages(["s1", "s2", "removed"]) == {"s1": sample}
-    later = Usage(1010.0, process_count=3)
+    later = ResourceUsage(1010.0, process_count=3)
     await second.put_usages({"s1": later, "s2": later})
     # The replica that had the lease before is late: the newer sample stays.
     await first.put_usages({"s1": sample})

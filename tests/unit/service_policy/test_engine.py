@@ -20,7 +20,7 @@ from holdfast.service.policy.engine import (
 from holdfast.service.policy.profiles import MIB, Profile, Rules
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.types import Policy, Resources
+from holdfast.service.types import Resources, SessionPolicy
 
 RULES = """\
 workspaces = "/srv"
@@ -95,7 +95,7 @@ def strict(rules: Rules) -> Profile:
 
 def test_a_session_gets_its_profile_narrowed_by_its_agent(rules: Rules) -> None:
     policy = resolve(rules, "bob", PolicyRequest())
-    assert policy == Policy(
+    assert policy == SessionPolicy(
         profile="build",
         idle_timeout=60,
         max_lifetime=1_000,

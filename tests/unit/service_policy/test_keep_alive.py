@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast.service.policy.keep_alive import Deadline, next_deadline
-from holdfast.service.types import Policy, SessionRecord
+from holdfast.service.types import SessionPolicy, SessionRecord
 
-POLICY = Policy("default", idle_timeout=100, max_lifetime=1_000, idle_grace=10, lifetime_warning=50)
+POLICY = SessionPolicy("default", idle_timeout=100, max_lifetime=1_000, idle_grace=10, lifetime_warning=50)
 RECORD = SessionRecord("s", "a", "terminal", "local", POLICY, 0.0, 20.0, "/", state="IDLE")
 
 

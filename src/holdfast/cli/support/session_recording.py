@@ -30,19 +30,18 @@ def from_service(address: str, session_id: str, tls_ca: str | None = None) -> st
     with service_extra():
         import grpc
 
-        from holdfast.service.shim.rpc_status import problem_of
-        from holdfast.service.shim.session_executor import Ask, Line, call, open_channel
+        from holdfast.service.shim.session_executor import RpcCall, ServiceEndpoint, call, open_channel, problem_of
         from holdfast.session.v1 import session_pb2 as pb
 
-    line = Line(address, token, tls_ca)
-    channel = open_channel(line)
+    endpoint = ServiceEndpoint(address, token, tls_ca)
+    channel = open_channel(endpoint)
     try:
-        found = call(channel, line, Ask("GetSession", pb.GetSessionRequest(session_id=session_id))).metadata
+        found = call(channel, endpoint, RpcCall("GetSession", pb.GetSessionRequest(session_id=session_id))).metadata
         chunks: list[pb.OutputChunk] = []
         since = pb.OutputToken()
         while True:
             request = pb.ReadOutputRequest(session_id=session_id, since=since, max_bytes=_PIECE)
-            read = call(channel, line, Ask("ReadOutput", request))
+            read = call(channel, endpoint, RpcCall("ReadOutput", request))
             chunks += read.chunks
             if not read.more:
                 break

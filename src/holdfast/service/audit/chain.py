@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.service.types import AuditEntry, AuditRow, Struct
+from holdfast.service.types import AuditEntry, AuditRow, ServiceStruct
 
 #: What stands before the first row of a stream.
 GENESIS: Final = "0" * 64
@@ -29,7 +29,7 @@ ABOUT_STREAMS: Final = (OPENED, MARKED, REMOVED, TRIMMED)
 Fault = Literal["changed", "missing", "cut", "added", "unknown", "removed"]
 
 
-class Break(Struct, frozen=True):
+class Break(ServiceStruct, frozen=True):
     """A place where the log does not hold. `seq` 0 is the stream as a whole."""
 
     session_id: str
@@ -42,7 +42,7 @@ class Break(Struct, frozen=True):
         return f"{where}, row {self.seq}: {self.detail}" if self.seq else f"{where}: {self.detail}"
 
 
-class StreamMark(Struct, frozen=True):
+class StreamMark(ServiceStruct, frozen=True):
     """The body of a row about another stream: what its last row was, and where the row about its beginning is."""
 
     session_id: str

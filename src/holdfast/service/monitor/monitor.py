@@ -18,10 +18,10 @@ import structlog
 from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
-from holdfast.service.clock import Clock, Timer
+from holdfast.service.clock import ClockTimer, WallClock
 from holdfast.service.monitor.thresholds import Finding, Measured, Standing, Step, ThresholdSettings, judge
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.types import EventType, SessionRecord, Struct, Usage
+from holdfast.service.types import EventType, ResourceUsage, ServiceStruct, SessionRecord
 from holdfast.types import ProcessUsage, UsageSample
 
 log = structlog.stdlib.get_logger(__name__)
@@ -31,7 +31,7 @@ IDLE_PERCENT: Final = 1.0
 ORPHANED: Final = "ORPHANED_PROCESSES"
 
 
-class MonitorSettings(Struct, frozen=True):
+class MonitorSettings(ServiceStruct, frozen=True):
     """Settings of the monitor. `ServiceSettings` has those that an operator may want to change."""
 
     #: Seconds between two looks. 500 confined sessions cost 0.1 s of CPU a look: 2 % of a core.
@@ -49,7 +49,7 @@ class MonitorSettings(Struct, frozen=True):
     thresholds: ThresholdSettings = ThresholdSettings()
 
 
-class MonitorEvent(Struct, frozen=True):
+class MonitorEvent(ServiceStruct, frozen=True):
     """Something that the owner of a session should know.
 
     With the reason `ORPHANED_PROCESSES` the session is over: the row belongs to the service's own stream.
@@ -70,7 +70,7 @@ class Outside(Protocol):
         """`process/usage` there; a session's id is that of its terminal or shell."""
         ...
 
-    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def store_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         """Store samples by session id, for the replicas that do not watch these sessions."""
         ...
 
@@ -90,16 +90,16 @@ class Watched:
 
     def __init__(self, record: SessionRecord, history: int) -> None:
         self.record = record
-        self.history: deque[Usage] = deque(maxlen=history)
+        self.history: deque[ResourceUsage] = deque(maxlen=history)
         self.standing = Standing()
         #: The last look as it came.
         self.sampled: ProcessUsage | None = None
         #: The last sample that is in the store.
-        self.stored: Usage | None = None
+        self.stored: ResourceUsage | None = None
         #: All that it printed.
         self.output_bytes = 0
 
-    def take(self, usage: ProcessUsage, now: float, long_running_seconds: float) -> Usage:
+    def take(self, usage: ProcessUsage, now: float, long_running_seconds: float) -> ResourceUsage:
         """Remember a look."""
         before, last = self.sampled, self.history[-1] if self.history else None
         percent = 0.0
@@ -107,7 +107,7 @@ class Watched:
             used = usage.cpu_seconds - before.cpu_seconds
             percent = max(0.0, 100.0 * used / (now - last.sampled_at))
         quiet = before is not None and usage.printed_bytes == before.printed_bytes and percent < IDLE_PERCENT
-        taken = Usage(
+        taken = ResourceUsage(
             sampled_at=now,
             process_count=usage.process_count,
             cpu_percent=round(percent, 1),
@@ -139,7 +139,7 @@ def is_long_running(usage: ProcessUsage, seconds: float) -> bool:
 class ResourceMonitor:
     """Looks at every session that it is told to watch, every so many seconds."""
 
-    def __init__(self, outside: Outside, clock: Clock, metrics: Metrics, settings: MonitorSettings) -> None:
+    def __init__(self, outside: Outside, clock: WallClock, metrics: Metrics, settings: MonitorSettings) -> None:
         self._outside = outside
         self._clock = clock
         self._metrics = metrics
@@ -154,7 +154,7 @@ class ResourceMonitor:
         self._storing: asyncio.Task[None] | None = None
         #: Sandboxes whose last look failed: it is logged once.
         self._failing: set[str] = set()
-        self._timer: Timer | None = None
+        self._timer: ClockTimer | None = None
 
     # --- what is watched -------------------------------------------------------------------------------------
 
@@ -190,11 +190,11 @@ class ResourceMonitor:
             if len(self._closed) > self._settings.orphan_sessions:
                 self._closed.popitem(last=False)
 
-    def latest(self, session_id: str) -> Usage | None:
+    def latest(self, session_id: str) -> ResourceUsage | None:
         watched = self._watched.get(session_id)
         return watched.history[-1] if watched is not None and watched.history else None
 
-    def history(self, session_id: str) -> tuple[Usage, ...]:
+    def history(self, session_id: str) -> tuple[ResourceUsage, ...]:
         """What is remembered, oldest first."""
         watched = self._watched.get(session_id)
         return () if watched is None else tuple(watched.history)

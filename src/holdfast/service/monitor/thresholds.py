@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final, Literal, NamedTuple
 
-from holdfast.service.types import EventType, Guard, Resources, Struct
+from holdfast.service.types import EventType, Guard, Resources, ServiceStruct
 
 Resource = Literal["cpu", "memory", "processes", "output"]
 Step = Literal["warn", "terminate", "close"]
@@ -26,7 +26,7 @@ REASONS: Final[dict[Resource, str]] = {
 }
 
 
-class ThresholdSettings(Struct, frozen=True):
+class ThresholdSettings(ServiceStruct, frozen=True):
     """How patient we are."""
 
     #: Of a limit, where a session is told.

@@ -17,7 +17,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.secret_names import looks_secret
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 LogFormat = Literal["auto", "json", "text"]
 #: Takes secrets out of a text: `audit.redaction` has one made of the operator's patterns.
@@ -30,7 +30,7 @@ REDACTED: Final = "[redacted]"
 _DEPTH: Final = 4
 
 
-class LogSettings(Struct, frozen=True):
+class LogSettings(ServiceStruct, frozen=True):
     """Settings of the log; `ServiceSettings` has the first two with the prefix `log_`."""
 
     #: `auto` is text for people where stderr is a terminal, else JSON.

@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.store import Agent, Fence, Lease, Store
+from holdfast.service.store.database.database import Database
 from holdfast.service.types import Approval, AuditEntry, AuditRow, SessionRecord
 
 
 class MeteredStore(Store):
-    """`metrics` is set by whoever opens it, before anything is asked of it."""
+    """A store that measures its calls."""
 
-    metrics: Metrics
+    def __init__(self, database: Database, audit_key: bytes | None, *, metrics: Metrics) -> None:
+        super().__init__(database, audit_key)
+        self.metrics = metrics
 
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
         with self.metrics.audit_append():

@@ -18,7 +18,7 @@ from holdfast.service import problems
 from holdfast.service.access.admission import FrontName
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.observability.tracing import Tracer
-from holdfast.service.sessions.ports import Told
+from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.types import Caller, Kind, State
 
 #: Header of callers that number their own calls.
@@ -98,26 +98,28 @@ def _failure(status: str) -> problems.Problem | None:
     return kind(status, reason=status)
 
 
-def tell_metrics(metrics: Metrics) -> Callable[[Told], None]:
+def count_metrics(metrics: Metrics) -> Callable[[MetricEvent], None]:
     """What sessions tell, counted."""
 
-    def tell(told: Told) -> None:
-        kind: Kind = "shell" if told.kind == "shell" else "terminal"
-        match told.what:
+    def count(event: MetricEvent) -> None:
+        kind: Kind = "shell" if event.kind == "shell" else "terminal"
+        match event.what:
             case "session_over":
-                metrics.session_ended(kind, told.detail, told.amount)
+                metrics.session_ended(kind, event.detail, event.amount)
             case "command_ended":
-                metrics.command_ended(kind, told.amount)
+                metrics.command_ended(kind, event.amount)
             case "violation":
-                metrics.violated(told.detail)
+                metrics.violated(event.detail)
             case "lease_taken":
                 metrics.leases_taken_over.inc()
             case "lease_lost":
                 metrics.leases_lost.inc()
+            case "subscribers":
+                metrics.event_subscribers.inc(event.amount)
             case "session_opened" | "output":
                 pass  # counted by who is there now, and by the monitor
 
-    return tell
+    return count
 
 
 def count_sessions(metrics: Metrics, sessions: Iterable[tuple[Kind, State]]) -> None:

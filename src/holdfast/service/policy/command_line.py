@@ -19,7 +19,7 @@ from holdfast.service.policy.shell_grammar import Grammar
 from holdfast.service.policy.shell_redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
 from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word
 from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, SHELL_WITHOUT_COMMAND, WRAPPERS, NotKnown, split
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: A longer text is unknown as a whole. Four times what Linux takes as one argument would only cost time.
 MAX_TEXT: Final = 128 * 1024
@@ -129,7 +129,7 @@ def steers(name: str) -> bool:
     return bool(_STEERING.fullmatch(name))
 
 
-class Command(Struct, frozen=True):
+class Command(ServiceStruct, frozen=True):
     """A program with its words. `via`: what runs it, outermost first."""
 
     program: str
@@ -149,7 +149,7 @@ class Command(Struct, frozen=True):
         return " ".join([self.name, *(word.text for word in self.arguments)])
 
 
-class CommandLine(Struct, frozen=True):
+class CommandLine(ServiceStruct, frozen=True):
     """What is in a text."""
 
     commands: tuple[Command, ...] = ()

@@ -19,7 +19,7 @@ from holdfast.service.policy.command_line import NEEDED_BY_OTHERS, CommandLine, 
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
 from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.types import Guard, Network, Policy, Resources, Struct
+from holdfast.service.types import Guard, Network, Resources, ServiceStruct, SessionPolicy
 
 #: From narrow to wide.
 _NETWORKS: Final[tuple[Network, ...]] = ("none", "allow-list", "host")
@@ -27,7 +27,7 @@ _STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Decision(Struct, frozen=True):
+class Decision(ServiceStruct, frozen=True):
     """Whether something may be done, and which rule says so."""
 
     verdict: Verdict
@@ -43,7 +43,7 @@ class Decision(Struct, frozen=True):
         return self.verdict == "allow"
 
 
-class EnvironmentDecision(Struct, frozen=True):
+class EnvironmentDecision(ServiceStruct, frozen=True):
     """Which variables are refused; without any, `environment` is what the session gets."""
 
     decision: Decision
@@ -66,7 +66,7 @@ def refusal(decision: Decision) -> Denied:
 
 def resolve(
     rules: Rules, agent_id: str, request: PolicyRequest, *, initial_cwd: str = "", operator: bool = False
-) -> Policy:
+) -> SessionPolicy:
     """The policy of a new session: its profile, narrowed by its agent and by the request, never widened.
 
     Without `inherit_workspace`, a session that begins in a directory of the workspace gets that one alone of it.
@@ -79,7 +79,7 @@ def resolve(
     lifetime = min(profile.lifetime.limit, agent.lifetime or math.inf)
     if request.allow_background and not profile.background.outlive:
         raise _denied(profile, "background.outlive", "processes in the background may not outlive the session")
-    return Policy(
+    return SessionPolicy(
         profile=profile.name,
         idle_timeout=_narrowed(profile, "idle.timeout", idle, request.idle_timeout),
         max_lifetime=_narrowed(profile, "lifetime.limit", lifetime, request.max_lifetime),
@@ -200,7 +200,7 @@ def is_inside(path: str, directory: str) -> bool:
 # --- what may be done in it ---------------------------------------------------------------------------------------
 
 
-def decide_cwd(profile: Profile, policy: Policy, cwd: str) -> Decision:
+def decide_cwd(profile: Profile, policy: SessionPolicy, cwd: str) -> Decision:
     """A directory to begin in: inside of one that may be written or read."""
     rule = f"profiles.{profile.name}.directories"
     place = profile.place("directories.writable")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from holdfast.service.types import SessionRecord, Struct
+from holdfast.service.types import ServiceStruct, SessionRecord
 
 Due = Literal["idle_warning", "idle_close", "lifetime_warning", "lifetime_end"]
 #: What goes before what at the same time: an end makes a warning needless.
 _ORDER: Final[dict[Due, int]] = {"lifetime_end": 0, "idle_close": 1, "idle_warning": 2, "lifetime_warning": 3}
 
 
-class Deadline(Struct, frozen=True):
+class Deadline(ServiceStruct, frozen=True):
     """What is due, and when; a time that has passed is due at once."""
 
     when: float

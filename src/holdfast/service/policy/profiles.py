@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.service.problems import Denied
-from holdfast.service.types import Guard, Network, Resources, SandboxMode, SessionUser, Struct
+from holdfast.service.types import Guard, Network, Resources, SandboxMode, ServiceStruct, SessionUser
 
 Verdict = Literal["allow", "ask", "deny"]
 #: What a `SendInput` may ask for beside keys; a size may always be set.
@@ -46,27 +46,27 @@ DENIED_VARIABLES: Final = (
 )
 
 
-class Directories(Struct, frozen=True):
+class Directories(ServiceStruct, frozen=True):
     """Where a session may write, and where it may only read. `{workspace}` and `{agent}` are filled in."""
 
     writable: tuple[str, ...] = ("{workspace}",)
     readable: tuple[str, ...] = ()
 
 
-class Background(Struct, frozen=True):
+class Background(ServiceStruct, frozen=True):
     """Whether commands may be put into the background, and whether these may outlive the session."""
 
     start: Verdict = "allow"
     outlive: bool = False
 
 
-class Signals(Struct, frozen=True):
+class Signals(ServiceStruct, frozen=True):
     """Control actions that may be sent."""
 
     allow: tuple[SignalName, ...] = ("CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL")
 
 
-class Environment(Struct, frozen=True):
+class Environment(ServiceStruct, frozen=True):
     """Variables that the creator of a session may give it. `deny` adds to what is inherited."""
 
     allow: tuple[str, ...] = ("*",)
@@ -76,7 +76,7 @@ class Environment(Struct, frozen=True):
     set: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class CommandRule(Struct, frozen=True):
+class CommandRule(ServiceStruct, frozen=True):
     """Commands of these programs, with these first arguments, that this pattern is found in."""
 
     verdict: Verdict
@@ -91,7 +91,7 @@ class CommandRule(Struct, frozen=True):
         return " ".join(parts) + (f" /{self.pattern}/" if self.pattern else "")
 
 
-class Commands(Struct, frozen=True):
+class Commands(ServiceStruct, frozen=True):
     """The first rule that matches a command decides it; the strictest command decides the line."""
 
     default: Verdict = "allow"
@@ -100,14 +100,14 @@ class Commands(Struct, frozen=True):
     rules: tuple[CommandRule, ...] = ()
 
 
-class NetworkAccess(Struct, frozen=True):
+class NetworkAccess(ServiceStruct, frozen=True):
     """`allow-list`: only `hosts`, through a filtering proxy."""
 
     mode: Network = "none"
     hosts: tuple[str, ...] = ()
 
 
-class ResourceLimits(Struct, frozen=True):
+class ResourceLimits(ServiceStruct, frozen=True):
     """Of one session and all that it started."""
 
     cpu_cores: Cores = None
@@ -121,7 +121,7 @@ class ResourceLimits(Struct, frozen=True):
         return Resources(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-class Sandbox(Struct, frozen=True):
+class Sandbox(ServiceStruct, frozen=True):
     """How sessions are confined, and what must be enforced for one to be created at all."""
 
     mode: SandboxMode = "bubblewrap"
@@ -129,14 +129,14 @@ class Sandbox(Struct, frozen=True):
     require: tuple[Guard, ...] = ()
 
 
-class Approvals(Struct, frozen=True):
+class Approvals(ServiceStruct, frozen=True):
     """How long a command waits to be allowed, and whether the session's owner may do that."""
 
     timeout: Seconds = 300.0
     owner: bool = False
 
 
-class Idle(Struct, frozen=True):
+class Idle(ServiceStruct, frozen=True):
     """After `timeout` without activity a warning, and `grace` later the close."""
 
     timeout: Seconds = 1_800.0
@@ -146,14 +146,14 @@ class Idle(Struct, frozen=True):
     while_running: bool = False
 
 
-class Lifetime(Struct, frozen=True):
+class Lifetime(ServiceStruct, frozen=True):
     """How long a session lives at most, and how long before its end it is told."""
 
     limit: Seconds = 8 * 3_600.0
     warning: Seconds = 300.0
 
 
-class Profile(Struct, frozen=True):
+class Profile(ServiceStruct, frozen=True):
     """What sessions of a profile may do, with everything that it inherits."""
 
     name: str = "default"
@@ -190,7 +190,7 @@ class Profile(Struct, frozen=True):
         return strictest(verdicts)
 
 
-class Agent(Struct, frozen=True):
+class Agent(ServiceStruct, frozen=True):
     """Agents of a name or pattern: their profile, and what of it is narrower for them."""
 
     profile: str = "default"
@@ -209,7 +209,7 @@ class Agent(Struct, frozen=True):
         return self.places.get(key, BUILT_IN)
 
 
-class Rules(Struct, frozen=True):
+class Rules(ServiceStruct, frozen=True):
     """A file of rules, or what holds without one."""
 
     profiles: dict[str, Profile] = msgspec.field(default_factory=dict)

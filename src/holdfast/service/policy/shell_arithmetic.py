@@ -11,7 +11,7 @@ import re
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: What stands for an expansion that yields a number (`$?`, `${#x}`, `$((...))`), and for any other one.
 NUMBER: Final = "\x01"
@@ -30,7 +30,7 @@ _CERTAIN: Final = re.compile(rf"\s*([A-Za-z_]\w*)\s*=\s*-?{_DIGITS}\s*", re.ASCI
 _NUMBER: Final = re.compile(rf"-?(?:{_DIGITS}|{NUMBER})", re.ASCII)
 
 
-class Sum(Struct, frozen=True):
+class Sum(ServiceStruct, frozen=True):
     """What an expression does when it is evaluated."""
 
     #: No part of it can run a command.

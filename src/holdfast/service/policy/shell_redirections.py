@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import msgspec
 
 from holdfast.service.policy.shell_words import META, Incomplete, Unreadable, Word, WordReader
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: How many levels a script within a script counts for: it costs more of the stack than a substitution.
 SCRIPT_LEVELS: Final = 6
@@ -21,7 +21,7 @@ _REDIRECTION: Final = re.compile(
 )
 
 
-class Redirection(Struct, frozen=True):
+class Redirection(ServiceStruct, frozen=True):
     """`TARGET OP WORD`; the target is a descriptor's number, `{NAME}`, or empty."""
 
     op: str
@@ -29,7 +29,7 @@ class Redirection(Struct, frozen=True):
     target: str = ""
 
 
-class Assignment(Struct, frozen=True):
+class Assignment(ServiceStruct, frozen=True):
     """`NAME=VALUE` before a command or alone."""
 
     name: str
@@ -38,7 +38,7 @@ class Assignment(Struct, frozen=True):
     number: bool = False
 
 
-class SimpleCommand(Struct, frozen=True):
+class SimpleCommand(ServiceStruct, frozen=True):
     """A command as it was typed. Without words, it only assigns or redirects."""
 
     words: tuple[Word, ...]

@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from holdfast.service.policy.shell_arithmetic import NUMBER, TEXT, read_sum
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 #: What ends a word that is not quoted.
 META: Final = " \t\n;&|()<>"
@@ -46,7 +46,7 @@ class Incomplete(Unreadable):
     """The text ends within something; a shell at a prompt would ask for more."""
 
 
-class Word(Struct, frozen=True):
+class Word(ServiceStruct, frozen=True):
     """A word. Where it is not `known`, `text` is as it was typed."""
 
     text: str

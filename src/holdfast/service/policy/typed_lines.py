@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.service.policy.command_line import MAX_TEXT, CommandLine, read_command_line
 from holdfast.service.policy.engine import Decision, decide_line
 from holdfast.service.policy.profiles import Profile, strictest
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 _PASTE_BEGIN: Final = b"\x1b[200~"
 _PASTE_END: Final = b"\x1b[201~"
@@ -29,7 +29,7 @@ _INERT: Final = (0x04, 0x0B, 0x0C)
 _READLINE: Final = ("bash", "rbash")
 
 
-class LineBuffer(Struct, frozen=True):
+class LineBuffer(ServiceStruct, frozen=True):
     """What was typed since the prompt came. Begin with an empty one whenever a prompt is shown."""
 
     line: bytes = b""
@@ -42,7 +42,7 @@ class LineBuffer(Struct, frozen=True):
     escape: bytes = b""
 
 
-class InputDecision(Struct, frozen=True):
+class InputDecision(ServiceStruct, frozen=True):
     """Whether to type it, and the buffer after it was typed. `entered`: what the shell would be given by it."""
 
     decision: Decision

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from holdfast.service.policy.shell_words import Word
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 _ASSIGNED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
@@ -20,7 +20,7 @@ class NotKnown(Exception):
     """The command that a wrapper runs cannot be told from its words."""
 
 
-class Wrapper(Struct, frozen=True):
+class Wrapper(ServiceStruct, frozen=True):
     """The options of a program that runs the rest of its words."""
 
     #: Letters of options alone, and of those that take a value.
@@ -38,7 +38,7 @@ class Wrapper(Struct, frozen=True):
     transparent: bool = True
 
 
-class Split(Struct, frozen=True):
+class Split(ServiceStruct, frozen=True):
     """The words of a wrapper, taken apart."""
 
     given: frozenset[str]

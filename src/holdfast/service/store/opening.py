@@ -5,23 +5,24 @@ Touches the file with the audit's key, and the database.
 
 from __future__ import annotations
 
-from holdfast.service.clock import Clock
-from holdfast.service.settings import ServiceSettings
-from holdfast.service.state_directory import store_url
+from typing import Any
+
+from holdfast.service.clock import WallClock
+from holdfast.service.settings import ServiceSettings, store_url
 from holdfast.service.store import Store
 
 
 async def open_store(
     settings: ServiceSettings,
     *,
-    clock: Clock | None = None,
+    clock: WallClock | None = None,
     look_only: bool = False,
     kind: type[Store] = Store,
+    **parts: Any,
 ) -> Store:
     """The database that the settings name, with the audit's key."""
-    return await kind.open(
-        store_url(settings.store), clock=clock, audit_key=_audit_key(settings.audit_key_file), look_only=look_only
-    )
+    key = _audit_key(settings.audit_key_file)
+    return await kind.open(store_url(settings.store), clock=clock, audit_key=key, look_only=look_only, **parts)
 
 
 def _audit_key(path: str) -> bytes | None:

@@ -14,12 +14,12 @@ from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSION_LABELS, SESSIONS
 from holdfast.service.store.pages import after, decode_token, encode_token, page_size
 from holdfast.service.store.types import FIRST_PAGE, Page, SessionFilter
-from holdfast.service.types import OVER, Policy, SessionRecord
+from holdfast.service.types import OVER, SessionPolicy, SessionRecord
 
 FIELDS: Final = tuple(SessionRecord.__struct_fields__)
 #: Columns that are JSON, and what is in them.
 _JSON: Final[dict[str, Any]] = {
-    "policy": Policy,
+    "policy": SessionPolicy,
     "environment": dict[str, str],
     "labels": dict[str, str],
     "enforced": tuple[str, ...],

@@ -6,14 +6,14 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.problems import Invalid, NotFound, NotNow
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
@@ -53,12 +53,19 @@ class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, Age
 
     @classmethod
     async def open(
-        cls, url: str, *, clock: Clock | None = None, audit_key: bytes | None = None, look_only: bool = False
+        cls,
+        url: str,
+        *,
+        clock: WallClock | None = None,
+        audit_key: bytes | None = None,
+        look_only: bool = False,
+        **parts: Any,
     ) -> Store:
         """Open the database at `sqlite:///PATH` or `postgresql://…` and bring its tables up to date.
 
         With `audit_key` the audit's hashes are HMACs with it; a database keeps to the key that it began with. With
         `look_only` nothing is made or changed: the database must be of this version, and no key is needed to read.
+        A subclass gets `parts` in its constructor.
         """
         if audit_key is not None and len(audit_key) < MIN_KEY_BYTES:
             raise Invalid(f"the audit's key is shorter than {MIN_KEY_BYTES} bytes", reason="AUDIT_KEY")
@@ -68,7 +75,7 @@ class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, Age
                 await database.read(check_version)
             else:
                 await database.write(lambda connection: migrate(connection, database.clock.time()))
-            store = cls(database, audit_key)
+            store = cls(database, audit_key, **parts)
             await store._check_key(look_only)
             if store._from_others is not None:
                 await store._from_others.start()

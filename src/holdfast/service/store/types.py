@@ -6,14 +6,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.service.types import Caller, Role, State, Struct
+from holdfast.service.types import Caller, Role, ServiceStruct, State
 
 #: A page that nobody gave a size for, and the largest that is given: what `ListSessions` and `ListAudit` promise.
 PAGE_SIZE: Final = 100
 MAX_PAGE_SIZE: Final = 1_000
 
 
-class Page(Struct, frozen=True):
+class Page(ServiceStruct, frozen=True):
     """Which part of a long answer; `token` is what the page before it ended with."""
 
     size: int = PAGE_SIZE
@@ -23,7 +23,7 @@ class Page(Struct, frozen=True):
 FIRST_PAGE: Final = Page()
 
 
-class SessionFilter(Struct, frozen=True):
+class SessionFilter(ServiceStruct, frozen=True):
     """Which sessions. Empty is all; a session must have every one of the labels."""
 
     agent_id: str = ""
@@ -31,7 +31,7 @@ class SessionFilter(Struct, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Lease(Struct, frozen=True):
+class Lease(ServiceStruct, frozen=True):
     """A replica's right to run a session's follower and timers. Whoever claims it next has a higher epoch."""
 
     session_id: str
@@ -40,7 +40,7 @@ class Lease(Struct, frozen=True):
     expires_at: float
 
 
-class Fence(Struct, frozen=True):
+class Fence(ServiceStruct, frozen=True):
     """What must hold for an append: the session's lease is still this one, and less than `token` was audited.
 
     The append moves the session's `audited_token` to `token` with it, so the same append again changes nothing.
@@ -62,7 +62,7 @@ class Notice(NamedTuple):
 MISSED: Final = Notice("", 0)
 
 
-class Agent(Struct, frozen=True):
+class Agent(ServiceStruct, frozen=True):
     """Who may call. The token itself is nowhere; `token_hash` is its SHA-256 in hexadecimal."""
 
     agent_id: str
@@ -80,7 +80,7 @@ class Agent(Struct, frozen=True):
         return Caller(self.agent_id, self.role)
 
 
-class Removed(Struct, frozen=True):
+class Removed(ServiceStruct, frozen=True):
     """What retention took away."""
 
     sessions: int = 0

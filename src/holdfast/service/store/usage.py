@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from holdfast.service.store.database.connection import Connection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSION_USAGE, SESSIONS
-from holdfast.service.types import Usage
+from holdfast.service.types import ResourceUsage
 
 _ROW = SESSION_USAGE.c
 #: Names in one statement: SQLite bounds its parameters.
@@ -24,7 +24,7 @@ class UsageRows:
 
     database: Database
 
-    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         """Keep these samples in one transaction, unless a later one is there: its replica took the lease over."""
         dialect = sqlite if self.database.is_sqlite else postgresql
 
@@ -55,16 +55,16 @@ class UsageRows:
             # Retention removed one of the sessions in this moment; the next sample is without it.
             return
 
-    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
+    async def usages(self, session_ids: Collection[str]) -> dict[str, ResourceUsage]:
         """The last sample of each of these sessions that has one."""
 
-        async def work(connection: Connection) -> dict[str, Usage]:
-            found: dict[str, Usage] = {}
+        async def work(connection: Connection) -> dict[str, ResourceUsage]:
+            found: dict[str, ResourceUsage] = {}
             for names in _parts(sorted(session_ids)):
                 rows = await connection.execute(
                     select(_ROW.session_id, _ROW.usage).where(_ROW.session_id.in_(names))
                 )
-                found |= {name: msgspec.json.decode(usage, type=Usage) for name, usage in rows}
+                found |= {name: msgspec.json.decode(usage, type=ResourceUsage) for name, usage in rows}
             return found
 
         return await self.database.read(work) if session_ids else {}

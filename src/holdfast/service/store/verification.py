@@ -26,7 +26,7 @@ from holdfast.service.audit.chain import (
 )
 from holdfast.service.store.database.connection import Connection
 from holdfast.service.store.database.schema import ROWS, STREAMS
-from holdfast.service.types import SERVICE_STREAM, AuditRow, Struct
+from holdfast.service.types import SERVICE_STREAM, AuditRow, ServiceStruct
 
 #: Rows and streams that are looked at together.
 PAGE: Final = 500
@@ -34,7 +34,7 @@ PAGE: Final = 500
 MAX_BREAKS: Final = 100
 
 
-class Verification(Struct, frozen=True):
+class Verification(ServiceStruct, frozen=True):
     """What was found."""
 
     rows: int

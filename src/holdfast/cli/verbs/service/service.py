@@ -25,7 +25,7 @@ from holdfast.cli.support.text import age, complain, show_table
 from holdfast.cli.support.typed_verb import run_async
 
 if TYPE_CHECKING:
-    from holdfast.service.assembly import Started
+    from holdfast.service.assembly import StartupReport
     from holdfast.service.settings import ServiceSettings
     from holdfast.service.store import Agent, Store
 
@@ -88,7 +88,7 @@ def _settings(config: str | None, **flags: Any) -> ServiceSettings:
     return load_settings(config, **flags)
 
 
-def announce(started: Started) -> None:
+def announce(started: StartupReport) -> None:
     print(f"holdfast service {__version__}")
     for name, value in _places(started):
         print(f"{name:<8} {value}")
@@ -100,7 +100,7 @@ def announce(started: Started) -> None:
     sys.stdout.flush()
 
 
-def _places(started: Started) -> list[tuple[str, str]]:
+def _places(started: StartupReport) -> list[tuple[str, str]]:
     return [
         *([("gRPC", started.grpc)] if started.grpc else []),
         *([("HTTP", started.http)] if started.http else []),
@@ -110,7 +110,7 @@ def _places(started: Started) -> list[tuple[str, str]]:
     ]
 
 
-def _curl(started: Started) -> str:
+def _curl(started: StartupReport) -> str:
     place = started.http
     if place.startswith("unix:"):
         place = f"--unix-socket {shlex.quote(place.removeprefix('unix:'))} http://localhost"
@@ -121,7 +121,7 @@ def _curl(started: Started) -> str:
     )
 
 
-def _announce_json(started: Started) -> None:
+def _announce_json(started: StartupReport) -> None:
     print(json.dumps({"ready": True, "pid": os.getpid(), **msgspec.to_builtins(started)}), flush=True)
 
 

@@ -131,7 +131,7 @@ def _recording_of(sandbox: str, source: str, input: bool) -> str:
 
 def _has_service() -> bool:
     """Whether a session service of ours has a database here: only then its packages are worth loading."""
-    from holdfast.service.state_directory import default_store_path
+    from holdfast.service.settings import default_store_path
 
     return os.path.exists(default_store_path())
 

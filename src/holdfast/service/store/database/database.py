@@ -17,7 +17,7 @@ from sqlalchemy import URL, ColumnElement, func, literal, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.types import Double
 
-from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.problems import Invalid, Problem, Unavailable
 from holdfast.service.store.database.connection import Connection, Engine, Work
 from holdfast.service.store.database.postgres import PostgresEngine
@@ -39,7 +39,7 @@ _log = logging.getLogger("holdfast.service.store")
 class Database:
     """An open database."""
 
-    def __init__(self, url: URL, engine: Engine, clock: Clock) -> None:
+    def __init__(self, url: URL, engine: Engine, clock: WallClock) -> None:
         self.url = url
         self.clock = clock
         self._engine = engine
@@ -50,7 +50,7 @@ class Database:
         self.is_sqlite = url.get_backend_name() == "sqlite"
 
     @classmethod
-    async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> Database:
+    async def open(cls, url: str, *, clock: WallClock | None = None, create: bool = True) -> Database:
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
             engine: Engine = SqliteEngine(parsed, create=create)

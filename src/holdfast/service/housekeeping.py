@@ -1,6 +1,6 @@
-"""What a replica does by itself every so often: remove what is too old, and see whether the database still answers.
+"""Periodic work of a replica: removes expired rows and checks that the database answers.
 
-Works on the store, by the injected clock. What goes wrong here is logged and tried again; it stops no session.
+Uses the store and the injected clock. An error is logged, and the work is repeated; no session stops.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import asyncio
 import logging
 from typing import Final
 
-from holdfast.service.clock import Clock, SystemClock, sleep
+from holdfast.service.clock import SystemClock, WallClock, sleep
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.problems import Problem
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Removed, Store
 
-#: How often the database is asked. A load balancer's own probes come about as often.
+#: The interval of the database check, about that of the probes of a load balancer.
 PING_SECONDS: Final = 5.0
-#: Steps of the wall clock below this are no reason to restart: clocks of replicas differ by as much.
+#: Smaller steps of the wall clock are ignored: the clocks of replicas differ by as much.
 STEP_SECONDS: Final = 5.0
 DAY_SECONDS: Final = 86_400.0
 
@@ -25,9 +25,9 @@ _log = logging.getLogger("holdfast.service")
 
 
 class Housekeeping:
-    """Two loops; `start`, then `stop`."""
+    """Two loops. Call `start`, then `stop`."""
 
-    def __init__(self, store: Store, readiness: Readiness, clock: Clock, settings: ServiceSettings) -> None:
+    def __init__(self, store: Store, readiness: Readiness, clock: WallClock, settings: ServiceSettings) -> None:
         self._store = store
         self._readiness = readiness
         self._clock = clock
@@ -45,7 +45,7 @@ class Housekeeping:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def retain_once(self) -> Removed:
-        """Remove what the settings no longer keep."""
+        """Remove the rows that are older or larger than the settings allow."""
         days, size = self._settings.audit_retention_days, self._settings.audit_retention_bytes
         removed = await self._store.retain(max_age=days * DAY_SECONDS if days else None, max_bytes=size or None)
         if removed.sessions:
@@ -62,24 +62,24 @@ class Housekeeping:
                 _log.warning("retention: %s", problem.message)
             await sleep(self._clock, self._settings.audit_retention_interval)
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         if not isinstance(self._clock, SystemClock):
             return
         stepped = self._clock.stepped()
         if abs(stepped - self._reported_step) > STEP_SECONDS:
             self._reported_step = stepped
             _log.warning(
-                "the wall clock was set by %+.0f s: this replica goes on by its own, restart it to follow", stepped
+                "the wall clock was set by %+.0f s: this replica keeps its old time, restart it to follow", stepped
             )
 
     async def _watch_store(self) -> None:
         while True:
-            self._look_at_clock()
+            self._check_clock()
             try:
                 await self._store.ping()
             except Problem as problem:
                 _log.warning("the database does not answer: %s", problem.message)
-                # Probes come from outsiders, who need not know where the database is.
+                # Probes need no token, so the reason does not name the database.
                 self._readiness.set("store", why_not="the database does not answer")
             else:
                 self._readiness.set("store")
