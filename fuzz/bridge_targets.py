@@ -14,7 +14,7 @@ import msgspec
 from fuzz.target import Target, cut_at, places_of, target
 from holdfast.bridge.dialects import DIALECTS, as_checked, asked_of, asked_tokens, embeddings, route_of
 from holdfast.bridge.dialects.fields import checked_body
-from holdfast.bridge.normal import ModelReply
+from holdfast.bridge.types import ModelReply
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
 from holdfast.errors import InvalidParams
 from holdfast.proxies.model.http_connection import HttpConnection, Shared

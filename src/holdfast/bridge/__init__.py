@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from holdfast.bridge.function_model import ModelError as ModelError, ModelFunction as ModelFunction
     from holdfast.bridge.limits import Limits as Limits, Price as Price, Spent as Spent
     from holdfast.bridge.model_choice import Model as Model, OneModel as OneModel
-    from holdfast.bridge.normal import (
+    from holdfast.bridge.record import CallRecord as CallRecord, RecordFile as RecordFile
+    from holdfast.bridge.types import (
         Delta as Delta,
         FilePart as FilePart,
         ImagePart as ImagePart,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         ToolResultPart as ToolResultPart,
         Usage as Usage,
     )
-    from holdfast.bridge.record import CallRecord as CallRecord, RecordFile as RecordFile
     from holdfast.bridge.upstream import Upstream as Upstream
 
 _HOMES: Final = {
@@ -39,7 +39,7 @@ _HOMES: Final = {
     "function_model": ("ModelError", "ModelFunction"),
     "limits": ("Limits", "Price", "Spent"),
     "model_choice": ("Model", "OneModel"),
-    "normal": (
+    "types": (
         *("Delta", "FilePart", "ImagePart", "Message", "ModelReply", "ModelRequest", "StopDelta", "TextDelta"),
         *("TextPart", "ThinkingDelta", "ThinkingPart", "Tool", "ToolCallDelta", "ToolCallPart"),
         *("ToolResultPart", "Usage"),

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.bridge.dialects import DIALECTS, dialect_of, route_of
+from holdfast.bridge.forwarding import PassedAnswer
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, failure_of
 from holdfast.bridge.limits import Limits, Refusal, Reservation
-from holdfast.bridge.normal import Usage
-from holdfast.bridge.passing import PassedAnswer
 from holdfast.bridge.record import CallRecord, Excerpt
 from holdfast.bridge.redaction import Redaction
+from holdfast.bridge.types import Usage
 from holdfast.bridge.upstream import ProviderFailed
 from holdfast.errors import ConnectionLost, HoldfastError, InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest

@@ -10,10 +10,9 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from holdfast.bridge.deltas import Gathering, deltas_of
-from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.normal import Delta, ModelReply, ModelRequest, TextDelta, TextPart, Usage
-from holdfast.bridge.token_estimate import BYTES_A_TOKEN, estimate_tokens
+from holdfast.bridge.dialects.streaming import AnswerStream, Gathering, deltas_of
+from holdfast.bridge.limits import BYTES_A_TOKEN, estimate_tokens
+from holdfast.bridge.types import Delta, ModelReply, ModelRequest, TextDelta, TextPart, Usage
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.wire.http_messages import Headers, HttpHead
 

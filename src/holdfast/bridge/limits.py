@@ -12,7 +12,17 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.normal import Usage
+from holdfast.bridge.types import (
+    FilePart,
+    ImagePart,
+    ModelRequest,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    Usage,
+)
 from holdfast.errors import InvalidParams
 
 MIB: Final = 1024 * 1024
@@ -21,6 +31,12 @@ _DETACHED: Final = ("background",)
 #: Fields that bring input which is kept at the provider: how much it is cannot be known before, and it may be that
 #: of another sandbox which has the same key.
 _KEPT_INPUT: Final = ("previous_response_id", "conversation", "cachedContent", "cached_content")
+#: English text and code take about four bytes a token in the tokenizers of today.
+BYTES_A_TOKEN: Final = 4
+#: What an image of about a million pixels takes at the providers that say.
+IMAGE_TOKENS: Final = 1_600
+#: Roles and separators around each turn.
+TURN_TOKENS: Final = 4
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -232,3 +248,27 @@ def refuse_unpriced(limits: Limits, model: str) -> Refusal | None:
     if limits.money is not None and limits.price_of(model) is None:
         return Refusal(403, f"model {model!r}: has no price, and there is a budget of money")
     return None
+
+
+def estimate_tokens(request: ModelRequest) -> int:
+    """An estimate, by the sizes above: at least 1, and never less for a longer request."""
+    size = len(request.system.encode())
+    for tool in request.tools:
+        size += len(tool.name.encode()) + len(tool.description.encode()) + len(msgspec.json.encode(tool.schema))
+    parts = [part for message in request.messages for part in message.content]
+    fixed = TURN_TOKENS * len(request.messages) + sum(IMAGE_TOKENS for part in parts if isinstance(part, ImagePart))
+    return max(1, fixed + -(-(size + sum(_bytes_of(part) for part in parts)) // BYTES_A_TOKEN))
+
+
+def _bytes_of(part: Part) -> int:
+    match part:
+        case TextPart() | ThinkingPart():
+            return len(part.text.encode())
+        case ToolCallPart():
+            return len(part.name.encode()) + len(part.arguments.encode())
+        case ToolResultPart():
+            return sum(_bytes_of(inner) for inner in part.content)
+        case FilePart():
+            return len(part.data)
+        case _:
+            return 0

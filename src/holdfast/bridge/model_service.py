@@ -23,15 +23,18 @@ from holdfast.bridge.dialects import (
     asked_tokens,
     embeddings,
     only_a_provider_can,
+    render_model,
+    render_models,
 )
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
 from holdfast.bridge.dialects.fields import Fields, checked_body
-from holdfast.bridge.dialects.model_lists import render_model, render_models
+from holdfast.bridge.forwarding import PassedAnswer
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
 from holdfast.bridge.limits import (
     Limits,
     Refusal,
     Spent,
+    estimate_tokens,
     refuse_model,
     refuse_request,
     refuse_unmetered,
@@ -40,10 +43,8 @@ from holdfast.bridge.limits import (
     reserve,
 )
 from holdfast.bridge.model_choice import Model, ModelChoice
-from holdfast.bridge.normal import Usage
-from holdfast.bridge.passing import PassedAnswer
 from holdfast.bridge.record import CallRecord, CallRecords
-from holdfast.bridge.token_estimate import estimate_tokens
+from holdfast.bridge.types import Usage
 from holdfast.bridge.upstream import UpstreamSession
 from holdfast.errors import InvalidParams, MethodNotFound
 from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_head, unpack_request

@@ -13,7 +13,7 @@ from typing import Final, overload
 
 import msgspec
 
-from holdfast.bridge.normal import Usage
+from holdfast.bridge.types import Usage
 
 #: Calls that are kept in memory, and bytes of their texts: a long session of one agent, and no more memory than a
 #: few large answers take.

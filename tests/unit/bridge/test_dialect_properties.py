@@ -10,10 +10,11 @@ import pytest
 from fuzz.bridge_targets import PATHS, fuzz_requests
 from hypothesis import example, given, settings, strategies as st
 
-from holdfast.bridge.deltas import Gathering, deltas_of
 from holdfast.bridge.dialects import DIALECTS, asked_of, embeddings, route_of
 from holdfast.bridge.dialects.fields import checked_body
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import Gathering, deltas_of
+from holdfast.bridge.sse import SseReader
+from holdfast.bridge.types import (
     Delta,
     DialectName,
     ModelReply,
@@ -29,7 +30,6 @@ from holdfast.bridge.normal import (
     ToolCallPart,
     Usage,
 )
-from holdfast.bridge.sse import SseReader
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 

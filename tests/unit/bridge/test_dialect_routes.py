@@ -20,7 +20,8 @@ from holdfast.bridge.dialects import (
     route_of,
 )
 from holdfast.bridge.dialects.fields import Fields, checked_body
-from holdfast.bridge.normal import (
+from holdfast.bridge.limits import IMAGE_TOKENS, estimate_tokens
+from holdfast.bridge.types import (
     FilePart,
     ImagePart,
     Message,
@@ -32,7 +33,6 @@ from holdfast.bridge.normal import (
     ToolResultPart,
     Usage,
 )
-from holdfast.bridge.token_estimate import IMAGE_TOKENS, estimate_tokens
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import Headers, HttpRequest
 

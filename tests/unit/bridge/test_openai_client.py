@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     Delta,
     FilePart,
     Format,

@@ -8,9 +8,7 @@ import pytest
 
 from holdfast.bridge import Upstream, Usage
 from holdfast.bridge.dialects import DIALECTS
-from holdfast.bridge.passing import rewritten
-from holdfast.bridge.usage_event import LeftOutUsage
-from holdfast.bridge.usage_meter import UsageMeter
+from holdfast.bridge.forwarding import LeftOutUsage, UsageMeter, rewritten
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -17,11 +18,10 @@ from holdfast.bridge.dialects import (
     openai_responses_stream,
     openai_wire,
 )
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, count, json_text
-from holdfast.bridge.limits import Asked
-from holdfast.bridge.normal import DialectName, JsonObject, ModelReply, ModelRequest, Usage
-from holdfast.bridge.token_estimate import BYTES_A_TOKEN, estimate_tokens
+from holdfast.bridge.dialects.streaming import AnswerStream
+from holdfast.bridge.limits import BYTES_A_TOKEN, Asked, estimate_tokens
+from holdfast.bridge.types import DialectName, JsonObject, ModelReply, ModelRequest, Usage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -35,8 +35,13 @@ __all__ = [
     "asked_tokens",
     "dialect_of",
     "only_a_provider_can",
+    "render_model",
+    "render_models",
     "route_of",
 ]
+
+#: Who owns a model that the bridge offers, where a provider's list says so.
+_OWNER = "holdfast"
 
 Operation = Literal["generate", "count_tokens", "embeddings", "models", "model"]
 
@@ -231,3 +236,29 @@ def only_a_provider_can(request: ModelRequest) -> str | None:
         if isinstance(request.raw.get("prompt"), dict):
             return "prompt: this model has no stored prompts; send the input"
     return None
+
+
+def render_models(names: Sequence[str], dialect: DialectName, created: int = 0) -> bytes:
+    """All of them, on one page."""
+    models = [_model(name, dialect, created) for name in names]
+    if dialect == "google":
+        return msgspec.json.encode({"models": models})
+    if dialect == "anthropic":
+        ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return msgspec.json.encode({"data": models, "has_more": False, **ends})
+    return msgspec.json.encode({"object": "list", "data": models})
+
+
+def render_model(name: str, dialect: DialectName, created: int = 0) -> bytes:
+    return msgspec.json.encode(_model(name, dialect, created))
+
+
+def _model(name: str, dialect: DialectName, created: int) -> dict[str, Any]:
+    if dialect == "google":
+        actions = ["generateContent", "streamGenerateContent", "countTokens"]
+        full = name if name.startswith("models/") else f"models/{name}"
+        return {"name": full, "displayName": name, "version": "1", "supportedGenerationMethods": actions}
+    if dialect == "anthropic":
+        when = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"type": "model", "id": name, "display_name": name, "created_at": when, "lifecycle": "active"}
+    return {"id": name, "object": "model", "created": created, "owned_by": _OWNER}

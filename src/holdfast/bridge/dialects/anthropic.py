@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.deltas import Closed, Grew, Opened, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields, count, json_text, native
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, Closed, Grew, Opened, Step
+from holdfast.bridge.sse import sse
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,
@@ -37,7 +37,6 @@ from holdfast.bridge.normal import (
     ToolResultPart,
     Usage,
 )
-from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
 NAME: Final[DialectName] = "anthropic"

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.bridge.dialects.fields import Fields, body_fields
-from holdfast.bridge.normal import JsonObject, Usage
+from holdfast.bridge.types import JsonObject, Usage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from holdfast.bridge.normal import StopReason
+from holdfast.bridge.types import StopReason
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 

@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, quote, unquote
 
 import msgspec
 
-from holdfast.bridge.deltas import Closed, Grew, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields, count, from_base64, json_text
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, Closed, Grew, Step
+from holdfast.bridge.sse import CONTENT_TYPE, sse
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,
@@ -40,7 +40,6 @@ from holdfast.bridge.normal import (
     ToolResultPart,
     Usage,
 )
-from holdfast.bridge.sse import CONTENT_TYPE, sse
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.deltas import Grew, Opened, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields, from_base64
 from holdfast.bridge.dialects.openai_wire import (
     call_id,
@@ -26,7 +24,9 @@ from holdfast.bridge.dialects.openai_wire import (
     usage_in,
     usage_object,
 )
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, Grew, Opened, Step
+from holdfast.bridge.sse import sse
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,
@@ -49,7 +49,6 @@ from holdfast.bridge.normal import (
     ToolResultPart,
     Usage,
 )
-from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
 __all__ = ["NAME", "error", "parse", "read", "render", "stream", "usage_in"]

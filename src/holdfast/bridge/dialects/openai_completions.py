@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.deltas import Grew, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields
 from holdfast.bridge.dialects.openai_chat import params
 from holdfast.bridge.dialects.openai_wire import (
@@ -22,7 +20,9 @@ from holdfast.bridge.dialects.openai_wire import (
     usage_in,
     usage_object,
 )
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, Grew, Step
+from holdfast.bridge.sse import sse
+from holdfast.bridge.types import (
     DialectName,
     JsonObject,
     Message,
@@ -32,7 +32,6 @@ from holdfast.bridge.normal import (
     TextPart,
     Usage,
 )
-from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
 __all__ = ["NAME", "error", "parse", "read", "render", "stream", "usage_in"]

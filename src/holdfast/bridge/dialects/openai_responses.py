@@ -21,7 +21,7 @@ from holdfast.bridge.dialects.openai_wire import (
     split_system,
     stop_reason,
 )
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,

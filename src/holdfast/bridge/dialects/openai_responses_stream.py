@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.bridge.deltas import Closed, Grew, Opened, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import json_text
 from holdfast.bridge.dialects.openai_responses import finished, item, response, text_content
-from holdfast.bridge.normal import ModelReply, ModelRequest, Part, TextPart, ThinkingPart, ToolCallPart
+from holdfast.bridge.dialects.streaming import AnswerStream, Closed, Grew, Opened, Step
 from holdfast.bridge.sse import sse
+from holdfast.bridge.types import ModelReply, ModelRequest, Part, TextPart, ThinkingPart, ToolCallPart
 
 #: The codes that a failed response may have; clients act on them.
 _FAILURES = {429: "rate_limit_exceeded"}

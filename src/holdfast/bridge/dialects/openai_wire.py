@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.bridge.dialects.fields import Fields, count, from_data_url
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     FilePart,
     ImagePart,
     JsonObject,

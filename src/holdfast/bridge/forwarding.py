@@ -6,7 +6,8 @@ needs one. Touches only the provider.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import quote
@@ -14,16 +15,19 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.bridge.dialects import Dialect
-from holdfast.bridge.normal import Usage
-from holdfast.bridge.token_estimate import BYTES_A_TOKEN
+from holdfast.bridge.limits import BYTES_A_TOKEN
+from holdfast.bridge.sse import EVENT_BYTES, SseReader
+from holdfast.bridge.types import JsonObject, Usage
 from holdfast.bridge.upstream import ProviderFailed, UpstreamSession
-from holdfast.bridge.usage_event import LeftOutUsage
-from holdfast.bridge.usage_meter import UsageMeter
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
 
 #: Dialects whose streams tell their usage only if they are asked to.
 _ASKED_FOR_USAGE: Final = ("openai_chat", "openai_completions")
+#: The largest whole answer that is looked into. A larger one passes uncounted, and is estimated by its length.
+BODY_BYTES: Final = 16 * 1024 * 1024
+#: What ends an event; kept by the split.
+_EVENT_END: Final = re.compile(rb"(\r\n\r\n|\n\n|\r\r)")
 
 
 class PassedAnswer:
@@ -110,3 +114,91 @@ def _object(request: HttpRequest) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidParams("the body is not a JSON object")
     return body
+
+
+class UsageMeter:
+    """What the pieces of one answer tell. `usage_in` is the dialect's."""
+
+    def __init__(self, usage_in: Callable[[JsonObject], Usage | None], *, is_stream: bool) -> None:
+        self._usage_in = usage_in
+        self._reader = SseReader() if is_stream else None
+        self._body = bytearray()
+        self._told: Usage | None = None
+        self.bytes = 0
+        #: Of a stream: about as many as it has tokens.
+        self.events = 0
+
+    def feed(self, piece: bytes) -> None:
+        self.bytes += len(piece)
+        if self._reader is None:
+            if self.bytes <= BODY_BYTES:
+                self._body += piece
+            else:
+                self._body.clear()
+            return
+        if self._reader.is_between_events and _has_whole_events_alone(piece):
+            # Nearly every piece of nearly every stream: nothing in it is worth taking apart.
+            self.events += piece.count(b"\n\n")
+            return
+        for event in self._reader.feed(piece):
+            self.events += 1
+            # Every dialect's word for it begins so. Most events have none, and are not decoded.
+            if b'"usage' in event.data:
+                self._look(event.data)
+
+    def usage(self) -> Usage | None:
+        """At the end, or where its caller left; None if nothing was told."""
+        if self._body:
+            self._look(bytes(self._body))
+            self._body.clear()
+        return self._told
+
+    def _look(self, data: bytes) -> None:
+        try:
+            value: Any = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return  # it is passed on, whatever it is; it merely has no counts
+        # Google's older stream is one array of answers.
+        for each in value if isinstance(value, list) else [value]:
+            found = self._usage_in(each) if isinstance(each, dict) else None
+            if found is not None:
+                self._told = found if self._told is None else self._told.merged(found)
+
+
+def _has_whole_events_alone(piece: bytes) -> bool:
+    """Whether it surely begins and ends with an event, and tells no usage."""
+    begins = piece.startswith((b"data:", b"event:"))
+    return begins and piece.endswith(b"\n\n") and b'"usage' not in piece and b"\r" not in piece
+
+
+class LeftOutUsage:
+    """A stream of chat completions without the event of the usage alone: the bridge asked for it, not the caller.
+
+    A client that did not ask takes the first of no choices, and fails.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        parts = _EVENT_END.split(self._rest + piece)
+        self._rest = parts.pop()
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        passed = b"".join(event + end for event, end in pairs if not _is_usage_alone(event))
+        if len(self._rest) > EVENT_BYTES:
+            # Not an event of ours, whatever it is.
+            passed, self._rest = passed + self._rest, b""
+        return passed
+
+    def end(self) -> bytes:
+        return b"" if _is_usage_alone(self._rest) else self._rest
+
+
+def _is_usage_alone(event: bytes) -> bool:
+    if b'"choices"' not in event or b'"usage"' not in event:
+        return False
+    try:
+        body: Any = msgspec.json.decode(event.partition(b"data:")[2].strip())
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(body, dict) and body.get("choices") == [] and bool(body.get("usage"))
