@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from holdfast.bridge.agent_bridge import Bridge as Bridge, sandbox_agent_bridge as sandbox_agent_bridge
     from holdfast.bridge.function_model import ModelError as ModelError, ModelFunction as ModelFunction
-    from holdfast.bridge.limits import Limits as Limits, Price as Price, Spent as Spent
+    from holdfast.bridge.limits import (
+        BridgeLimits as BridgeLimits,
+        Limits as Limits,
+        Price as Price,
+        Spent as Spent,
+    )
     from holdfast.bridge.model_choice import Model as Model, OneModel as OneModel
     from holdfast.bridge.record import CallRecord as CallRecord, RecordFile as RecordFile
     from holdfast.bridge.types import (
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
         TextPart as TextPart,
         ThinkingDelta as ThinkingDelta,
         ThinkingPart as ThinkingPart,
+        TokenUsage as TokenUsage,
         Tool as Tool,
         ToolCallDelta as ToolCallDelta,
         ToolCallPart as ToolCallPart,
@@ -37,12 +43,12 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "agent_bridge": ("Bridge", "sandbox_agent_bridge"),
     "function_model": ("ModelError", "ModelFunction"),
-    "limits": ("Limits", "Price", "Spent"),
+    "limits": ("BridgeLimits", "Limits", "Price", "Spent"),
     "model_choice": ("Model", "OneModel"),
     "types": (
         *("Delta", "FilePart", "ImagePart", "Message", "ModelReply", "ModelRequest", "StopDelta", "TextDelta"),
         *("TextPart", "ThinkingDelta", "ThinkingPart", "Tool", "ToolCallDelta", "ToolCallPart"),
-        *("ToolResultPart", "Usage"),
+        *("ToolResultPart", "TokenUsage", "Usage"),
     ),
     "record": ("CallRecord", "RecordFile"),
     "upstream": ("Upstream",),

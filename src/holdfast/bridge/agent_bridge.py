@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Final
 
-from holdfast.bridge.limits import Limits, Spent
+from holdfast.bridge.limits import BridgeLimits, Spent
 from holdfast.bridge.model_choice import Model
 from holdfast.bridge.model_service import ModelService
 from holdfast.bridge.record import CallRecord, CallRecords
@@ -74,7 +74,7 @@ async def sandbox_agent_bridge(
     model: Model,
     port: int = DEFAULT_PORT,
     *,
-    limits: Limits | None = None,
+    limits: BridgeLimits | None = None,
     on_call: Callable[[CallRecord], None] | None = None,
     start_timeout: float = START_SECONDS,
     grace: float = GRACE_SECONDS,
@@ -89,7 +89,7 @@ async def sandbox_agent_bridge(
     """
     if not 0 <= port < 65536:
         raise InvalidParams(f"port {port}: must be 0 to 65535; 0 chooses a free one")
-    limits = limits or Limits()
+    limits = limits or BridgeLimits()
     async with contextlib.AsyncExitStack() as stack:
         models = ModelService(model, limits, on_call=on_call)
         stack.push_async_callback(models.aclose)
@@ -103,7 +103,7 @@ async def sandbox_agent_bridge(
             yield Bridge(bound, models)
 
 
-async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: Limits) -> ExecRemoteProcess:
+async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: BridgeLimits) -> ExecRemoteProcess:
     info, status = await asyncio.gather(box.info(), box.status())
     if not info.holdfast:
         raise InvalidParams(f"the server in the sandbox is of version {info.version}, too old for a bridge")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.bridge.dialects import DIALECTS, dialect_of, route_of
-from holdfast.bridge.forwarding import PassedAnswer
+from holdfast.bridge.forwarding import ForwardedAnswer
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, failure_of
-from holdfast.bridge.limits import Limits, Refusal, Reservation
+from holdfast.bridge.limits import BridgeLimits, Refusal, Reservation
 from holdfast.bridge.record import CallRecord, Excerpt
 from holdfast.bridge.redaction import Redaction
-from holdfast.bridge.types import Usage
+from holdfast.bridge.types import TokenUsage
 from holdfast.bridge.upstream import ProviderFailed
 from holdfast.errors import ConnectionLost, HoldfastError, InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
@@ -42,7 +42,7 @@ class BridgeCall:
         #: By which its price is found.
         self.paid_model = ""
         self.stream = False
-        self.answering: PassedAnswer | FunctionAnswer | None = None
+        self.answering: ForwardedAnswer | FunctionAnswer | None = None
         #: Whether it was let in.
         self.counted = False
         self.reservation: Reservation | None = None
@@ -88,7 +88,7 @@ class BridgeCall:
         self.error = error.message if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
         return failure_of(error)
 
-    def usage(self) -> tuple[Usage | None, bool]:
+    def usage(self) -> tuple[TokenUsage | None, bool]:
         """The tokens, and whether they are a guess: of an answer that did not tell them, or was left before."""
         if self.answering is None or self.status >= 400:
             return None, False
@@ -98,7 +98,7 @@ class BridgeCall:
         # A budget that counted nothing here could be evaded by leaving every answer before its end.
         return self.answering.estimate(), True
 
-    def record(self, number: int, at: float, limits: Limits, redaction: Redaction) -> CallRecord:
+    def record(self, number: int, at: float, limits: BridgeLimits, redaction: Redaction) -> CallRecord:
         """What is written down of it, when it has ended."""
         usage, estimated = self.usage()
         price = limits.price_of(self.paid_model)

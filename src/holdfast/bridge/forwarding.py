@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.bridge.dialects import Dialect
+from holdfast.bridge.dialects import ProviderDialect
 from holdfast.bridge.limits import BYTES_A_TOKEN
 from holdfast.bridge.sse import EVENT_BYTES, SseReader
-from holdfast.bridge.types import JsonObject, Usage
-from holdfast.bridge.upstream import ProviderFailed, UpstreamSession
+from holdfast.bridge.types import JsonObject, TokenUsage
+from holdfast.bridge.upstream import ProviderClient, ProviderFailed
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
 
@@ -30,29 +30,29 @@ BODY_BYTES: Final = 16 * 1024 * 1024
 _EVENT_END: Final = re.compile(rb"(\r\n\r\n|\n\n|\r\r)")
 
 
-class PassedAnswer:
+class ForwardedAnswer:
     """One call of a provider. What it took is known when `pieces` has ended, and where it was left."""
 
     def __init__(
-        self, session: UpstreamSession, request: HttpRequest, dialect: Dialect, *, needs_usage: bool
+        self, session: ProviderClient, request: HttpRequest, dialect: ProviderDialect, *, needs_usage: bool
     ) -> None:
         self._session = session
         self._dialect = dialect
         asks = needs_usage and dialect.name in _ASKED_FOR_USAGE and _leaves_usage_out(request)
-        self._left_out = LeftOutUsage() if asks else None
+        self._left_out = UsageEventFilter() if asks else None
         self._request = rewritten(request, model=session.upstream.model, asks_for_usage=asks)
         self._meter: UsageMeter | None = None
 
     @property
-    def usage(self) -> Usage | None:
+    def usage(self) -> TokenUsage | None:
         return None if self._meter is None else self._meter.usage()
 
-    def estimate(self) -> Usage:
+    def estimate(self) -> TokenUsage:
         """Where the answer did not tell. In a stream an event holds about a token."""
         asked = len(self._request.body) // BYTES_A_TOKEN
         if self._meter is None:
-            return Usage(asked)
-        return Usage(asked, self._meter.events or self._meter.bytes // BYTES_A_TOKEN)
+            return TokenUsage(asked)
+        return TokenUsage(asked, self._meter.events or self._meter.bytes // BYTES_A_TOKEN)
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
         """The head, when the body begins, and the body as it comes."""
@@ -119,11 +119,11 @@ def _object(request: HttpRequest) -> dict[str, Any]:
 class UsageMeter:
     """What the pieces of one answer tell. `usage_in` is the dialect's."""
 
-    def __init__(self, usage_in: Callable[[JsonObject], Usage | None], *, is_stream: bool) -> None:
+    def __init__(self, usage_in: Callable[[JsonObject], TokenUsage | None], *, is_stream: bool) -> None:
         self._usage_in = usage_in
         self._reader = SseReader() if is_stream else None
         self._body = bytearray()
-        self._told: Usage | None = None
+        self._told: TokenUsage | None = None
         self.bytes = 0
         #: Of a stream: about as many as it has tokens.
         self.events = 0
@@ -146,7 +146,7 @@ class UsageMeter:
             if b'"usage' in event.data:
                 self._look(event.data)
 
-    def usage(self) -> Usage | None:
+    def usage(self) -> TokenUsage | None:
         """At the end, or where its caller left; None if nothing was told."""
         if self._body:
             self._look(bytes(self._body))
@@ -171,7 +171,7 @@ def _has_whole_events_alone(piece: bytes) -> bool:
     return begins and piece.endswith(b"\n\n") and b'"usage' not in piece and b"\r" not in piece
 
 
-class LeftOutUsage:
+class UsageEventFilter:
     """A stream of chat completions without the event of the usage alone: the bridge asked for it, not the caller.
 
     A client that did not ask takes the first of no choices, and fails.

@@ -10,9 +10,9 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from holdfast.bridge.dialects.streaming import AnswerStream, Gathering, deltas_of
+from holdfast.bridge.dialects.streaming import AnswerStream, ReplyBuilder, deltas_of
 from holdfast.bridge.limits import BYTES_A_TOKEN, estimate_tokens
-from holdfast.bridge.types import Delta, ModelReply, ModelRequest, TextDelta, TextPart, Usage
+from holdfast.bridge.types import Delta, ModelReply, ModelRequest, TextDelta, TextPart, TokenUsage
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.wire.http_messages import Headers, HttpHead
 
@@ -52,14 +52,14 @@ class FunctionAnswer:
         self._function = function
         self._request = request
         self._dialect = dialect
-        self.usage: Usage | None = None
+        self.usage: TokenUsage | None = None
         self._said = 0
         #: What went wrong after the answer had begun.
         self.error = ""
 
-    def estimate(self) -> Usage:
+    def estimate(self) -> TokenUsage:
         """Where the function did not tell."""
-        return Usage(estimate_tokens(self._request), self._said // BYTES_A_TOKEN)
+        return TokenUsage(estimate_tokens(self._request), self._said // BYTES_A_TOKEN)
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
         """The head, once there is something to say, and then what there is, as it comes."""
@@ -99,10 +99,10 @@ class FunctionAnswer:
                 await close()
 
     async def _gathered(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[HttpHead | bytes, None]:
-        gathering = Gathering(f"call_{self._request.id}")
+        builder = ReplyBuilder(f"call_{self._request.id}")
         async for delta in deltas:
-            gathering.feed(delta)
-        reply = gathering.reply()
+            builder.feed(delta)
+        reply = builder.reply()
         self.usage = reply.usage
         yield HttpHead(200, (("content-type", "application/json"),))
         yield self._dialect.render(reply, self._request)

@@ -19,9 +19,9 @@ from holdfast.bridge.types import (
     Part,
     TextPart,
     ThinkingPart,
+    TokenUsage,
     ToolCallPart,
     ToolResultPart,
-    Usage,
 )
 from holdfast.errors import InvalidParams
 
@@ -40,21 +40,21 @@ TURN_TOKENS: Final = 4
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Of a million tokens, in whatever currency `Limits.money` is."""
+    """Of a million tokens, in whatever currency `BridgeLimits.money` is."""
 
     input: float
     output: float
     #: Of input that the provider had in its cache; None: as other input.
     cached: float | None = None
 
-    def of(self, usage: Usage) -> float:
+    def of(self, usage: TokenUsage) -> float:
         cached = min(usage.cached, usage.input)
         fresh = usage.input - cached
         per_cached = self.input if self.cached is None else self.cached
         return (fresh * self.input + cached * per_cached + usage.output * self.output) / 1_000_000
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class BridgeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one bridge. None: no limit."""
 
     #: Names that may be asked for; `*` and `?` stand for any. For agents that should not choose a dearer model.
@@ -112,6 +112,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokens is not None or self.money is not None
 
 
+#: The public name in `holdfast.bridge`.
+Limits = BridgeLimits
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """Why a call is not let in, as an HTTP status and words; each dialect says it in its own way."""
 
@@ -156,7 +160,7 @@ class Spent(msgspec.Struct, frozen=True):
         )
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestedTokens(msgspec.Struct, frozen=True):
     """The tokens that a request asks for: its input by estimate, and its output at most; None: it names none."""
 
     input: int
@@ -170,7 +174,7 @@ class Reservation(msgspec.Struct, frozen=True):
     money: float = 0.0
 
 
-def refuse_request(limits: Limits, spent: Spent, path: str, body_bytes: int) -> Refusal | None:
+def refuse_request(limits: BridgeLimits, spent: Spent, path: str, body_bytes: int) -> Refusal | None:
     """Before the request is looked into: its path, its size, and what is left."""
     if not limits.allows_route(path):
         return Refusal(403, f"{path}: this sandbox may not use this route")
@@ -189,7 +193,9 @@ def refuse_request(limits: Limits, spent: Spent, path: str, body_bytes: int) -> 
     return None
 
 
-def reserve(limits: Limits, spent: Spent, asked: Asked, price: Price | None) -> Reservation | Refusal:
+def reserve(
+    limits: BridgeLimits, spent: Spent, asked: RequestedTokens, price: Price | None
+) -> Reservation | Refusal:
     """What the call may take, if that much is left beside the calls that run."""
     tokens_left = None if limits.tokens is None else limits.tokens - spent.tokens - spent.reserved_tokens
     money_left = None if limits.money is None else limits.money - spent.money - spent.reserved_money
@@ -200,10 +206,10 @@ def reserve(limits: Limits, spent: Spent, asked: Asked, price: Price | None) -> 
         if tokens_left is not None:
             output = min(output, max(1, tokens_left - asked.input))
         if money_left is not None and price is not None and price.output > 0:
-            affordable = (money_left - price.of(Usage(asked.input))) * 1_000_000 / price.output
+            affordable = (money_left - price.of(TokenUsage(asked.input))) * 1_000_000 / price.output
             output = min(output, max(1, int(affordable)))
     tokens = asked.input + output
-    money = 0.0 if price is None else price.of(Usage(asked.input, output))
+    money = 0.0 if price is None else price.of(TokenUsage(asked.input, output))
     # The calls that run will give back a part of what is reserved for them.
     final = not spent.reserved_tokens
     if tokens_left is not None and tokens > tokens_left:
@@ -215,7 +221,7 @@ def reserve(limits: Limits, spent: Spent, asked: Asked, price: Price | None) -> 
     return Reservation(tokens, money)
 
 
-def refuse_unmetered(limits: Limits, body: Mapping[str, Any]) -> Refusal | None:
+def refuse_unmetered(limits: BridgeLimits, body: Mapping[str, Any]) -> Refusal | None:
     """A field of a request to a provider that starts work, or brings input, which no budget sees."""
     names = [name for name in _DETACHED if body.get(name)]
     if limits.has_budget:
@@ -229,21 +235,21 @@ def refuse_unmetered(limits: Limits, body: Mapping[str, Any]) -> Refusal | None:
     return None
 
 
-def refuse_unmetered_route(limits: Limits, method: str, path: str) -> Refusal | None:
+def refuse_unmetered_route(limits: BridgeLimits, method: str, path: str) -> Refusal | None:
     """A path that no dialect has, under a budget: batches, files, fine-tuning."""
     if not limits.has_budget or method in ("GET", "HEAD") or any(fnmatchcase(path, n) for n in limits.unmetered):
         return None
     return Refusal(403, f"{path}: its work cannot be counted, and there is a budget")
 
 
-def refuse_model(limits: Limits, model: str) -> Refusal | None:
+def refuse_model(limits: BridgeLimits, model: str) -> Refusal | None:
     """Once it is known which model is asked for."""
     if not limits.allows_model(model):
         return Refusal(403, f"model {model!r}: this sandbox may not use it")
     return None
 
 
-def refuse_unpriced(limits: Limits, model: str) -> Refusal | None:
+def refuse_unpriced(limits: BridgeLimits, model: str) -> Refusal | None:
     """Once it is known which model will be paid for: the provider's name of it may be another."""
     if limits.money is not None and limits.price_of(model) is None:
         return Refusal(403, f"model {model!r}: has no price, and there is a budget of money")

@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast.bridge.function_model import ModelError, ModelFunction
 from holdfast.bridge.redaction import Redaction
-from holdfast.bridge.upstream import Upstream, UpstreamSession, require_httpx
+from holdfast.bridge.upstream import ProviderClient, Upstream, require_httpx
 from holdfast.errors import InvalidParams
 
 OneModel = Upstream | ModelFunction
@@ -16,7 +16,7 @@ Model = OneModel | Mapping[str, OneModel]
 #: In a mapping: all names that it does not have.
 ANY: Final = "*"
 
-Chosen = UpstreamSession | ModelFunction
+Chosen = ProviderClient | ModelFunction
 
 
 class ModelChoice:
@@ -26,13 +26,13 @@ class ModelChoice:
         given = dict(model) if isinstance(model, Mapping) else {ANY: model}
         if not given:
             raise InvalidParams("model: the mapping is empty; give a model for at least one name, or for '*'")
-        sessions: dict[int, UpstreamSession] = {}
+        sessions: dict[int, ProviderClient] = {}
         self._by_name: dict[str, Chosen] = {}
         for name, each in given.items():
             if isinstance(each, Upstream):
                 require_httpx()
                 # One that stands under several names has one pool of connections.
-                self._by_name[name] = sessions.setdefault(id(each), UpstreamSession(each))
+                self._by_name[name] = sessions.setdefault(id(each), ProviderClient(each))
             elif callable(each):
                 self._by_name[name] = each
             else:
@@ -53,10 +53,10 @@ class ModelChoice:
         return sorted(name for name in self._by_name if name != ANY)
 
     @property
-    def only_provider(self) -> UpstreamSession | None:
+    def only_provider(self) -> ProviderClient | None:
         """The provider, if it is the only model: then it may be asked for what names no model."""
         only = self._by_name.get(ANY)
-        return only if len(self._by_name) == 1 and isinstance(only, UpstreamSession) else None
+        return only if len(self._by_name) == 1 and isinstance(only, ProviderClient) else None
 
     @property
     def redaction(self) -> Redaction:

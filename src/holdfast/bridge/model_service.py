@@ -18,20 +18,20 @@ import msgspec
 from holdfast.bridge.bridge_call import JSON, BridgeCall, refused
 from holdfast.bridge.dialects import (
     Route,
-    as_checked,
-    asked_of,
-    asked_tokens,
+    canonical_request,
     embeddings,
-    only_a_provider_can,
+    model_and_stream,
     render_model,
     render_models,
+    requested_tokens,
+    unsupported_by_function,
 )
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
 from holdfast.bridge.dialects.fields import Fields, checked_body
-from holdfast.bridge.forwarding import PassedAnswer
+from holdfast.bridge.forwarding import ForwardedAnswer
 from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
 from holdfast.bridge.limits import (
-    Limits,
+    BridgeLimits,
     Refusal,
     Spent,
     estimate_tokens,
@@ -44,8 +44,8 @@ from holdfast.bridge.limits import (
 )
 from holdfast.bridge.model_choice import Model, ModelChoice
 from holdfast.bridge.record import CallRecord, CallRecords
-from holdfast.bridge.types import Usage
-from holdfast.bridge.upstream import UpstreamSession
+from holdfast.bridge.types import TokenUsage
+from holdfast.bridge.upstream import ProviderClient
 from holdfast.errors import InvalidParams, MethodNotFound
 from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_head, unpack_request
 
@@ -58,11 +58,15 @@ class ModelService:
     """The models of one bridge, its limits and its records."""
 
     def __init__(
-        self, model: Model, limits: Limits | None = None, *, on_call: Callable[[CallRecord], None] | None = None
+        self,
+        model: Model,
+        limits: BridgeLimits | None = None,
+        *,
+        on_call: Callable[[CallRecord], None] | None = None,
     ) -> None:
         self._models = ModelChoice(model)
         self._redaction = self._models.redaction
-        self._limits = limits or Limits()
+        self._limits = limits or BridgeLimits()
         self._on_call = on_call
         self.calls = CallRecords()
         self.spent = Spent()
@@ -126,8 +130,8 @@ class ModelService:
         if request.method == "POST":
             body = checked_body(request)
             # What was checked is what is sent, and what everything below reads.
-            call.request = request = as_checked(request, body)
-        call.model, call.stream = asked_of(body, request, route)
+            call.request = request = canonical_request(request, body)
+        call.model, call.stream = model_and_stream(body, request, route)
         if route.operation != "models" and (refusal := refuse_model(self._limits, call.model)) is not None:
             raise refused(refusal)
         if route.operation in ("models", "model"):
@@ -135,7 +139,7 @@ class ModelService:
             return self._listed(route) if provider is None else self._passed(call, provider)
         chosen = self._models.choose(call.model)
         call.paid_model = call.model
-        if isinstance(chosen, UpstreamSession):
+        if isinstance(chosen, ProviderClient):
             call.paid_model = chosen.upstream.model or call.model
             if (refusal := refuse_unmetered(self._limits, body.value)) is not None:
                 raise refused(refusal)
@@ -143,28 +147,28 @@ class ModelService:
             raise refused(refusal)
         if self._limits.has_budget and route.operation in ("generate", "embeddings"):
             self._reserve(call, body, route)
-        if isinstance(chosen, UpstreamSession):
+        if isinstance(chosen, ProviderClient):
             return self._passed(call, chosen)
         if route.operation == "embeddings":
             return _embedded(chosen, embeddings.parse(request))
         parsed = call.dialect.parse(request)
         if route.operation == "count_tokens":
             return _whole(call.dialect.render_count(estimate_tokens(parsed)))
-        if (reason := only_a_provider_can(parsed)) is not None:
+        if (reason := unsupported_by_function(parsed)) is not None:
             raise ModelError(reason, 400)
         call.answering = FunctionAnswer(chosen, parsed, call.dialect)
         return call.answering.pieces()
 
     def _reserve(self, call: BridgeCall, body: Fields, route: Route) -> None:
         price = self._limits.price_of(call.paid_model)
-        found = reserve(self._limits, self.spent, asked_tokens(call.request, body, route), price)
+        found = reserve(self._limits, self.spent, requested_tokens(call.request, body, route), price)
         if isinstance(found, Refusal):
             raise refused(found)
         call.reservation = found
         self.spent = self.spent.reserved(found)
 
-    def _passed(self, call: BridgeCall, provider: UpstreamSession) -> Pieces:
-        answer = PassedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
+    def _passed(self, call: BridgeCall, provider: ProviderClient) -> Pieces:
+        answer = ForwardedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
         if call.route is not None and call.route.operation in ("generate", "embeddings"):
             call.answering = answer
         return answer.pieces()
@@ -202,10 +206,10 @@ async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
     vectors = await embed(request)
     tokens = sum(len(each) // 4 if isinstance(each, str) else len(each) for each in request.input)
     yield HttpHead(200, JSON)
-    yield embeddings.render(vectors, request, Usage(input=tokens))
+    yield embeddings.render(vectors, request, TokenUsage(input=tokens))
 
 
-async def _in_time(pieces: Pieces, limits: Limits) -> Pieces:
+async def _in_time(pieces: Pieces, limits: BridgeLimits) -> Pieces:
     """The same pieces; ModelError (504) if the first of the body, or the last, does not come in time."""
     now = asyncio.get_running_loop().time()
     last = None if limits.timeout is None else now + limits.timeout

@@ -258,7 +258,7 @@ class ProviderTransport(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body of one answer. Closed before its end it breaks the connection off."""
+    """The body of one answer. Closing it before its end aborts the connection."""
 
     def __init__(self, transport: ProviderTransport, connection: ProviderConnection) -> None:
         self._transport = transport

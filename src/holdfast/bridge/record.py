@@ -13,7 +13,7 @@ from typing import Final, overload
 
 import msgspec
 
-from holdfast.bridge.types import Usage
+from holdfast.bridge.types import TokenUsage
 
 #: Calls that are kept in memory, and bytes of their texts: a long session of one agent, and no more memory than a
 #: few large answers take.
@@ -43,7 +43,7 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     #: How long they were, if they are cut here.
     request_bytes: int = 0
     reply_bytes: int = 0
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     #: The answer did not tell its usage: it is a guess from its length.
     usage_estimated: bool = False
     #: By the limits' prices.

@@ -200,7 +200,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     created: int = msgspec.field(default_factory=_now)
 
 
-class Usage(msgspec.Struct, frozen=True):
+class TokenUsage(msgspec.Struct, frozen=True):
     """Tokens. `input` includes the cached and the cache-written, `output` includes thinking, in every dialect."""
 
     input: int = 0
@@ -213,9 +213,9 @@ class Usage(msgspec.Struct, frozen=True):
     def total(self) -> int:
         return self.input + self.output
 
-    def merged(self, later: Usage) -> Usage:
+    def merged(self, later: TokenUsage) -> TokenUsage:
         """Streams tell their counts in steps, each count growing: the largest of each is the true one."""
-        return Usage(
+        return TokenUsage(
             max(self.input, later.input),
             max(self.output, later.output),
             max(self.cached, later.cached),
@@ -224,12 +224,16 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
 
+#: The public name in `holdfast.bridge`.
+Usage = TokenUsage
+
+
 class ModelReply(msgspec.Struct, frozen=True):
     """A whole answer. A stop reason left out is `tool_use` if it calls a tool and `end` otherwise."""
 
     content: tuple[Part, ...] = ()
     stop_reason: StopReason | None = None
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
     #: The model's name; left out, the one that was asked for.
     model: str = ""
     id: str = ""
@@ -290,7 +294,7 @@ class StopDelta(msgspec.Struct, frozen=True, tag="stop"):
     """The end, with what is only known then."""
 
     stop_reason: StopReason | None = None
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
     stop_sequence: str = ""
     model: str = ""
     extra: Mapping[str, JsonObject] = {}

@@ -179,7 +179,7 @@ class ProviderAnswer:
         return bytes(body[:limit])
 
 
-class UpstreamSession:
+class ProviderClient:
     """Connections to a provider, kept open between calls, from the first call until `aclose`."""
 
     def __init__(self, upstream: Upstream) -> None:

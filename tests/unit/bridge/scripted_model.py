@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.bridge.dialects import (
     DIALECTS,
-    Dialect,
+    ProviderDialect,
     Route,
     dialect_of,
     embeddings,
@@ -20,7 +20,7 @@ from holdfast.bridge.dialects import (
     render_models,
     route_of,
 )
-from holdfast.bridge.dialects.streaming import Gathering, deltas_of
+from holdfast.bridge.dialects.streaming import ReplyBuilder, deltas_of
 from holdfast.bridge.limits import estimate_tokens
 from holdfast.bridge.types import Delta, ModelReply, ModelRequest, Usage
 from holdfast.errors import InvalidParams
@@ -95,13 +95,13 @@ def gathered(says: Script) -> ModelReply:
     assert not isinstance(says, Failure)
     if isinstance(says, ModelReply):
         return says
-    gathering = Gathering()
+    builder = ReplyBuilder()
     for delta in says:
-        gathering.feed(delta)
-    return gathering.reply()
+        builder.feed(delta)
+    return builder.reply()
 
 
-def streamed(dialect: Dialect, request: ModelRequest, says: Script) -> Iterator[bytes]:
+def streamed(dialect: ProviderDialect, request: ModelRequest, says: Script) -> Iterator[bytes]:
     stream = DIALECTS[request.dialect].stream(request)
     yield from stream.begin()
     if isinstance(says, Failure):

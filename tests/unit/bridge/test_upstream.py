@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.bridge import Upstream, Usage
 from holdfast.bridge.dialects import DIALECTS
-from holdfast.bridge.forwarding import LeftOutUsage, UsageMeter, rewritten
+from holdfast.bridge.forwarding import UsageEventFilter, UsageMeter, rewritten
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -113,7 +113,7 @@ def test_the_event_of_the_usage_alone_is_left_out(end: bytes) -> None:
     done = b"data: [DONE]" + end
     whole = said + usage + done
     for cut in range(len(whole)):
-        left_out = LeftOutUsage()
+        left_out = UsageEventFilter()
         passed = left_out.feed(whole[:cut]) + left_out.feed(whole[cut:]) + left_out.end()
         assert passed == said + done
 

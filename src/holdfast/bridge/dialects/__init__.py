@@ -20,24 +20,24 @@ from holdfast.bridge.dialects import (
 )
 from holdfast.bridge.dialects.fields import Fields, count, json_text
 from holdfast.bridge.dialects.streaming import AnswerStream
-from holdfast.bridge.limits import BYTES_A_TOKEN, Asked, estimate_tokens
-from holdfast.bridge.types import DialectName, JsonObject, ModelReply, ModelRequest, Usage
+from holdfast.bridge.limits import BYTES_A_TOKEN, RequestedTokens, estimate_tokens
+from holdfast.bridge.types import DialectName, JsonObject, ModelReply, ModelRequest, TokenUsage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
 __all__ = [
     "DIALECTS",
     "AnswerStream",
-    "Dialect",
+    "ProviderDialect",
     "Route",
-    "as_checked",
-    "asked_of",
-    "asked_tokens",
+    "canonical_request",
     "dialect_of",
-    "only_a_provider_can",
+    "model_and_stream",
     "render_model",
     "render_models",
+    "requested_tokens",
     "route_of",
+    "unsupported_by_function",
 ]
 
 #: Who owns a model that the bridge offers, where a provider's list says so.
@@ -46,7 +46,7 @@ _OWNER = "holdfast"
 Operation = Literal["generate", "count_tokens", "embeddings", "models", "model"]
 
 
-class Dialect(msgspec.Struct, frozen=True):
+class ProviderDialect(msgspec.Struct, frozen=True):
     """One dialect: seven pure functions."""
 
     name: DialectName
@@ -59,7 +59,7 @@ class Dialect(msgspec.Struct, frozen=True):
     #: The body of an error: status, kind (empty: by the status), message.
     error: Callable[[int, str, str], bytes]
     #: The token counts in an answer's JSON, or in that of one event of a stream; None where there are none.
-    usage_in: Callable[[JsonObject], Usage | None]
+    usage_in: Callable[[JsonObject], TokenUsage | None]
     #: The answer to a request to count tokens.
     render_count: Callable[[int], bytes]
     #: A provider's whole answer in our words, for records. InvalidParams if it is not one.
@@ -74,8 +74,8 @@ class Route(msgspec.Struct, frozen=True):
     model: str = ""
 
 
-DIALECTS: Final[Mapping[DialectName, Dialect]] = {
-    "openai_chat": Dialect(
+DIALECTS: Final[Mapping[DialectName, ProviderDialect]] = {
+    "openai_chat": ProviderDialect(
         "openai_chat",
         openai_chat.parse,
         openai_chat.render,
@@ -85,7 +85,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_wire.render_count,
         openai_chat.read,
     ),
-    "openai_responses": Dialect(
+    "openai_responses": ProviderDialect(
         "openai_responses",
         openai_responses.parse,
         openai_responses.render,
@@ -95,7 +95,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_wire.render_count,
         openai_responses.read,
     ),
-    "openai_completions": Dialect(
+    "openai_completions": ProviderDialect(
         "openai_completions",
         openai_completions.parse,
         openai_completions.render,
@@ -105,7 +105,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         openai_wire.render_count,
         openai_completions.read,
     ),
-    "anthropic": Dialect(
+    "anthropic": ProviderDialect(
         "anthropic",
         anthropic.parse,
         anthropic.render,
@@ -115,7 +115,7 @@ DIALECTS: Final[Mapping[DialectName, Dialect]] = {
         anthropic.render_count,
         anthropic.read,
     ),
-    "google": Dialect(
+    "google": ProviderDialect(
         "google",
         google.parse,
         google.render,
@@ -162,7 +162,7 @@ def route_of(request: HttpRequest) -> Route | None:
     return Route(dialect_of(request).name, "model" if listing[2] else "models", listing[2] or "")
 
 
-def dialect_of(request: HttpRequest) -> Dialect:
+def dialect_of(request: HttpRequest) -> ProviderDialect:
     """Whose errors the caller understands, for any path at all; OpenAI's where nothing tells."""
     if (
         request.path.startswith(("/v1/messages", "/v1/complete/"))
@@ -177,7 +177,7 @@ def dialect_of(request: HttpRequest) -> Dialect:
     return DIALECTS["openai_chat" if known is None else known.dialect]
 
 
-def asked_of(body: Fields, request: HttpRequest, route: Route) -> tuple[str, bool]:
+def model_and_stream(body: Fields, request: HttpRequest, route: Route) -> tuple[str, bool]:
     """The model's name and whether the answer streams. Looks at nothing else: for requests that pass through."""
     if route.model:
         found = google.path_of(request.path)
@@ -190,18 +190,18 @@ def asked_of(body: Fields, request: HttpRequest, route: Route) -> tuple[str, boo
     return model, body.flag("stream")
 
 
-def as_checked(request: HttpRequest, body: Fields) -> HttpRequest:
+def canonical_request(request: HttpRequest, body: Fields) -> HttpRequest:
     """The request with what was read of it, and nothing that another reader could read otherwise."""
     return msgspec.structs.replace(
         request, path=google.canonical(request.path), body=json_text(body.value).encode()
     )
 
 
-def asked_tokens(request: HttpRequest, body: Fields, route: Route) -> Asked:
+def requested_tokens(request: HttpRequest, body: Fields, route: Route) -> RequestedTokens:
     """What a request asks for, before anything is known of its answer."""
     size = -(-len(request.body) // BYTES_A_TOKEN)
     if route.operation == "embeddings":
-        return Asked(size, 0)
+        return RequestedTokens(size, 0)
     try:
         estimate = estimate_tokens(DIALECTS[route.dialect].parse(request))
     except InvalidParams:
@@ -214,10 +214,10 @@ def asked_tokens(request: HttpRequest, body: Fields, route: Route) -> Asked:
     prompts = body.value.get("prompt")
     if route.dialect == "openai_completions" and isinstance(prompts, list):
         times *= max(1, sum(isinstance(each, str | list) for each in prompts))
-    return Asked(estimate, max(most) * times if any(most) else None)
+    return RequestedTokens(estimate, max(most) * times if any(most) else None)
 
 
-def only_a_provider_can(request: ModelRequest) -> str | None:
+def unsupported_by_function(request: ModelRequest) -> str | None:
     """Why a function cannot answer this, in words for the caller; None if it can.
 
     A function sees one request and gives one answer. What rests on state at the provider, or wants several answers,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.bridge.dialects.fields import Fields, body_fields, count, json_text, native
-from holdfast.bridge.dialects.streaming import AnswerStream, Closed, Grew, Opened, Step
+from holdfast.bridge.dialects.streaming import AnswerStream, PartClosed, PartEvent, PartGrew, PartOpened
 from holdfast.bridge.sse import sse
 from holdfast.bridge.types import (
     DialectName,
@@ -31,11 +31,11 @@ from holdfast.bridge.types import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolResultPart,
-    Usage,
 )
 from holdfast.wire.http_messages import HttpRequest
 
@@ -214,7 +214,7 @@ def _error(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": known, "message": message}}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     thought = {"output_tokens_details": {"thinking_tokens": usage.thinking}} if usage.thinking else {}
     return {
         "input_tokens": max(usage.input - usage.cached - usage.cache_write, 0),
@@ -225,7 +225,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
+def usage_in(body: JsonObject) -> TokenUsage | None:
     """The token counts of a message, or of an event of a stream: the first has the input, the last the output."""
     message = body.get("message")
     found = message.get("usage") if isinstance(message, dict) else body.get("usage")
@@ -233,7 +233,7 @@ def usage_in(body: JsonObject) -> Usage | None:
         return None
     cached, written = count(found, "cache_read_input_tokens"), count(found, "cache_creation_input_tokens")
     thinking = count(found.get("output_tokens_details"), "thinking_tokens")
-    return Usage(
+    return TokenUsage(
         count(found, "input_tokens") + cached + written, count(found, "output_tokens"), cached, written, thinking
     )
 
@@ -283,7 +283,7 @@ def read(body: JsonObject) -> ModelReply:
     return ModelReply(
         tuple(_content(fields, "content")),
         native(_STOP_REASONS, body.get("stop_reason")),
-        usage_in(body) or Usage(),
+        usage_in(body) or TokenUsage(),
         fields.text("model", ""),
         fields.text("id", ""),
         fields.text("stop_sequence", ""),
@@ -310,17 +310,17 @@ class MessageStream(AnswerStream):
 
     def begin(self) -> list[bytes]:
         message = {**_head(self.request), "content": [], "stop_reason": None, "stop_sequence": None}
-        return [self._event("message_start", message={**message, "usage": _usage(Usage())})]
+        return [self._event("message_start", message={**message, "usage": _usage(TokenUsage())})]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         events: list[bytes] = []
         for step in steps:
             match step:
-                case Opened(part=part):
+                case PartOpened(part=part):
                     events.extend(self._open(part))
-                case Grew(part=part, text=text):
+                case PartGrew(part=part, text=text):
                     events.extend(self._grow(part, text))
-                case Closed(part=part):
+                case PartClosed(part=part):
                     events.extend(self._close(part))
         return events
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.bridge.dialects.fields import Fields, body_fields
-from holdfast.bridge.types import JsonObject, Usage
+from holdfast.bridge.types import JsonObject, TokenUsage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -63,7 +63,9 @@ def _numbers(items: list[Any]) -> bool:
     return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
 
 
-def render(vectors: Sequence[Sequence[float]], request: EmbeddingsRequest, usage: Usage, model: str = "") -> bytes:
+def render(
+    vectors: Sequence[Sequence[float]], request: EmbeddingsRequest, usage: TokenUsage, model: str = ""
+) -> bytes:
     """One vector for each input, in order."""
     if len(vectors) != len(request.input):
         raise InvalidParams(f"{len(vectors)} vectors were given for {len(request.input)} inputs")

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, quote, unquote
 import msgspec
 
 from holdfast.bridge.dialects.fields import Fields, body_fields, count, from_base64, json_text
-from holdfast.bridge.dialects.streaming import AnswerStream, Closed, Grew, Step
+from holdfast.bridge.dialects.streaming import AnswerStream, PartClosed, PartEvent, PartGrew
 from holdfast.bridge.sse import CONTENT_TYPE, sse
 from holdfast.bridge.types import (
     DialectName,
@@ -34,11 +34,11 @@ from holdfast.bridge.types import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolResultPart,
-    Usage,
 )
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
@@ -252,7 +252,7 @@ def _error(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"error": {"code": status, "message": message, "status": word}}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
         "promptTokenCount": usage.input,
         "cachedContentTokenCount": usage.cached,
@@ -262,7 +262,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
+def usage_in(body: JsonObject) -> TokenUsage | None:
     """The token counts of an answer, or of a chunk of one."""
     found = body.get("usageMetadata")
     if not isinstance(found, dict):
@@ -270,7 +270,7 @@ def usage_in(body: JsonObject) -> Usage | None:
     thinking = count(found, "thoughtsTokenCount")
     asked = count(found, "promptTokenCount") + count(found, "toolUsePromptTokenCount")
     cached = count(found, "cachedContentTokenCount")
-    return Usage(asked, count(found, "candidatesTokenCount") + thinking, cached, thinking=thinking)
+    return TokenUsage(asked, count(found, "candidatesTokenCount") + thinking, cached, thinking=thinking)
 
 
 def _rendered(part: Part) -> dict[str, Any] | None:
@@ -325,7 +325,7 @@ def read(body: JsonObject) -> ModelReply:
     return ModelReply(
         () if content is None else tuple(_parts(content)),
         "refusal" if reason in _BLOCKED else "length" if reason == "MAX_TOKENS" else None,
-        usage_in(body) or Usage(),
+        usage_in(body) or TokenUsage(),
         fields.text("modelVersion", ""),
         fields.text("responseId", ""),
     )
@@ -350,21 +350,21 @@ class ContentStream(AnswerStream):
     def begin(self) -> list[bytes]:
         return [] if self.request.sse else [b"["]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         chunks: list[bytes] = []
         for step in steps:
             match step:
-                case Grew(part=TextPart(), text=text):
+                case PartGrew(part=TextPart(), text=text):
                     chunks.append(self._chunk(_body(self.request, [{"text": text}])))
-                case Grew(part=ThinkingPart(), text=text):
+                case PartGrew(part=ThinkingPart(), text=text):
                     chunks.append(self._chunk(_body(self.request, [{"text": text, "thought": True}])))
-                case Closed(part=TextPart(signature=signature) | ThinkingPart(signature=signature) as part):
+                case PartClosed(part=TextPart(signature=signature) | ThinkingPart(signature=signature) as part):
                     if _signed(signature):
                         # The service, too, sends it after the words, with an empty text.
                         thought = {"thought": True} if isinstance(part, ThinkingPart) else {}
                         signed = {"text": "", **thought, **_signed(signature)}
                         chunks.append(self._chunk(_body(self.request, [signed])))
-                case Closed(part=part):
+                case PartClosed(part=part):
                     rendered = _rendered(part)
                     if rendered is not None:
                         chunks.append(self._chunk(_body(self.request, [rendered])))

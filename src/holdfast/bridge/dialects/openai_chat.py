@@ -24,7 +24,7 @@ from holdfast.bridge.dialects.openai_wire import (
     usage_in,
     usage_object,
 )
-from holdfast.bridge.dialects.streaming import AnswerStream, Grew, Opened, Step
+from holdfast.bridge.dialects.streaming import AnswerStream, PartEvent, PartGrew, PartOpened
 from holdfast.bridge.sse import sse
 from holdfast.bridge.types import (
     DialectName,
@@ -42,12 +42,12 @@ from holdfast.bridge.types import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolKind,
     ToolResultPart,
-    Usage,
 )
 from holdfast.wire.http_messages import HttpRequest
 
@@ -268,7 +268,7 @@ def read(body: JsonObject) -> ModelReply:
     message = None if choice is None else choice.maybe("message")
     content = () if message is None else _message(message).content
     reason = "" if choice is None else choice.text("finish_reason", "")
-    usage = usage_in(body) or Usage()
+    usage = usage_in(body) or TokenUsage()
     return ModelReply(content, stop_reason(reason, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 
@@ -288,23 +288,23 @@ class ChatStream(AnswerStream):
     def begin(self) -> list[bytes]:
         return [self._said({"role": "assistant", "content": ""})]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         chunks: list[bytes] = []
         for step in steps:
             match step:
-                case Opened(part=ToolCallPart() as call):
+                case PartOpened(part=ToolCallPart() as call):
                     self._calls += 1
                     chunks.append(
                         self._said({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
                     )
-                case Grew(part=ToolCallPart() as call, text=text):
+                case PartGrew(part=ToolCallPart() as call, text=text):
                     inner = (
                         {"custom": {"input": text}} if call.kind == "custom" else {"function": {"arguments": text}}
                     )
                     chunks.append(self._said({"tool_calls": [{"index": self._calls, **inner}]}))
-                case Grew(part=ThinkingPart(), text=text):
+                case PartGrew(part=ThinkingPart(), text=text):
                     chunks.append(self._said({"reasoning_content": text}))
-                case Grew(part=TextPart() as part, text=text):
+                case PartGrew(part=TextPart() as part, text=text):
                     chunks.append(self._said({"refusal" if part.refusal else "content": text}))
                 case _:
                     pass

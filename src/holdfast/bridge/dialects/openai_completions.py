@@ -20,7 +20,7 @@ from holdfast.bridge.dialects.openai_wire import (
     usage_in,
     usage_object,
 )
-from holdfast.bridge.dialects.streaming import AnswerStream, Grew, Step
+from holdfast.bridge.dialects.streaming import AnswerStream, PartEvent, PartGrew
 from holdfast.bridge.sse import sse
 from holdfast.bridge.types import (
     DialectName,
@@ -30,7 +30,7 @@ from holdfast.bridge.types import (
     ModelRequest,
     OtherPart,
     TextPart,
-    Usage,
+    TokenUsage,
 )
 from holdfast.wire.http_messages import HttpRequest
 
@@ -92,7 +92,7 @@ def read(body: JsonObject) -> ModelReply:
     choice = next(fields.items("choices"), None)
     text, reason = ("", "") if choice is None else (choice.text("text", ""), choice.text("finish_reason", ""))
     content = (TextPart(text),) if text else ()
-    usage = usage_in(body) or Usage()
+    usage = usage_in(body) or TokenUsage()
     return ModelReply(content, stop_reason(reason, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 
@@ -111,11 +111,11 @@ class CompletionStream(AnswerStream):
     def begin(self) -> list[bytes]:
         return []
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         return [
             self._chunk(step.text, {}, {})
             for step in steps
-            if isinstance(step, Grew) and isinstance(step.part, TextPart) and not step.part.refusal
+            if isinstance(step, PartGrew) and isinstance(step.part, TextPart) and not step.part.refusal
         ]
 
     def finish(self, reply: ModelReply) -> list[bytes]:

@@ -37,12 +37,12 @@ from holdfast.bridge.types import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolKind,
     ToolResultPart,
-    Usage,
 )
 from holdfast.wire.http_messages import HttpRequest
 
@@ -242,7 +242,7 @@ def _thinking(body: Fields) -> Thinking | None:
     return Thinking(effort != "none", effort=effort) if effort else None
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_write},
@@ -252,14 +252,14 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
+def usage_in(body: JsonObject) -> TokenUsage | None:
     """The token counts of a response, or of an event that carries one."""
     inner = body.get("response")
     found = inner.get("usage") if isinstance(inner, dict) else body.get("usage")
     if not isinstance(found, dict):
         return None
     details = found.get("input_tokens_details")
-    return Usage(
+    return TokenUsage(
         count(found, "input_tokens"),
         count(found, "output_tokens"),
         count(details, "cached_tokens"),
@@ -343,7 +343,7 @@ def read(body: JsonObject) -> ModelReply:
     content = tuple(part for each in fields.items("output") for part in _turn(each).content)
     cut = fields.maybe("incomplete_details")
     why = {"max_output_tokens": "length"}.get(reason := "" if cut is None else cut.text("reason", ""), reason)
-    usage = usage_in(body) or Usage()
+    usage = usage_in(body) or TokenUsage()
     return ModelReply(content, stop_reason(why, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.bridge.dialects.fields import json_text
 from holdfast.bridge.dialects.openai_responses import finished, item, response, text_content
-from holdfast.bridge.dialects.streaming import AnswerStream, Closed, Grew, Opened, Step
+from holdfast.bridge.dialects.streaming import AnswerStream, PartClosed, PartEvent, PartGrew, PartOpened
 from holdfast.bridge.sse import sse
 from holdfast.bridge.types import ModelReply, ModelRequest, Part, TextPart, ThinkingPart, ToolCallPart
 
@@ -36,15 +36,15 @@ class ResponseStream(AnswerStream):
             self._event("response.in_progress", response=started),
         ]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         events: list[bytes] = []
         for step in steps:
             match step:
-                case Opened(index=index, part=part):
+                case PartOpened(index=index, part=part):
                     events.extend(self._open(index, part))
-                case Grew(part=part, text=text):
+                case PartGrew(part=part, text=text):
                     events.extend(self._grow(part, text))
-                case Closed(index=index, part=part):
+                case PartClosed(index=index, part=part):
                     events.extend(self._close(index, part))
         return events
 

@@ -18,8 +18,8 @@ from holdfast.bridge.types import (
     Role,
     StopReason,
     TextPart,
+    TokenUsage,
     ToolCallPart,
-    Usage,
 )
 
 _ERROR_TYPES: Final[Mapping[int, tuple[str, str | None]]] = {
@@ -91,7 +91,7 @@ def render_count(tokens: int) -> bytes:
     return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
@@ -101,12 +101,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
+def usage_in(body: JsonObject) -> TokenUsage | None:
     """The token counts of a chat completion, a completion, a chunk of one, or embeddings."""
     found = body.get("usage")
     if not isinstance(found, dict):
         return None
-    return Usage(
+    return TokenUsage(
         count(found, "prompt_tokens"),
         count(found, "completion_tokens"),
         count(found.get("prompt_tokens_details"), "cached_tokens"),

@@ -33,14 +33,14 @@ from holdfast.bridge.types import (
 from holdfast.errors import InvalidParams
 
 
-class Opened(msgspec.Struct, frozen=True):
+class PartOpened(msgspec.Struct, frozen=True):
     """Part `index` begins; `part` has what never changes (kind, id, name) and nothing of what grows."""
 
     index: int
     part: Part
 
 
-class Grew(msgspec.Struct, frozen=True):
+class PartGrew(msgspec.Struct, frozen=True):
     """Words, thought or arguments were added to the open part."""
 
     index: int
@@ -48,17 +48,17 @@ class Grew(msgspec.Struct, frozen=True):
     text: str
 
 
-class Closed(msgspec.Struct, frozen=True):
+class PartClosed(msgspec.Struct, frozen=True):
     """Part `index` is whole."""
 
     index: int
     part: Part
 
 
-Step = Opened | Grew | Closed
+PartEvent = PartOpened | PartGrew | PartClosed
 
 
-class Gathering:
+class ReplyBuilder:
     """Deltas in, steps out; holds the parts so far. `prefix` names calls that come without an id."""
 
     def __init__(self, prefix: str = "call") -> None:
@@ -70,7 +70,7 @@ class Gathering:
         self._call = -1
         self._stop = StopDelta()
 
-    def feed(self, delta: Delta) -> list[Step]:
+    def feed(self, delta: Delta) -> list[PartEvent]:
         match delta:
             case TextDelta():
                 return self._text(delta)
@@ -85,11 +85,11 @@ class Gathering:
                 self._stop = delta
                 return self.close()
 
-    def close(self) -> list[Step]:
+    def close(self) -> list[PartEvent]:
         """Close the open part, if one is."""
         if self._open is None:
             return []
-        steps: list[Step] = []
+        steps: list[PartEvent] = []
         if isinstance(self._open, ToolCallPart) and self._open.kind == "function" and not self._pieces:
             # A call without arguments: clients decode what they were sent, and nothing is not JSON.
             steps = self._grow("{}")
@@ -97,7 +97,7 @@ class Gathering:
         self._parts.append(whole)
         self._open = None
         self._pieces = []
-        return [*steps, Closed(len(self._parts) - 1, whole)]
+        return [*steps, PartClosed(len(self._parts) - 1, whole)]
 
     def reply(self, model: str = "", id: str = "") -> ModelReply:
         """Everything so far, as a whole answer. Changes nothing: an open part goes on."""
@@ -113,18 +113,18 @@ class Gathering:
             stop.extra,
         )
 
-    def _begin(self, part: Part) -> list[Step]:
+    def _begin(self, part: Part) -> list[PartEvent]:
         self._open = part
-        return [Opened(len(self._parts), part)]
+        return [PartOpened(len(self._parts), part)]
 
-    def _grow(self, text: str) -> list[Step]:
+    def _grow(self, text: str) -> list[PartEvent]:
         if not text or self._open is None:
             return []
         self._pieces.append(text)
-        return [Grew(len(self._parts), self._open, text)]
+        return [PartGrew(len(self._parts), self._open, text)]
 
-    def _text(self, delta: TextDelta) -> list[Step]:
-        steps: list[Step] = []
+    def _text(self, delta: TextDelta) -> list[PartEvent]:
+        steps: list[PartEvent] = []
         current = self._open
         if delta.begins or not isinstance(current, TextPart) or current.refusal != delta.refusal:
             steps = [*self.close(), *self._begin(TextPart("", delta.refusal))]
@@ -132,8 +132,8 @@ class Gathering:
             self._open = TextPart("", delta.refusal, delta.signature)
         return [*steps, *self._grow(delta.text)]
 
-    def _thinking(self, delta: ThinkingDelta) -> list[Step]:
-        steps: list[Step] = []
+    def _thinking(self, delta: ThinkingDelta) -> list[PartEvent]:
+        steps: list[PartEvent] = []
         current = self._open
         if delta.begins or not isinstance(current, ThinkingPart):
             current = ThinkingPart("", delta.signature, delta.encrypted, delta.id)
@@ -143,7 +143,7 @@ class Gathering:
         )
         return [*steps, *self._grow(delta.text)]
 
-    def _tool_call(self, delta: ToolCallDelta) -> list[Step]:
+    def _tool_call(self, delta: ToolCallDelta) -> list[PartEvent]:
         current = self._open
         if isinstance(current, ToolCallPart) and delta.index == self._call:
             if delta.signature:
@@ -205,18 +205,18 @@ class AnswerStream(abc.ABC):
 
     def __init__(self, request: ModelRequest) -> None:
         self.request = request
-        self._gathering = Gathering(f"{self.call_prefix}_{request.id}")
+        self._builder = ReplyBuilder(f"{self.call_prefix}_{request.id}")
 
     @abc.abstractmethod
     def begin(self) -> list[bytes]:
         """What can be said before the first delta, so that the caller sees the answer has begun."""
 
     def delta(self, delta: Delta) -> list[bytes]:
-        return self.written(self._gathering.feed(delta))
+        return self.written(self._builder.feed(delta))
 
     def end(self) -> list[bytes]:
         """The end, whether or not a StopDelta came before."""
-        return [*self.written(self._gathering.close()), *self.finish(self.reply())]
+        return [*self.written(self._builder.close()), *self.finish(self.reply())]
 
     @abc.abstractmethod
     def error(self, status: int, kind: str, message: str) -> list[bytes]:
@@ -224,10 +224,10 @@ class AnswerStream(abc.ABC):
 
     def reply(self) -> ModelReply:
         """All that was given so far: after the end, the whole answer."""
-        return self._gathering.reply()
+        return self._builder.reply()
 
     @abc.abstractmethod
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         """The steps in this dialect."""
 
     @abc.abstractmethod
