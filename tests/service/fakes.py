@@ -25,8 +25,7 @@ from holdfast.service.sessions.ports import SessionStore, Told
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
-from holdfast.service.store.pages import decode_token, encode_token
-from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter, decode_token, encode_token
 from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct, Usage
 from holdfast.types import EnvironmentInfo, Limits
 

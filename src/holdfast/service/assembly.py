@@ -51,9 +51,8 @@ from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.settings import ServiceSettings
-from holdfast.service.store import Store
-from holdfast.service.store.database.file_claim import claim_file
-from holdfast.service.store.opening import open_store
+from holdfast.service.store import Store, open_store
+from holdfast.service.store.database.sqlite_file import claim_file
 from holdfast.service.store_housekeeping import Housekeeping
 from holdfast.service.types import Struct
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.service.policy.runners import is_loader, runs_by_option
-from holdfast.service.policy.shell_arithmetic import is_number, read_sum
-from holdfast.service.policy.shell_grammar import Grammar
-from holdfast.service.policy.shell_redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
-from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word
+from holdfast.service.policy.shell.arithmetic import is_number, read_sum
+from holdfast.service.policy.shell.grammar import Grammar
+from holdfast.service.policy.shell.redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
+from holdfast.service.policy.shell.words import LATER, MAX_DEPTH, Incomplete, Word
 from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, SHELL_WITHOUT_COMMAND, WRAPPERS, NotKnown, split
 from holdfast.service.types import Struct
 

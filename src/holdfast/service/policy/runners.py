@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from holdfast.service.policy.shell_words import Word
+from holdfast.service.policy.shell.words import Word
 
 #: Options, or other words, with which a program runs another one. Long options may be abbreviated.
 _OPTIONS: Final[dict[str, re.Pattern[str]]] = {

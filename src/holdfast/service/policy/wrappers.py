@@ -10,7 +10,7 @@ import posixpath
 import re
 from typing import Final
 
-from holdfast.service.policy.shell_words import Word
+from holdfast.service.policy.shell.words import Word
 from holdfast.service.types import Struct
 
 _ASSIGNED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")

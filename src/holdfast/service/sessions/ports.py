@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Any, Literal, Protocol
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.store.pages import encode_token
-from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter, encode_token
 from holdfast.service.types import (
     Approval,
     AuditEntry,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.service.api import ControlType, CreateRequest
+from holdfast.service.policy.deadlines import Deadline, next_deadline
 from holdfast.service.policy.engine import (
     Decision,
     decide_command,
@@ -19,7 +20,6 @@ from holdfast.service.policy.engine import (
     refusal,
     resolve,
 )
-from holdfast.service.policy.keep_alive import Deadline, next_deadline
 from holdfast.service.policy.profiles import Profile, Rules
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
 from holdfast.service.types import Policy, SessionRecord

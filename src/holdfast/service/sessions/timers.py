@@ -1,7 +1,7 @@
 """What is done to sessions because time has passed: idle warnings, closing, the end of their lifetime.
 
 One heap and one timer of the injected clock for all sessions of this replica. When something is due is the rules'
-decision (`policy.keep_alive`); a deadline that moved meanwhile is looked at again, not searched in the heap.
+decision (`policy.deadlines`); a deadline that moved meanwhile is looked at again, not searched in the heap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import Clock, Timer
-from holdfast.service.policy.keep_alive import Deadline, Due
+from holdfast.service.policy.deadlines import Deadline, Due
 from holdfast.service.problems import Problem
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.following.follower import Follower

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.service.store.store import Store
+from holdfast.service.store.store import Store, open_store
 from holdfast.service.store.types import (
     MISSED,
     Agent,
@@ -26,4 +26,5 @@ __all__ = [
     "SessionFilter",
     "Store",
     "Verification",
+    "open_store",
 ]

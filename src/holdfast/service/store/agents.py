@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.problems import Exists, NotFound
+from holdfast.service.access.session_users import UidRange
+from holdfast.service.problems import Exists, NotFound, NotNow
 from holdfast.service.store.database.connection import Connection
 from holdfast.service.store.database.database import Database
-from holdfast.service.store.database.schema import AGENTS
+from holdfast.service.store.database.schema import AGENTS, SESSION_USERS
 from holdfast.service.store.types import Agent
 from holdfast.service.types import Role
 
 _ROW = AGENTS.c
+_USER = SESSION_USERS.c
+#: Replicas that take the same number at once try again, each time at least one of them with success.
+_TRIES: Final = 100
 
 
 class AgentRows:
@@ -77,6 +81,39 @@ class AgentRows:
             return bool((await connection.execute(count)).scalar_one())
 
         return await self.database.read(work)
+
+    async def session_uid(self, agent_id: str, uids: UidRange) -> int:
+        """The agent's uid; one of this range, if the agent has none yet."""
+
+        async def work(connection: Connection) -> int | None:
+            # The agent's own row after the last one of all: another replica that takes the last uid for this agent
+            # in between would look like a range that is used up.
+            last = select(func.max(_USER.uid)).where(_USER.uid.between(uids.first, uids.last))
+            taken = (await connection.execute(last)).scalar()
+            had = (await connection.execute(select(_USER.uid).where(_USER.agent_id == agent_id))).scalar()
+            if had is not None:
+                return int(had)
+            uid = uids.first if taken is None else int(taken) + 1
+            if uid > uids.last:
+                return None
+            made = {"agent_id": agent_id, "uid": uid, "made_at": self.database.clock.time()}
+            await connection.execute(insert(SESSION_USERS).values(made))
+            return uid
+
+        for last_try in (number == _TRIES for number in range(1, _TRIES + 1)):
+            try:
+                uid = await self.database.write(work)
+            except IntegrityError:
+                if last_try:
+                    raise
+                continue
+            if uid is not None:
+                return uid
+            break
+        raise NotNow(
+            f"agent {agent_id!r} has no uid, and none of {uids.first}-{uids.last} is left: widen session_uids",
+            reason="NO_UID_LEFT",
+        )
 
     async def _set(self, agent_id: str, **fields: Any) -> Agent:
         if not fields:

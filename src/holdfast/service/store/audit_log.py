@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import BigInteger, ColumnElement, Select, func, literal_column, select
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import encode_body
@@ -15,14 +15,20 @@ from holdfast.service.store.batch import Append, Change
 from holdfast.service.store.database.connection import Connection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import ROWS, STREAMS
+from holdfast.service.store.database.sqlite_file import FileWatch
 from holdfast.service.store.group_commit import GroupCommit
-from holdfast.service.store.pages import after, decode_token, encode_token, page_size
-from holdfast.service.store.sessions import FIELDS, UNCHANGING
-from holdfast.service.store.types import FIRST_PAGE, Fence, Page
+from holdfast.service.store.notices import Listening
+from holdfast.service.store.sessions import FIELDS, UNCHANGING, after
+from holdfast.service.store.types import FIRST_PAGE, MISSED, Fence, Page, decode_token, encode_token, page_size
 from holdfast.service.types import AuditEntry, AuditRow, SessionRecord
 
 #: A row is read back whole, so its text is bounded; what is longer is to be cut before (`audit.redaction`).
 MAX_BODY_BYTES: Final = 256 * 1024
+#: Rows that are read at a time, and remembered so that none is given twice.
+PAGE: Final = 1_000
+REMEMBERED: Final = 10_000
+#: SQLite's own number of a row: one writer at a time, so a later row has a higher one.
+_number: ColumnElement[int] = literal_column("audit_rows.rowid", BigInteger)
 _ALL: Final = AuditFilter()
 
 
@@ -145,3 +151,50 @@ def _check(entry: AuditEntry) -> None:
             f"the body of an audit row of kind {entry.kind!r} is longer than {MAX_BODY_BYTES} bytes",
             reason="STORE_VALUE",
         )
+
+
+async def last_number(log: AuditLog) -> int:
+    """SQLite's number of the last row."""
+
+    async def work(connection: Connection) -> int:
+        return int((await connection.execute(select(func.max(_number)).select_from(ROWS))).scalar() or 0)
+
+    return await log.database.read(work)
+
+
+async def follow_file(log: AuditLog, which: AuditFilter, watch: FileWatch, seen: int) -> AsyncIterator[AuditRow]:
+    """Rows of a SQLite file that came after the one with the number `seen`."""
+    while True:
+        await watch.changed()
+        top = await last_number(log)
+        for begin in range(seen, top, PAGE):
+            # A piece of the numbers, not a page of what fits: rows that do not fit are looked at once.
+            piece = log.filtered(which).where(_number > begin, _number <= min(begin + PAGE, top))
+            for row in await log.read_rows(piece.order_by(_number)):
+                yield row
+        seen = top
+
+
+async def follow_notices(log: AuditLog, which: AuditFilter, notices: Listening) -> AsyncIterator[AuditRow]:
+    """Rows of a PostgreSQL database that are appended from now on."""
+    recent: dict[tuple[str, int], None] = {}
+    latest = log.database.clock.time()
+    async for notice in notices:
+        if notice == MISSED:
+            rows = await _since(log, which, latest)
+        else:
+            exactly = log.filtered(which).where(ROWS.c.session_id == notice.session_id, ROWS.c.seq == notice.seq)
+            rows = await log.read_rows(exactly)
+        for row in rows:
+            if (row.session_id, row.seq) not in recent:
+                recent[row.session_id, row.seq] = None
+                if len(recent) > REMEMBERED:
+                    del recent[next(iter(recent))]
+                latest = max(latest, row.at)
+                yield row
+
+
+async def _since(log: AuditLog, which: AuditFilter, at: float) -> list[AuditRow]:
+    """What came while nobody was told: by time, as far as one page goes."""
+    statement = log.filtered(which).where(ROWS.c.at >= at).order_by(ROWS.c.at, ROWS.c.session_id, ROWS.c.seq)
+    return await log.read_rows(statement.limit(REMEMBERED))

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, exists, func, insert, select
+from sqlalchemy import ColumnElement, exists, func, insert, literal, select, tuple_
 from sqlalchemy.engine import RowMapping
 
 from holdfast.service.problems import Exhausted, Exists, NotFound
 from holdfast.service.store.database.connection import Connection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSION_LABELS, SESSIONS
-from holdfast.service.store.pages import after, decode_token, encode_token, page_size
-from holdfast.service.store.types import FIRST_PAGE, Page, SessionFilter
+from holdfast.service.store.types import FIRST_PAGE, Page, SessionFilter, decode_token, encode_token, page_size
 from holdfast.service.types import OVER, Policy, SessionRecord
 
 FIELDS: Final = tuple(SessionRecord.__struct_fields__)
@@ -153,3 +152,11 @@ def record_of(row: RowMapping) -> SessionRecord:
     for name, kind in _JSON.items():
         fields[name] = msgspec.json.decode(fields[name], type=kind)
     return SessionRecord(**fields)
+
+
+def after(
+    columns: list[ColumnElement[Any]], position: tuple[Any, ...], *, backwards: bool = False
+) -> ColumnElement[bool]:
+    """Rows that come after this position when ordered by the columns."""
+    here = tuple_(*(literal(value, column.type) for column, value in zip(columns, position, strict=True)))
+    return tuple_(*columns) < here if backwards else tuple_(*columns) > here

@@ -15,20 +15,20 @@ from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
 from holdfast.service.clock import Clock
 from holdfast.service.problems import Invalid, NotFound, NotNow
+from holdfast.service.settings import ServiceSettings
+from holdfast.service.state_directory import store_url
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
-from holdfast.service.store.audit_log import AuditLog
+from holdfast.service.store.audit_log import AuditLog, follow_file, follow_notices, last_number
 from holdfast.service.store.database.connection import Connection
 from holdfast.service.store.database.database import Database
-from holdfast.service.store.database.file_watch import FileWatch
 from holdfast.service.store.database.migrations import check_version, migrate
 from holdfast.service.store.database.schema import FACTS
-from holdfast.service.store.following import follow_file, follow_notices, last_number
+from holdfast.service.store.database.sqlite_file import FileWatch
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.leases import LeaseRows
 from holdfast.service.store.notices import Listening, Notices, PostgresNotices
 from holdfast.service.store.retention import Retention
-from holdfast.service.store.session_users import SessionUserRows
 from holdfast.service.store.sessions import SessionRows
 from holdfast.service.store.usage import UsageRows
 from holdfast.service.store.verification import Verification, Verifier
@@ -39,7 +39,7 @@ MIN_KEY_BYTES: Final = 16
 _ALL: Final = AuditFilter()
 
 
-class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
+class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
     """Made by `Store.open`. Its parts are classes of their own, one for each kind of row, on one database."""
 
     def __init__(self, database: Database, audit_key: bytes | None) -> None:
@@ -150,3 +150,23 @@ class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, Age
             return str(kept.scalar() or "")
 
         return await self.database.read(work)
+
+
+async def open_store(
+    settings: ServiceSettings,
+    *,
+    clock: Clock | None = None,
+    look_only: bool = False,
+    kind: type[Store] = Store,
+) -> Store:
+    """The database that the settings name, with the audit's key."""
+    return await kind.open(
+        store_url(settings.store), clock=clock, audit_key=_audit_key(settings.audit_key_file), look_only=look_only
+    )
+
+
+def _audit_key(path: str) -> bytes | None:
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        return file.read().strip()

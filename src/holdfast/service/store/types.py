@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from holdfast.service.problems import Invalid
 from holdfast.service.types import Caller, Role, State, Struct
 
 #: A page that nobody gave a size for, and the largest that is given: what `ListSessions` and `ListAudit` promise.
@@ -21,6 +24,23 @@ class Page(Struct, frozen=True):
 
 
 FIRST_PAGE: Final = Page()
+
+
+def page_size(page: Page) -> int:
+    return min(page.size or PAGE_SIZE, MAX_PAGE_SIZE)
+
+
+def encode_token(*position: float | str) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
+
+
+def decode_token(token: str, *kinds: type) -> tuple[Any, ...]:
+    """The position; what we never gave out is refused."""
+    try:
+        position = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
+        return msgspec.convert(position, tuple[kinds], strict=False)  # type: ignore[valid-type]
+    except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError):
+        raise Invalid(f"page_token {token[:40]!r} is none that was given out", reason="BAD_PAGE_TOKEN") from None
 
 
 class SessionFilter(Struct, frozen=True):

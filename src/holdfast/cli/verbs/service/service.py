@@ -195,7 +195,7 @@ def _show_agents(agents: list[Agent], as_json: bool) -> None:
 
 async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitable[int]]) -> int:
     with service_extra():
-        from holdfast.service.store.opening import open_store
+        from holdfast.service.store import open_store
 
     store = await open_store(settings)
     try:

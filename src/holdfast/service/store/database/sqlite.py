@@ -21,7 +21,7 @@ from sqlalchemy.pool import QueuePool
 
 from holdfast.service.problems import Bug, Invalid, Unavailable
 from holdfast.service.store.database.connection import Connection, Rows, Work
-from holdfast.service.store.database.file_watch import tell_change
+from holdfast.service.store.database.sqlite_file import tell_change
 from holdfast.service.store.database.sqlite_statements import OFTEN, OftenRun, as_sqlalchemy
 
 T = TypeVar("T")

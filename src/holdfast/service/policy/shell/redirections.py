@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.service.policy.shell_words import META, Incomplete, Unreadable, Word, WordReader
+from holdfast.service.policy.shell.words import META, Incomplete, Unreadable, Word, WordReader
 from holdfast.service.types import Struct
 
 #: How many levels a script within a script counts for: it costs more of the stack than a substitution.

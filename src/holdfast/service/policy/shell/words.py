@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from holdfast.service.policy.shell_arithmetic import NUMBER, TEXT, read_sum
+from holdfast.service.policy.shell.arithmetic import NUMBER, TEXT, read_sum
 from holdfast.service.types import Struct
 
 #: What ends a word that is not quoted.

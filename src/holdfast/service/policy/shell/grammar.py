@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from holdfast.service.policy.shell_arithmetic import is_number
-from holdfast.service.policy.shell_redirections import (
+from holdfast.service.policy.shell.arithmetic import is_number
+from holdfast.service.policy.shell.redirections import (
     Assignment,
     Findings,
     HereDocument,
@@ -20,7 +20,7 @@ from holdfast.service.policy.shell_redirections import (
     RedirectionReader,
     SimpleCommand,
 )
-from holdfast.service.policy.shell_words import LATER, META, Incomplete, Unreadable, Word
+from holdfast.service.policy.shell.words import LATER, META, Incomplete, Unreadable, Word
 
 _COMPOUND: Final = ("if", "while", "until", "for", "select", "case", "function", "[[", "{", "coproc")
 _CLOSERS: Final = ("then", "elif", "else", "fi", "do", "done", "esac", "}")

@@ -10,9 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import os
+from io import FileIO
 from types import TracebackType
 from typing import Final
+
+from holdfast.service.problems import NotNow, Unavailable
 
 IN_ATTRIB: Final = 0x004
 IN_NONBLOCK: Final = os.O_NONBLOCK
@@ -61,3 +65,24 @@ class FileWatch:
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 64 * 1024)
             self._changed.set()
+
+
+def claim_file(path: str) -> FileIO:
+    """The lock, until it is closed. `NotNow` names the process that has it."""
+    name = f"{path}-lock"
+    try:
+        file = FileIO(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+    except OSError as error:
+        raise Unavailable(f"store {name}: {error.strerror}", reason="STORE_UNAVAILABLE") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = file.read(32).decode("ascii", "replace").strip()
+        file.close()
+        raise NotNow(
+            f"store {path}: another service has it (pid {owner or 'unknown'}); several need PostgreSQL",
+            reason="STORE_TAKEN",
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n".encode())
+    return file
