@@ -12,9 +12,9 @@ from sqlalchemy import inspect, make_url, select, text
 
 from holdfast.service.problems import Invalid, NotNow, Unavailable
 from holdfast.service.store import Store
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
-from holdfast.service.store.database.migrations import STEPS, Step, migrate
+from holdfast.service.store.database.migrations import MIGRATIONS, Migration, migrate
 from holdfast.service.store.database.schema import METADATA, VERSIONS
 from holdfast.testing import FakeClock
 from holdfast.testing.postgres import Cluster
@@ -22,7 +22,7 @@ from service.conftest import OpenStore
 from service.session_records import entry
 
 
-async def columns(connection: Connection) -> dict[str, dict[str, bool]]:
+async def columns(connection: StoreConnection) -> dict[str, dict[str, bool]]:
     """Every column of every table, and whether it may be empty."""
 
     def look(sync: object) -> dict[str, dict[str, bool]]:
@@ -52,25 +52,25 @@ async def test_opening_again_migrates_nothing(open_store: OpenStore) -> None:
     first, second = await open_store(), await open_store()
     assert first.database.place == second.database.place
     applied = await second.database.read(versions)
-    assert applied == [step.version for step in STEPS]
+    assert applied == [step.version for step in MIGRATIONS]
 
 
 async def test_replicas_that_start_at_once_migrate_once(store_url: str) -> None:
     stores = await asyncio.gather(*(Store.open(store_url) for _ in range(5)))
     try:
-        assert await stores[0].database.read(versions) == [step.version for step in STEPS]
+        assert await stores[0].database.read(versions) == [step.version for step in MIGRATIONS]
     finally:
         await asyncio.gather(*(store.close() for store in stores))
 
 
 async def test_a_further_step_is_made_and_a_failed_one_leaves_nothing(store: Store) -> None:
     database = store.database
-    number = STEPS[-1].version + 1
-    broken = (*STEPS, Step(number, ["CREATE TABLE extra (a BIGINT)", "CREATE TABLE extra (a BIGINT)"]))
+    number = MIGRATIONS[-1].version + 1
+    broken = (*MIGRATIONS, Migration(number, ["CREATE TABLE extra (a BIGINT)", "CREATE TABLE extra (a BIGINT)"]))
     with pytest.raises(Unavailable):
         await database.write(lambda connection: migrate(connection, 1.0, broken), tries=1)
     assert "extra" not in await database.read(columns)
-    further = (*STEPS, Step(number, ["CREATE TABLE extra (a BIGINT)"]))
+    further = (*MIGRATIONS, Migration(number, ["CREATE TABLE extra (a BIGINT)"]))
     assert await database.write(lambda connection: migrate(connection, 1.0, further)) == [number]
     assert "extra" in await database.read(columns)
 
@@ -212,7 +212,7 @@ async def test_an_audit_keeps_to_the_key_that_it_began_with(open_store: OpenStor
         await open_store(audit_key=b"short")
 
 
-async def versions(connection: Connection) -> list[int]:
+async def versions(connection: StoreConnection) -> list[int]:
     return list((await connection.execute(select(VERSIONS.c.version).order_by(VERSIONS.c.version))).scalars())
 
 

@@ -17,7 +17,7 @@ from holdfast.service.api import Created, CreateRequest, Event
 from holdfast.service.observability.traced_live import traced
 from holdfast.service.observability.tracing import Tracer
 from holdfast.service.policy.engine import resolve
-from holdfast.service.policy.profiles import Rules
+from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.problems import NotFound
 from holdfast.service.sessions.backend.terminal import Live
 from holdfast.service.sessions.manager import SessionManager
@@ -29,7 +29,7 @@ from holdfast.service.types import Caller, EventType, Policy, SessionRecord
 class AgentRulebook(Rulebook):
     """The rules in force, with profiles that single agents were given."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: PolicyRules) -> None:
         super().__init__(rules)
         self._given: dict[str, str] = {}
 

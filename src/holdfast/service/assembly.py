@@ -44,7 +44,7 @@ from holdfast.service.observability.metered_store import MeteredStore
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.observability.observer import Calls, count_sessions, tell_metrics
 from holdfast.service.observability.tracing import Tracer, open_tracer
-from holdfast.service.policy.profiles import Rules
+from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.problems import Problem
 from holdfast.service.rules_file import read_rules
 from holdfast.service.sessions.backend.connections import SandboxPool
@@ -93,7 +93,7 @@ class Service:
         self._parts = AsyncExitStack()
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> PolicyRules:
         """Those in force."""
         return self._rulebook.rules
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from holdfast.service.access.tokens import hash_token, new_token
 from holdfast.service.policy.profiles import valid_agent_id
 from holdfast.service.problems import Exists, Invalid
-from holdfast.service.store import Agent, Store
+from holdfast.service.store import AgentRecord, Store
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, Role
 
 #: Who the first start makes.
@@ -44,7 +44,7 @@ async def remove(store: Store, name: str) -> None:
     await _note(store, name, "agent_removed")
 
 
-async def listed(store: Store) -> list[Agent]:
+async def listed(store: Store) -> list[AgentRecord]:
     return await store.agents()
 
 

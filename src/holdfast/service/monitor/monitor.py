@@ -19,7 +19,14 @@ from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
 from holdfast.service.clock import Clock, Timer
-from holdfast.service.monitor.thresholds import Finding, Measured, Standing, Step, ThresholdSettings, judge
+from holdfast.service.monitor.thresholds import (
+    EscalationStep,
+    Measured,
+    Standing,
+    ThresholdFinding,
+    ThresholdSettings,
+    judge,
+)
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.types import EventType, SessionRecord, Struct, Usage
 from holdfast.types import ProcessUsage, UsageSample
@@ -60,7 +67,7 @@ class MonitorEvent(Struct, frozen=True):
     reason: str
     detail: str
     at: float
-    step: Step | None = None
+    step: EscalationStep | None = None
 
 
 class Outside(Protocol):
@@ -78,7 +85,7 @@ class Outside(Protocol):
         """Write it down and tell who listens."""
         ...
 
-    async def escalate(self, session_id: str, step: Step) -> None:
+    async def escalate(self, session_id: str, step: EscalationStep) -> None:
         """`terminate`: TERM to what is in the session's foreground. `close`: close it by force. `warn` was told."""
         ...
 
@@ -288,7 +295,7 @@ class ResourceMonitor:
         await self._find_orphans(sandbox, usages, sample.strays, [id for id in ids if id in self._closed], now)
         self._metrics.monitor_pass_seconds.observe(time.perf_counter() - began)
 
-    def _take(self, watched: Watched, usage: ProcessUsage, now: float) -> tuple[Standing, list[Finding]]:
+    def _take(self, watched: Watched, usage: ProcessUsage, now: float) -> tuple[Standing, list[ThresholdFinding]]:
         """Remember a look, and what is to be said of it: where that is nothing, the standing counts at once."""
         settings, record, before = self._settings, watched.record, watched.sampled
         taken = watched.take(usage, now, settings.long_running_seconds)
@@ -304,7 +311,9 @@ class ResourceMonitor:
             watched.standing = standing
         return standing, findings
 
-    async def _tell(self, watched: Watched, standing: Standing, findings: list[Finding], now: float) -> None:
+    async def _tell(
+        self, watched: Watched, standing: Standing, findings: list[ThresholdFinding], now: float
+    ) -> None:
         record = watched.record
         try:
             for finding in findings:
@@ -317,7 +326,7 @@ class ResourceMonitor:
         else:
             watched.standing = standing
 
-    async def _act(self, record: SessionRecord, finding: Finding, now: float) -> None:
+    async def _act(self, record: SessionRecord, finding: ThresholdFinding, now: float) -> None:
         event = MonitorEvent(record.session_id, finding.type, finding.reason, finding.detail, now, finding.step)
         await self._outside.report(event)
         if finding.step is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.service.api import Control
 from holdfast.service.clock import Clock
 from holdfast.service.monitor.monitor import ORPHANED, MonitorEvent
-from holdfast.service.monitor.thresholds import Step
+from holdfast.service.monitor.thresholds import EscalationStep
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
@@ -50,7 +50,7 @@ class SandboxesOutside:
                 detail += f" ({event.step})"
             await self._store.append([event_entry(record, event.at, event.type, detail)])
 
-    async def escalate(self, session_id: str, step: Step) -> None:
+    async def escalate(self, session_id: str, step: EscalationStep) -> None:
         record = await self._store.session(session_id)
         if record.over or step == "warn":
             return

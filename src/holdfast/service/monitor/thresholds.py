@@ -14,9 +14,9 @@ from typing import Final, Literal, NamedTuple
 from holdfast.service.types import EventType, Guard, Resources, Struct
 
 Resource = Literal["cpu", "memory", "processes", "output"]
-Step = Literal["warn", "terminate", "close"]
+EscalationStep = Literal["warn", "terminate", "close"]
 
-STEPS: Final[tuple[Step, ...]] = ("warn", "terminate", "close")
+STEPS: Final[tuple[EscalationStep, ...]] = ("warn", "terminate", "close")
 #: The `reason` of a violation; `policy_violations` counts by it.
 REASONS: Final[dict[Resource, str]] = {
     "cpu": "CPU_LIMIT",
@@ -60,14 +60,14 @@ class Standing(NamedTuple):
     stepped_at: float = 0.0
 
 
-class Finding(NamedTuple):
+class ThresholdFinding(NamedTuple):
     """Something to report; with a step, something to do."""
 
     type: EventType
     resource: Resource
     reason: str
     detail: str
-    step: Step | None = None
+    step: EscalationStep | None = None
 
 
 def judge(
@@ -77,9 +77,9 @@ def judge(
     enforced: Collection[Guard],
     settings: ThresholdSettings,
     now: float,
-) -> tuple[Standing, list[Finding]]:
+) -> tuple[Standing, list[ThresholdFinding]]:
     """What is to be said after this look, and the standing once that is done."""
-    findings: list[Finding] = []
+    findings: list[ThresholdFinding] = []
     told, cpu_high, steps, stepped_at = set(before.told), before.cpu_high, before.steps, before.stepped_at
     over: list[tuple[Resource, str]] = []
     all_calm = True
@@ -91,7 +91,7 @@ def judge(
         all_calm &= value < settings.near * limit
         if high and resource not in told:
             told.add(resource)
-            findings.append(Finding("RESOURCE_THRESHOLD", resource, f"{resource.upper()}_HIGH", text))
+            findings.append(ThresholdFinding("RESOURCE_THRESHOLD", resource, f"{resource.upper()}_HIGH", text))
         elif value < settings.far * limit:
             told.discard(resource)
         # The look before a verdict on CPU use counts, as above.
@@ -103,13 +103,13 @@ def judge(
         resource = over[0][0]
         step = STEPS[steps]
         detail = f"{'; '.join(text for _, text in over)}; {_DONE[step]}"
-        findings.append(Finding("POLICY_VIOLATION", resource, REASONS[resource], detail, step))
+        findings.append(ThresholdFinding("POLICY_VIOLATION", resource, REASONS[resource], detail, step))
         steps, stepped_at = steps + 1, now
     return Standing(frozenset(told), cpu_high, steps, stepped_at), findings
 
 
 #: For people.
-_DONE: Final[dict[Step, str]] = {
+_DONE: Final[dict[EscalationStep, str]] = {
     "warn": "what runs in the foreground is ended next",
     "terminate": "what runs in the foreground gets TERM; the session is closed next",
     "close": "the session is closed by force",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.store import Agent, Fence, Lease, Store
+from holdfast.service.store import AgentRecord, Fence, SessionLease, Store
 from holdfast.service.types import Approval, AuditEntry, AuditRow, SessionRecord
 
 
@@ -30,11 +30,11 @@ class MeteredStore(Store):
         with self.metrics.store("update_session"):
             return await super().update_session(session_id, **fields)
 
-    async def find_agent(self, token_hash: str) -> Agent | None:
+    async def find_agent(self, token_hash: str) -> AgentRecord | None:
         with self.metrics.store("find_agent"):
             return await super().find_agent(token_hash)
 
-    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[Lease]:
+    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[SessionLease]:
         with self.metrics.store("claim"):
             return await super().claim(replica, seconds, limit)
 

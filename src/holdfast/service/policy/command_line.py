@@ -129,7 +129,7 @@ def steers(name: str) -> bool:
     return bool(_STEERING.fullmatch(name))
 
 
-class Command(Struct, frozen=True):
+class ParsedCommand(Struct, frozen=True):
     """A program with its words. `via`: what runs it, outermost first."""
 
     program: str
@@ -152,7 +152,7 @@ class Command(Struct, frozen=True):
 class CommandLine(Struct, frozen=True):
     """What is in a text."""
 
-    commands: tuple[Command, ...] = ()
+    commands: tuple[ParsedCommand, ...] = ()
     #: Why something in it cannot be known.
     unknown: tuple[str, ...] = ()
     #: Why it ends too early; a shell at a prompt asks for more.
@@ -207,7 +207,7 @@ class _Reading:
     """What is found while one text is read."""
 
     def __init__(self, texts: frozenset[str]) -> None:
-        self.commands: list[Command] = []
+        self.commands: list[ParsedCommand] = []
         #: Variables that are known to be given a text, that were found to be, and that were taken for numbers.
         self.known_texts = texts
         self.texts: set[str] = set()
@@ -223,7 +223,7 @@ class _Reading:
             self.reasons[reason] = None
 
     def grammar(self, text: str, *, posix: bool, history: bool, depth: int, via: tuple[str, ...]) -> Grammar:
-        return Grammar(text, _Look(self, posix, via), posix=posix, history=history, depth=depth)
+        return Grammar(text, _CommandVisitor(self, posix, via), posix=posix, history=history, depth=depth)
 
     def script(
         self,
@@ -249,7 +249,7 @@ class _Reading:
             self.unknown(f"a script within it is not complete: {error}")
 
 
-class _Look:
+class _CommandVisitor:
     """Looks through commands at those that they run."""
 
     def __init__(self, reading: _Reading, posix: bool, via: tuple[str, ...]) -> None:
@@ -324,14 +324,14 @@ class _Look:
             self.background(name)
         self._reading.moves = self._reading.moves or name in _MOVING
         place = len(self._reading.commands)
-        self._reading.commands.append(Command(first.text, words[1:], via))
+        self._reading.commands.append(ParsedCommand(first.text, words[1:], via))
         transparent = False
         try:
             transparent = self._inner(name, words, redirections, (*via, name))
         except NotKnown as reason:
             self.unknown(str(reason))
         if transparent:
-            self._reading.commands[place] = Command(first.text, words[1:], via, transparent=True)
+            self._reading.commands[place] = ParsedCommand(first.text, words[1:], via, transparent=True)
 
     def _inner(
         self, name: str, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]

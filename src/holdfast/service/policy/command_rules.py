@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.service.policy.command_line import Command
+from holdfast.service.policy.command_line import ParsedCommand
 from holdfast.service.policy.profiles import CommandRule, Profile
 from holdfast.service.policy.runners import may_run_others
 
@@ -38,7 +38,7 @@ def warnings(profile: Profile) -> list[str]:
     return found
 
 
-def match_rule(rules: Sequence[CommandRule], command: Command, cwd: str) -> int | None:
+def match_rule(rules: Sequence[CommandRule], command: ParsedCommand, cwd: str) -> int | None:
     """The index of the first rule that matches."""
     for index, rule in enumerate(rules):
         matched = _all(
@@ -57,14 +57,14 @@ def _all(*parts: _Match) -> _Match:
     return None if None in parts else True
 
 
-def _program(rule: CommandRule, command: Command, cwd: str) -> _Match:
+def _program(rule: CommandRule, command: ParsedCommand, cwd: str) -> _Match:
     if not rule.program:
         return True
     found = [_one_program(pattern, rule.verdict == "allow", command, cwd) for pattern in rule.program]
     return True if True in found else None if None in found else False
 
 
-def _one_program(pattern: str, allows: bool, command: Command, cwd: str) -> _Match:
+def _one_program(pattern: str, allows: bool, command: ParsedCommand, cwd: str) -> _Match:
     typed = command.program
     if "/" not in pattern:
         if not fnmatch.fnmatchcase(command.name, pattern):
@@ -80,7 +80,7 @@ def _one_program(pattern: str, allows: bool, command: Command, cwd: str) -> _Mat
     return fnmatch.fnmatchcase(posixpath.normpath(posixpath.join(cwd or "/", typed)), pattern)
 
 
-def _arguments(rule: CommandRule, command: Command) -> _Match:
+def _arguments(rule: CommandRule, command: ParsedCommand) -> _Match:
     first = _arguments_at(0, rule.arguments, command)
     if first is not False or rule.verdict == "allow" or not rule.arguments:
         return first
@@ -91,7 +91,7 @@ def _arguments(rule: CommandRule, command: Command) -> _Match:
     return None if any(_arguments_at(at, rule.arguments, command) is not False for at in later) else False
 
 
-def _arguments_at(begin: int, wanted: tuple[str, ...], command: Command) -> _Match:
+def _arguments_at(begin: int, wanted: tuple[str, ...], command: ParsedCommand) -> _Match:
     for index, text in enumerate(wanted, begin):
         if index >= len(command.arguments):
             return False
@@ -103,7 +103,7 @@ def _arguments_at(begin: int, wanted: tuple[str, ...], command: Command) -> _Mat
     return True
 
 
-def _pattern(pattern: str, command: Command) -> _Match:
+def _pattern(pattern: str, command: ParsedCommand) -> _Match:
     if not pattern:
         return True
     exact = all(word.exact for word in command.arguments)

@@ -17,7 +17,7 @@ from holdfast.secret_names import looks_secret
 from holdfast.service.api import ControlType, PolicyRequest
 from holdfast.service.policy.command_line import NEEDED_BY_OTHERS, CommandLine, read_command_line, steers
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
-from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
+from holdfast.service.policy.profiles import BUILT_IN, PolicyRules, Profile, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
 from holdfast.service.types import Guard, Network, Policy, Resources, Struct
 
@@ -65,7 +65,7 @@ def refusal(decision: Decision) -> Denied:
 
 
 def resolve(
-    rules: Rules, agent_id: str, request: PolicyRequest, *, initial_cwd: str = "", operator: bool = False
+    rules: PolicyRules, agent_id: str, request: PolicyRequest, *, initial_cwd: str = "", operator: bool = False
 ) -> Policy:
     """The policy of a new session: its profile, narrowed by its agent and by the request, never widened.
 
@@ -103,7 +103,7 @@ def resolve(
     )
 
 
-def _profile(rules: Rules, agent_id: str, asked: str, operator: bool) -> Profile:
+def _profile(rules: PolicyRules, agent_id: str, asked: str, operator: bool) -> Profile:
     agent = rules.agent(agent_id)
     name = asked or agent.profile
     if name not in rules.profiles:
@@ -174,7 +174,7 @@ def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
 
 
 def _directories(
-    rules: Rules, agent_id: str, directories: tuple[str, ...], request: PolicyRequest, initial_cwd: str
+    rules: PolicyRules, agent_id: str, directories: tuple[str, ...], request: PolicyRequest, initial_cwd: str
 ) -> tuple[str, ...]:
     workspace = normal(rules.workspace(agent_id))
     made: list[str] = []

@@ -121,7 +121,7 @@ class ResourceLimits(Struct, frozen=True):
         return Resources(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-class Sandbox(Struct, frozen=True):
+class SandboxRules(Struct, frozen=True):
     """How sessions are confined, and what must be enforced for one to be created at all."""
 
     mode: SandboxMode = "bubblewrap"
@@ -129,7 +129,7 @@ class Sandbox(Struct, frozen=True):
     require: tuple[Guard, ...] = ()
 
 
-class Approvals(Struct, frozen=True):
+class ApprovalRules(Struct, frozen=True):
     """How long a command waits to be allowed, and whether the session's owner may do that."""
 
     timeout: Seconds = 300.0
@@ -165,8 +165,8 @@ class Profile(Struct, frozen=True):
     commands: Commands = Commands()
     network: NetworkAccess = NetworkAccess()
     resources: ResourceLimits = ResourceLimits()
-    sandbox: Sandbox = Sandbox()
-    approvals: Approvals = Approvals()
+    sandbox: SandboxRules = SandboxRules()
+    approvals: ApprovalRules = ApprovalRules()
     idle: Idle = Idle()
     lifetime: Lifetime = Lifetime()
     #: `FILE:LINE` of each key that a file gives: `network.mode`, `commands.rules.0`.
@@ -190,7 +190,7 @@ class Profile(Struct, frozen=True):
         return strictest(verdicts)
 
 
-class Agent(Struct, frozen=True):
+class AgentRules(Struct, frozen=True):
     """Agents of a name or pattern: their profile, and what of it is narrower for them."""
 
     profile: str = "default"
@@ -209,26 +209,26 @@ class Agent(Struct, frozen=True):
         return self.places.get(key, BUILT_IN)
 
 
-class Rules(Struct, frozen=True):
+class PolicyRules(Struct, frozen=True):
     """A file of rules, or what holds without one."""
 
     profiles: dict[str, Profile] = msgspec.field(default_factory=dict)
     #: By name or pattern, in the order of the file.
-    agents: dict[str, Agent] = msgspec.field(default_factory=dict)
+    agents: dict[str, AgentRules] = msgspec.field(default_factory=dict)
     #: The directory of workspaces, for agents that name none.
     workspaces: str = "/var/lib/holdfast/workspaces"
     name: str = BUILT_IN
     #: Whether the file names `workspaces`: then it is a path of every sandbox.
     names_workspaces: bool = False
 
-    def agent(self, agent_id: str) -> Agent:
+    def agent(self, agent_id: str) -> AgentRules:
         """By its name, else by the first pattern, else an agent with the defaults."""
         if agent_id in self.agents:
             return self.agents[agent_id]
         for pattern, agent in self.agents.items():
             if fnmatch.fnmatchcase(agent_id, pattern):
                 return agent
-        return Agent()
+        return AgentRules()
 
     def profile(self, name: str) -> Profile:
         """Refused if there is none: rules that were read again may have lost the profile of a session."""
@@ -236,7 +236,7 @@ class Rules(Struct, frozen=True):
             raise Denied(f"the rules have no profile {name!r} (any more)", reason="UNKNOWN_PROFILE", profile=name)
         return self.profiles[name]
 
-    def within(self, sandbox: str) -> Rules:
+    def within(self, sandbox: str) -> PolicyRules:
         """The same rules for a sandbox: without `workspaces` in the file, its kind decides where those are."""
         elsewhere = "" if self.names_workspaces else _workspaces_in(sandbox)
         return msgspec.structs.replace(self, workspaces=elsewhere) if elsewhere else self

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.service.policy.profiles import Agent, CommandRule, Commands, Environment, Profile, Rules
+from holdfast.service.policy.profiles import AgentRules, CommandRule, Commands, Environment, PolicyRules, Profile
 from holdfast.service.policy.toml_lines import Path, lines_of
 from holdfast.service.problems import Invalid
 from holdfast.sizes import parse_size
@@ -46,13 +46,13 @@ class RulesInvalid(Invalid):
         self.complaints = tuple(complaints)
 
 
-def default_rules(workspaces: str = "") -> Rules:
+def default_rules(workspaces: str = "") -> PolicyRules:
     """What holds without a file."""
-    base = Rules(profiles={"default": Profile()})
+    base = PolicyRules(profiles={"default": Profile()})
     return msgspec.structs.replace(base, workspaces=workspaces) if workspaces else base
 
 
-def load_rules(text: str, name: str, *, workspaces: str = "") -> Rules:
+def load_rules(text: str, name: str, *, workspaces: str = "") -> PolicyRules:
     """The rules of a file; `name` stands in complaints and decisions, `workspaces` holds if the file has none."""
     if len(text) > MAX_BYTES:
         raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} letters"])
@@ -85,7 +85,7 @@ class _Loader:
         self._complaints: list[str] = []
         self._made: dict[str, Profile] = {}
 
-    def load(self, base: Rules) -> Rules:
+    def load(self, base: PolicyRules) -> PolicyRules:
         self._keys(self._values, _TOP, ())
         workspaces = self._values.get("workspaces", base.workspaces)
         if not isinstance(workspaces, str) or not _is_directory(workspaces):
@@ -97,7 +97,7 @@ class _Loader:
         agents = {pattern: self._agent(pattern, value, base) for pattern, value in self._tables("agents").items()}
         if self._complaints:
             raise RulesInvalid(self._complaints)
-        return Rules(
+        return PolicyRules(
             {**base.profiles, **self._made},
             agents,
             workspaces.rstrip("/"),
@@ -138,7 +138,7 @@ class _Loader:
     # --- profiles --------------------------------------------------------------------------------------------
 
     def _profile(
-        self, name: str, tables: dict[str, dict[str, Any]], base: Rules, below: tuple[str, ...]
+        self, name: str, tables: dict[str, dict[str, Any]], base: PolicyRules, below: tuple[str, ...]
     ) -> Profile:
         """With what it inherits; `below`: those that wait for it."""
         if name in self._made:
@@ -167,7 +167,9 @@ class _Loader:
         self._check_profile(self._made[name], path)
         return self._made[name]
 
-    def _parent(self, name: str, tables: dict[str, dict[str, Any]], base: Rules, below: tuple[str, ...]) -> Profile:
+    def _parent(
+        self, name: str, tables: dict[str, dict[str, Any]], base: PolicyRules, below: tuple[str, ...]
+    ) -> Profile:
         extends = tables[name].get("extends")
         path = ("profiles", name, "extends")
         known = {*tables, *base.profiles}
@@ -262,9 +264,9 @@ class _Loader:
 
     # --- agents ----------------------------------------------------------------------------------------------
 
-    def _agent(self, pattern: str, values: dict[str, Any], base: Rules) -> Agent:
+    def _agent(self, pattern: str, values: dict[str, Any], base: PolicyRules) -> AgentRules:
         path: Path = ("agents", pattern)
-        fields = [each for each in msgspec.structs.fields(Agent) if each.name not in _HIDDEN]
+        fields = [each for each in msgspec.structs.fields(AgentRules) if each.name not in _HIDDEN]
         self._keys(values, tuple(each.name for each in fields), path)
         places = {"": self._place(path)}
         given: dict[str, Any] = {"places": places}
@@ -273,7 +275,7 @@ class _Loader:
                 at = (*path, field.name)
                 given[field.name] = self._value(values[field.name], field.type, at, field.default)
                 places[field.name] = self._place(at)
-        agent = Agent(**given)
+        agent = AgentRules(**given)
         known = {*self._made, *base.profiles}
         named = [("profile", agent.profile), *(("profiles", each) for each in agent.profiles)]
         for key, name in named:

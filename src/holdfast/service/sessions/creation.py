@@ -23,7 +23,7 @@ from holdfast.service.sessions.backend.connections import problem_of
 from holdfast.service.sessions.backend.terminal import Now
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.ports import Enforcement, PlanEnforcement, Prepare, Told
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Creation:
             [event_entry(stored, manager.clock.time(), "SESSION_CREATED", f"{stored.kind} in {stored.sandbox}")]
         )
         expires = manager.clock.time() + manager.settings.lease_seconds
-        manager.leases.follow(stored, Lease(record.session_id, manager.replica, _FIRST_EPOCH, expires))
+        manager.leases.follow(stored, SessionLease(record.session_id, manager.replica, _FIRST_EPOCH, expires))
         manager.tell(Told("session_opened", stored.kind))
         return stored
 

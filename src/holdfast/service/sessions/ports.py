@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Any, Literal, Protocol
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter, encode_token
+from holdfast.service.store.types import Fence, Page, RowNotice, SessionFilter, SessionLease, encode_token
 from holdfast.service.types import (
     Approval,
     AuditEntry,
@@ -43,7 +43,7 @@ class SessionStore(Protocol):
 
     async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord: ...
 
-    async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[Lease]:
+    async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[SessionLease]:
         """Sessions that are not over and that nobody has, or no longer."""
         ...
 
@@ -63,7 +63,7 @@ class SessionStore(Protocol):
 
     async def rows(self, which: AuditFilter = ..., page: Page = ...) -> tuple[list[AuditRow], str]: ...
 
-    def listen(self) -> AsyncIterator[Notice]: ...
+    def listen(self) -> AsyncIterator[RowNotice]: ...
 
     async def put_usages(self, usages: Mapping[str, Usage]) -> None:
         """Keep the last sample of each session, for the other replicas."""

@@ -20,7 +20,7 @@ from holdfast.service.policy.engine import (
     refusal,
     resolve,
 )
-from holdfast.service.policy.profiles import Profile, Rules
+from holdfast.service.policy.profiles import PolicyRules, Profile
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
 from holdfast.service.types import Policy, SessionRecord
 
@@ -28,7 +28,7 @@ from holdfast.service.types import Policy, SessionRecord
 class Rulebook:
     """What the sessions ask of the rules."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: PolicyRules) -> None:
         self.rules = rules
 
     def profile(self, policy: Policy) -> Profile:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, exists, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.service.problems import Exists, NotFound, NotNow
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import APPROVALS, SESSIONS
 from holdfast.service.types import OVER, Approval
@@ -59,7 +59,7 @@ class ApprovalRows:
     ) -> Approval:
         """Answer it. It must be unanswered and its caller still there: of two answers at once, one is recorded."""
 
-        async def work(connection: Connection) -> Approval | None:
+        async def work(connection: StoreConnection) -> Approval | None:
             answered = (
                 update(APPROVALS)
                 .where(_ROW.approval_id == approval_id, self._waiting())
@@ -77,11 +77,11 @@ class ApprovalRows:
     async def end_approvals(self) -> list[Approval]:
         """End approvals that expired, or whose caller or session is gone; returns those that this call ended."""
 
-        async def find(connection: Connection) -> list[str]:
+        async def find(connection: StoreConnection) -> list[str]:
             due = select(_ROW.approval_id).where(_ROW.outcome == "", ~self._waiting())
             return list((await connection.execute(due)).scalars())
 
-        async def work(connection: Connection) -> list[Approval]:
+        async def work(connection: StoreConnection) -> list[Approval]:
             now = self.database.now()
             ended: list[Approval] = []
             for condition, values in (
@@ -101,7 +101,7 @@ class ApprovalRows:
     async def attach_caller(self, approval_id: str, caller: str, seconds: float) -> bool:
         """Make this call the one that the approval waits with, instead of the call before it. False: it ended."""
 
-        async def work(connection: Connection) -> bool:
+        async def work(connection: StoreConnection) -> bool:
             attach = (
                 update(APPROVALS)
                 .where(_ROW.approval_id == approval_id, _ROW.caller != "", self._waiting())
@@ -115,7 +115,7 @@ class ApprovalRows:
     async def renew_callers(self, callers: Collection[str], seconds: float) -> None:
         """These calls still wait: their approvals stay for so many seconds more."""
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: StoreConnection) -> None:
             expires = self.database.now() + seconds
             for names in _parts(sorted(callers)):
                 ours = update(APPROVALS).where(_ROW.outcome == "", _ROW.caller.in_(names))
@@ -126,7 +126,7 @@ class ApprovalRows:
     async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
         """End what this call waits for, because the call is over; returns what was not answered before."""
 
-        async def work(connection: Connection) -> list[Approval]:
+        async def work(connection: StoreConnection) -> list[Approval]:
             left = (
                 update(APPROVALS)
                 .where(_ROW.outcome == "", _ROW.caller == caller)
@@ -156,7 +156,7 @@ class ApprovalRows:
         return (_ROW.outcome == "") & (_ROW.expires_at > now) & caller_there & ~_SESSION_IS_OVER
 
     async def _approvals(self, statement: Any) -> list[Approval]:
-        async def work(connection: Connection) -> list[Approval]:
+        async def work(connection: StoreConnection) -> list[Approval]:
             return [Approval(*row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)

@@ -12,7 +12,7 @@ from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import encode_body
 from holdfast.service.problems import Bug, Invalid
 from holdfast.service.store.batch import Append, Change
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import ROWS, STREAMS
 from holdfast.service.store.database.sqlite_file import FileWatch
@@ -99,7 +99,7 @@ class AuditLog:
         """The number of a session's last row; 0 if it has none."""
         statement = select(STREAMS.c.last_seq).where(STREAMS.c.session_id == session_id)
 
-        async def work(connection: Connection) -> int:
+        async def work(connection: StoreConnection) -> int:
             return int((await connection.execute(statement)).scalar() or 0)
 
         return await self.database.read(work)
@@ -128,7 +128,7 @@ class AuditLog:
         return statement
 
     async def read_rows(self, statement: Select[Any]) -> list[AuditRow]:
-        async def work(connection: Connection) -> list[AuditRow]:
+        async def work(connection: StoreConnection) -> list[AuditRow]:
             return [row_of(row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)
@@ -156,7 +156,7 @@ def _check(entry: AuditEntry) -> None:
 async def last_number(log: AuditLog) -> int:
     """SQLite's number of the last row."""
 
-    async def work(connection: Connection) -> int:
+    async def work(connection: StoreConnection) -> int:
         return int((await connection.execute(select(func.max(_number)).select_from(ROWS))).scalar() or 0)
 
     return await log.database.read(work)

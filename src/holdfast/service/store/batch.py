@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.service.audit.chain import GENESIS, MARKED, OPENED, StreamMark, chained
 from holdfast.service.problems import NotNow, Problem
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import ROWS, SESSIONS, STREAMS
 from holdfast.service.store.database.sqlite_statements import OFTEN
 from holdfast.service.store.sessions import columns_of, no_session, record_of
@@ -55,7 +55,7 @@ Work = Append | Change
 Outcome = list[AuditRow] | SessionRecord | Problem
 
 
-class Head(msgspec.Struct):
+class StreamHead(msgspec.Struct):
     """The head of a stream while it is written on."""
 
     session_id: str
@@ -83,7 +83,7 @@ class Batch:
         self.written: dict[str, tuple[int, int]] = {}
         self._last_row: AuditRow | None = None
 
-    async def write(self, connection: Connection) -> None:
+    async def write(self, connection: StoreConnection) -> None:
         before, self.outcomes = self.outcomes, []
         sessions = await self._lock_sessions(connection)
         entries, changed = self._admit(sessions)
@@ -108,7 +108,7 @@ class Batch:
 
     # --- what is let in ---------------------------------------------------------------------------------------
 
-    async def _lock_sessions(self, connection: Connection) -> dict[str, dict[str, Any]]:
+    async def _lock_sessions(self, connection: StoreConnection) -> dict[str, dict[str, Any]]:
         names = {work.session_id for work in self._works if isinstance(work, Change)}
         names |= {work.fence.session_id for work in self._works if isinstance(work, Append) and work.fence}
         if not names:
@@ -155,7 +155,9 @@ class Batch:
 
     # --- streams ----------------------------------------------------------------------------------------------
 
-    def _refuse_removed(self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head]) -> None:
+    def _refuse_removed(
+        self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, StreamHead]
+    ) -> None:
         """Retention took the session away while somebody still had something to write about it."""
         gone = {name for name in entries if name in heads and heads[name].removed_seq}
         refused = {number: name for name in gone for number, _ in entries[name]}
@@ -167,10 +169,10 @@ class Batch:
                 del entries[name]
 
     def _chain(
-        self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head], closing: set[str]
+        self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, StreamHead], closing: set[str]
     ) -> dict[str, list[AuditRow]]:
         rows: dict[str, list[AuditRow]] = {}
-        own = heads.get(SERVICE_STREAM, Head(SERVICE_STREAM))
+        own = heads.get(SERVICE_STREAM, StreamHead(SERVICE_STREAM))
         about: list[AuditEntry] = []
         before = own.last_seq + len(entries.get(SERVICE_STREAM, ()))
 
@@ -195,7 +197,7 @@ class Batch:
             rows[SERVICE_STREAM] = self._extend(own, numbered)
         return rows
 
-    def _extend(self, head: Head, numbered: list[tuple[int, AuditEntry]]) -> list[AuditRow]:
+    def _extend(self, head: StreamHead, numbered: list[tuple[int, AuditEntry]]) -> list[AuditRow]:
         rows = chained((entry for _, entry in numbered), head.last_seq, head.last_hash, self._key)
         for (number, _), row in zip(numbered, rows, strict=True):
             outcome = self.outcomes[number] if number >= 0 else None
@@ -206,7 +208,9 @@ class Batch:
             head.last_seq, head.last_hash = rows[-1].seq, rows[-1].hash
         return rows
 
-    async def _store(self, connection: Connection, rows: dict[str, list[AuditRow]], heads: dict[str, Head]) -> None:
+    async def _store(
+        self, connection: StoreConnection, rows: dict[str, list[AuditRow]], heads: dict[str, StreamHead]
+    ) -> None:
         values = [msgspec.structs.asdict(row) for each in rows.values() for row in each]
         if values:
             await connection.execute(_ADD_ROWS, values)
@@ -216,7 +220,9 @@ class Batch:
             )
 
 
-async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, key: bytes | None) -> AuditRow:
+async def append_to_own(
+    connection: StoreConnection, own: StreamHead, entry: AuditEntry, key: bytes | None
+) -> AuditRow:
     """One more row of the service's own stream, whose head is locked."""
     (row,) = chained([entry], own.last_seq, own.last_hash, key)
     own.last_seq, own.last_hash = row.seq, row.hash
@@ -249,7 +255,7 @@ _MOVE_HEAD: Final = (
 
 
 def _speaks_of_streams(
-    entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head], closing: set[str]
+    entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, StreamHead], closing: set[str]
 ) -> bool:
     """Whether the service's own stream gets something: it is everybody's, so it is locked only then."""
     if SERVICE_STREAM in entries or closing:
@@ -266,30 +272,30 @@ def _is_due(before: int, now: int) -> bool:
     return before // MARK_EVERY < now // MARK_EVERY
 
 
-async def lock_streams(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
+async def lock_streams(connection: StoreConnection, names: Sequence[str]) -> dict[str, StreamHead]:
     """Their heads; those that are not there yet are made."""
     heads = await _heads(connection, names)
     if missing := [name for name in names if name not in heads]:
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-        fresh = [msgspec.structs.asdict(Head(name)) for name in missing]
+        fresh = [msgspec.structs.asdict(StreamHead(name)) for name in missing]
         await connection.execute(dialect.insert(STREAMS).on_conflict_do_nothing(), fresh)
         heads |= await _heads(connection, missing)
     return heads
 
 
-async def _is_there(connection: Connection, row: AuditRow) -> bool:
+async def _is_there(connection: StoreConnection, row: AuditRow) -> bool:
     there = select(ROWS.c.hash).where(ROWS.c.session_id == row.session_id, ROWS.c.seq == row.seq)
     return bool((await connection.execute(there)).scalar() == row.hash)
 
 
-async def _heads(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
+async def _heads(connection: StoreConnection, names: Sequence[str]) -> dict[str, StreamHead]:
     if not names:
         return {}
     found = (await connection.execute(_LOCK_STREAMS, {"names": list(names)})).mappings()
-    return {row["session_id"]: Head(**row) for row in found}
+    return {row["session_id"]: StreamHead(**row) for row in found}
 
 
-async def _update_sessions(connection: Connection, changed: dict[str, dict[str, Any]]) -> None:
+async def _update_sessions(connection: StoreConnection, changed: dict[str, dict[str, Any]]) -> None:
     """One statement for all sessions of which the same columns change: a batch of hundreds is a few statements."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for name, columns in sorted(changed.items()):

@@ -10,11 +10,11 @@ import math
 
 from sqlalchemy import func, select, update
 
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSIONS
 from holdfast.service.store.sessions import IS_OPEN
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 
 _ROW = SESSIONS.c
 
@@ -24,10 +24,10 @@ class LeaseRows:
 
     database: Database
 
-    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[Lease]:
+    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[SessionLease]:
         """Take up to `limit` open sessions whose lease is free or has expired, oldest first."""
 
-        async def work(connection: Connection) -> list[Lease]:
+        async def work(connection: StoreConnection) -> list[SessionLease]:
             now = self.database.now()
             free = (
                 select(_ROW.session_id)
@@ -44,7 +44,7 @@ class LeaseRows:
                 .values(lease_owner=replica, lease_expires=now + seconds, lease_epoch=_ROW.lease_epoch + 1)
                 .returning(_ROW.session_id, _ROW.lease_owner, _ROW.lease_epoch, _ROW.lease_expires)
             )
-            return [Lease(*row) for row in await connection.execute(taken)]
+            return [SessionLease(*row) for row in await connection.execute(taken)]
 
         return await self.database.write(work)
 
@@ -54,7 +54,7 @@ class LeaseRows:
         A lease that expired and that nobody took since is prolonged, too: nothing happened to it meanwhile.
         """
 
-        async def work(connection: Connection) -> list[str]:
+        async def work(connection: StoreConnection) -> list[str]:
             ours = (
                 select(_ROW.session_id)
                 .where(_ROW.lease_owner == replica, IS_OPEN)
@@ -73,7 +73,7 @@ class LeaseRows:
     async def next_end(self, replica: str) -> float:
         """In how many seconds the first lease of another replica ends, if that does not renew it."""
 
-        async def work(connection: Connection) -> float:
+        async def work(connection: StoreConnection) -> float:
             first = select(func.min(_ROW.lease_expires) - self.database.now()).where(
                 _ROW.lease_owner != replica, IS_OPEN
             )
@@ -85,7 +85,7 @@ class LeaseRows:
     async def release(self, replica: str, session_id: str | None = None) -> int:
         """Give up all leases of this replica, or that on one session; returns how many those were."""
 
-        async def work(connection: Connection) -> int:
+        async def work(connection: StoreConnection) -> int:
             ours = (
                 select(_ROW.session_id)
                 .where(_ROW.lease_owner == replica)
@@ -105,22 +105,22 @@ class LeaseRows:
     async def release_everybody(self) -> None:
         """Give up all leases, whoever has them: for who knows that nobody else is there."""
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: StoreConnection) -> None:
             await connection.execute(
                 update(SESSIONS).where(_ROW.lease_owner != "").values(lease_owner="", lease_expires=0.0)
             )
 
         await self.database.write(work)
 
-    async def leases(self, replica: str) -> list[Lease]:
+    async def leases(self, replica: str) -> list[SessionLease]:
         """Those that this replica has."""
 
-        async def work(connection: Connection) -> list[Lease]:
+        async def work(connection: StoreConnection) -> list[SessionLease]:
             ours = (
                 select(_ROW.session_id, _ROW.lease_owner, _ROW.lease_epoch, _ROW.lease_expires)
                 .where(_ROW.lease_owner == replica, IS_OPEN)
                 .order_by(_ROW.session_id)
             )
-            return [Lease(*row) for row in await connection.execute(ours)]
+            return [SessionLease(*row) for row in await connection.execute(ours)]
 
         return await self.database.read(work)

@@ -17,7 +17,7 @@ from sqlalchemy import URL
 from holdfast.service.problems import Unavailable
 from holdfast.service.store.batch import CHANNEL
 from holdfast.service.store.database.postgres import tls_of
-from holdfast.service.store.types import MISSED, Notice
+from holdfast.service.store.types import MISSED, RowNotice
 
 #: Notices that one listener may be behind. A further one turns them all into `MISSED`: it reads the table then.
 MAX_BEHIND: Final = 4_096
@@ -30,13 +30,13 @@ ASK_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 10.0
 
 
-class Listening(AsyncIterator[Notice]):
+class Listening(AsyncIterator[RowNotice]):
     """Notices from the moment it was made. Leave it by `async with`, or `close` it."""
 
     def __init__(self, session_id: str | None, on_close: Callable[[Listening], None]) -> None:
         self._session_id = session_id
         self._on_close = on_close
-        self._notices: deque[Notice] = deque()
+        self._notices: deque[RowNotice] = deque()
         self._more = asyncio.Event()
         self._closed = False
 
@@ -46,7 +46,7 @@ class Listening(AsyncIterator[Notice]):
         if len(self._notices) + last - first >= MAX_BEHIND:
             self.tell_missed()
             return
-        self._notices.extend(Notice(session_id, seq) for seq in range(first, last + 1))
+        self._notices.extend(RowNotice(session_id, seq) for seq in range(first, last + 1))
         self._more.set()
 
     def tell_missed(self) -> None:
@@ -60,7 +60,7 @@ class Listening(AsyncIterator[Notice]):
         self._more.set()
         self._on_close(self)
 
-    async def __anext__(self) -> Notice:
+    async def __anext__(self) -> RowNotice:
         while not self._notices:
             if self._closed:
                 raise StopAsyncIteration

@@ -13,8 +13,8 @@ import msgspec
 from sqlalchemy import delete, func, select, update
 
 from holdfast.service.audit.chain import REMOVED, TRIMMED, StreamMark
-from holdfast.service.store.batch import ROW_OVERHEAD, Head, append_to_own, lock_streams
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.batch import ROW_OVERHEAD, StreamHead, append_to_own, lock_streams
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import APPROVALS, ROWS, SESSIONS, STREAMS
 from holdfast.service.store.sessions import IS_OPEN
@@ -56,7 +56,7 @@ class Retention:
     async def audit_size(self) -> int:
         """What the audit log takes, in bytes, roughly."""
 
-        async def work(connection: Connection) -> int:
+        async def work(connection: StoreConnection) -> int:
             return int((await connection.execute(select(func.sum(STREAMS.c.size)))).scalar() or 0)
 
         return await self.database.read(work)
@@ -76,7 +76,7 @@ class Retention:
             return row[0], "age"
         return (row[0], "size") if too_big else None
 
-    async def _remove(self, connection: Connection, session_id: str, reason: str) -> Removed:
+    async def _remove(self, connection: StoreConnection, session_id: str, reason: str) -> Removed:
         which = SESSIONS.c.session_id == session_id
         await connection.execute(select(SESSIONS.c.session_id).where(which).with_for_update())
         head = (await lock_streams(connection, [session_id]))[session_id]
@@ -100,7 +100,7 @@ class Retention:
         if cutoff is None and max_bytes is None:
             return Removed()
 
-        async def work(connection: Connection) -> Removed:
+        async def work(connection: StoreConnection) -> Removed:
             own = (await lock_streams(connection, [SERVICE_STREAM]))[SERVICE_STREAM]
             through = 0 if cutoff is None else await _last_of_no_use(connection, own, cutoff)
             if (
@@ -116,7 +116,7 @@ class Retention:
 
         return await self.database.write(work)
 
-    async def _trim_own(self, connection: Connection, own: Head, through: int) -> Removed:
+    async def _trim_own(self, connection: StoreConnection, own: StreamHead, through: int) -> Removed:
         gone = (ROWS.c.session_id == SERVICE_STREAM) & (ROWS.c.seq <= through)
         last = select(ROWS.c.hash).where(ROWS.c.session_id == SERVICE_STREAM, ROWS.c.seq == through)
         last_hash = (await connection.execute(last)).scalar()
@@ -134,12 +134,12 @@ class Retention:
         await _put_head(connection, own)
         return Removed(0, rows, size)
 
-    async def _tell(self, connection: Connection, own: Head, kind: str, mark: StreamMark) -> int:
+    async def _tell(self, connection: StoreConnection, own: StreamHead, kind: str, mark: StreamMark) -> int:
         entry = AuditEntry(SERVICE_STREAM, self.database.clock.time(), "", kind, body=msgspec.to_builtins(mark))
         return (await append_to_own(connection, own, entry, self.audit_key)).seq
 
 
-async def _last_of_no_use(connection: Connection, own: Head, cutoff: float | None) -> int:
+async def _last_of_no_use(connection: StoreConnection, own: StreamHead, cutoff: float | None) -> int:
     """The last row of the service's own stream that is old enough, before any about a session that is there."""
     there = select(func.min(STREAMS.c.opened_seq)).where(STREAMS.c.removed_seq == 0, STREAMS.c.opened_seq > 0)
     first_needed = (await connection.execute(there)).scalar()
@@ -150,11 +150,11 @@ async def _last_of_no_use(connection: Connection, own: Head, cutoff: float | Non
     return through
 
 
-async def _put_head(connection: Connection, head: Head) -> None:
+async def _put_head(connection: StoreConnection, head: StreamHead) -> None:
     values = msgspec.structs.asdict(head)
     await connection.execute(update(STREAMS).where(STREAMS.c.session_id == values.pop("session_id")).values(values))
 
 
-async def _first(connection: Connection, statement: object) -> tuple[str, float] | None:
+async def _first(connection: StoreConnection, statement: object) -> tuple[str, float] | None:
     row = (await connection.execute(statement)).first()
     return None if row is None else (row[0], row[1])

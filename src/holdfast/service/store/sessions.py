@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, exists, func, insert, literal, select, tup
 from sqlalchemy.engine import RowMapping
 
 from holdfast.service.problems import Exhausted, Exists, NotFound
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSION_LABELS, SESSIONS
 from holdfast.service.store.types import FIRST_PAGE, Page, SessionFilter, decode_token, encode_token, page_size
@@ -48,7 +48,7 @@ class SessionRows:
         lease is that replica's from the beginning, for so many seconds, at epoch 1.
         """
 
-        async def work(connection: Connection) -> SessionRecord:
+        async def work(connection: StoreConnection) -> SessionRecord:
             if not self.database.is_sqlite:
                 await connection.execute(select(func.pg_advisory_xact_lock(_COUNT_LOCK)))
             if record.request_id:
@@ -105,18 +105,18 @@ class SessionRows:
         return await self._records(select(SESSIONS).where(IS_OPEN).order_by(SESSIONS.c.created_at))
 
     async def _records(self, statement: Any) -> list[SessionRecord]:
-        async def work(connection: Connection) -> list[SessionRecord]:
+        async def work(connection: StoreConnection) -> list[SessionRecord]:
             return [record_of(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self.database.read(work)
 
 
-async def _one(connection: Connection, condition: ColumnElement[bool]) -> SessionRecord | None:
+async def _one(connection: StoreConnection, condition: ColumnElement[bool]) -> SessionRecord | None:
     row = (await connection.execute(select(SESSIONS).where(condition))).mappings().first()
     return None if row is None else record_of(row)
 
 
-async def _within_limits(connection: Connection, agent_id: str, per_agent: int, total: int) -> None:
+async def _within_limits(connection: StoreConnection, agent_id: str, per_agent: int, total: int) -> None:
     count = select(func.count()).select_from(SESSIONS).where(IS_OPEN)
     if (await connection.execute(count.where(SESSIONS.c.agent_id == agent_id))).scalar_one() >= per_agent:
         raise Exhausted(

@@ -20,7 +20,7 @@ from holdfast.service.state_directory import store_url
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
 from holdfast.service.store.audit_log import AuditLog, follow_file, follow_notices, last_number
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.migrations import check_version, migrate
 from holdfast.service.store.database.schema import FACTS
@@ -145,7 +145,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows
             )
 
     async def _kept_key_id(self) -> str:
-        async def work(connection: Connection) -> str:
+        async def work(connection: StoreConnection) -> str:
             kept = await connection.execute(select(FACTS.c.value).where(FACTS.c.name == "audit_key"))
             return str(kept.scalar() or "")
 

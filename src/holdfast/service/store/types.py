@@ -51,7 +51,7 @@ class SessionFilter(Struct, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Lease(Struct, frozen=True):
+class SessionLease(Struct, frozen=True):
     """A replica's right to run a session's follower and timers. Whoever claims it next has a higher epoch."""
 
     session_id: str
@@ -72,17 +72,17 @@ class Fence(Struct, frozen=True):
     token: int
 
 
-class Notice(NamedTuple):
+class RowNotice(NamedTuple):
     """A row was appended. `MISSED` says that some were not told: look at what you follow again."""
 
     session_id: str
     seq: int
 
 
-MISSED: Final = Notice("", 0)
+MISSED: Final = RowNotice("", 0)
 
 
-class Agent(Struct, frozen=True):
+class AgentRecord(Struct, frozen=True):
     """Who may call. The token itself is nowhere; `token_hash` is its SHA-256 in hexadecimal."""
 
     agent_id: str

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSION_USAGE, SESSIONS
 from holdfast.service.types import Usage
@@ -28,7 +28,7 @@ class UsageRows:
         """Keep these samples in one transaction, unless a later one is there: its replica took the lease over."""
         dialect = sqlite if self.database.is_sqlite else postgresql
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: StoreConnection) -> None:
             for names in _parts(sorted(usages)):
                 there = select(SESSIONS.c.session_id).where(SESSIONS.c.session_id.in_(names))
                 rows = [
@@ -58,7 +58,7 @@ class UsageRows:
     async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
         """The last sample of each of these sessions that has one."""
 
-        async def work(connection: Connection) -> dict[str, Usage]:
+        async def work(connection: StoreConnection) -> dict[str, Usage]:
             found: dict[str, Usage] = {}
             for names in _parts(sorted(session_ids)):
                 rows = await connection.execute(

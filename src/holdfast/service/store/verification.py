@@ -24,7 +24,7 @@ from holdfast.service.audit.chain import (
     StreamCheck,
     StreamMark,
 )
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import ROWS, STREAMS
 from holdfast.service.types import SERVICE_STREAM, AuditRow, Struct
 
@@ -56,7 +56,7 @@ class Verification(Struct, frozen=True):
 class Verifier:
     """One look at the log."""
 
-    def __init__(self, connection: Connection, key: bytes | None) -> None:
+    def __init__(self, connection: StoreConnection, key: bytes | None) -> None:
         self._connection = connection
         self._key = key
         self._breaks: list[Break] = []

@@ -21,7 +21,7 @@ from holdfast.service.api import AuditFilter, Event
 from holdfast.service.clock import Clock, sleep
 from holdfast.service.problems import BadToken, NotFound, Problem
 from holdfast.service.sessions.ports import SessionStore, page_after
-from holdfast.service.store.types import MISSED, Notice, Page
+from holdfast.service.store.types import MISSED, Page, RowNotice
 from holdfast.service.types import AuditEntry, AuditRow, Caller, EventType, SessionRecord, State
 
 _PAGE: Final = 100
@@ -72,7 +72,7 @@ class NoticeBell:
             self._ring(MISSED)
             await sleep(self._clock, _AGAIN_SECONDS)
 
-    def _ring(self, notice: Notice) -> None:
+    def _ring(self, notice: RowNotice) -> None:
         if notice == MISSED:
             for watch in [each for all_ in self._watchers.values() for each in all_]:
                 watch.ring(notice)
@@ -90,7 +90,7 @@ class Watch:
         self.first: dict[str, int] = {}
         self.missed = False
 
-    def ring(self, notice: Notice) -> None:
+    def ring(self, notice: RowNotice) -> None:
         if notice == MISSED:
             self.missed = True
         else:
@@ -152,7 +152,7 @@ class EventStreams:
             others: set[str] = set()
             if session_id:
                 told[session_id] = place.seq if place else await self._last_seq(session_id)
-                watch.ring(Notice(session_id, told[session_id] + 1))
+                watch.ring(RowNotice(session_id, told[session_id] + 1))
             elif place is not None:
                 which = AuditFilter(agent_id=agent_id, kinds=("event",))
                 async for row in self._after(which, *place):

@@ -21,7 +21,7 @@ from holdfast.service.sessions.backend.connections import SandboxPool, is_gone
 from holdfast.service.sessions.following.events import NoticeBell, event_entry
 from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
 from holdfast.service.settings import ServiceSettings
-from holdfast.service.store.types import Fence, Lease, Page
+from holdfast.service.store.types import Fence, Page, SessionLease
 from holdfast.service.types import AuditEntry, AuditRow, SessionRecord, State, Struct
 
 #: The position of a session's last rows: behind everything that a terminal could print.
@@ -61,7 +61,11 @@ class Follower:
     """One session whose lease is ours. `TerminalFollower` and `ShellFollower` know what happens there."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self,
+        record: SessionRecord,
+        lease: SessionLease,
+        around: Surroundings,
+        on_change: Callable[[Follower], None],
     ) -> None:
         #: As we know it: newer than the database by a moment.
         self.record = record

@@ -18,7 +18,7 @@ from holdfast.service.sessions.following.shell import ShellFollower
 from holdfast.service.sessions.following.terminal import TerminalFollower
 from holdfast.service.sessions.ports import Told, Watcher
 from holdfast.service.sessions.timers import SessionTimers
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SessionRecord
 
 #: Between two looks at leases that have run out, if somebody else is just taking them.
@@ -64,7 +64,7 @@ class Leases:
         if self.watcher is not None:
             self.watcher.closed(session_id)
 
-    def follow(self, record: SessionRecord, lease: Lease) -> Follower:
+    def follow(self, record: SessionRecord, lease: SessionLease) -> Follower:
         """It is there: follow it."""
         self._in_the_making.discard(record.session_id)
         kind = TerminalFollower if record.kind == "terminal" else ShellFollower
@@ -154,7 +154,7 @@ class Leases:
             if len(leases) < limit:
                 return
 
-    async def _take_over(self, lease: Lease) -> None:
+    async def _take_over(self, lease: SessionLease) -> None:
         if lease.session_id in self._in_the_making:
             return
         known = self._followers.get(lease.session_id)

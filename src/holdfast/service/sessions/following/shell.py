@@ -17,7 +17,7 @@ from holdfast.exec_api import ExecApi
 from holdfast.service.sessions.following.command_log import CommandLog, LoggedCommand
 from holdfast.service.sessions.following.follower import END_POSITION, Ending, Follower, Surroundings
 from holdfast.service.sessions.ports import Told
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SessionRecord
 from holdfast.types import ReadResult
 
@@ -31,7 +31,11 @@ class ShellFollower(Follower):
     """A session with a shell."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self,
+        record: SessionRecord,
+        lease: SessionLease,
+        around: Surroundings,
+        on_change: Callable[[Follower], None],
     ) -> None:
         super().__init__(record, lease, around, on_change)
         #: The last command whose end was read.

@@ -18,7 +18,7 @@ from holdfast.service.api import AuditFilter
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.sessions.following.follower import END_POSITION, Ending, Follower, Surroundings
 from holdfast.service.sessions.ports import Told
-from holdfast.service.store.types import Lease, Page
+from holdfast.service.store.types import Page, SessionLease
 from holdfast.service.types import AuditEntry, SessionRecord
 from holdfast.types import TerminalEvent
 
@@ -76,7 +76,11 @@ class TerminalFollower(Follower):
     """A session with a terminal."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self,
+        record: SessionRecord,
+        lease: SessionLease,
+        around: Surroundings,
+        on_change: Callable[[Follower], None],
     ) -> None:
         super().__init__(record, lease, around, on_change)
         self.typed = TypedAhead()

@@ -12,7 +12,7 @@ T = TypeVar("T")
 Rows: TypeAlias = Result[*tuple[Any, ...]]
 
 
-class Connection(Protocol):
+class StoreConnection(Protocol):
     """A connection in a transaction. SQLAlchemy's `AsyncConnection` is one."""
 
     @property
@@ -24,7 +24,7 @@ class Connection(Protocol):
 
 
 #: Done in one transaction. It awaits nothing but its connection.
-Work = Callable[[Connection], Awaitable[T]]
+Work = Callable[[StoreConnection], Awaitable[T]]
 
 
 class Engine(Protocol):
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
     async def read(self, work: Work[T]) -> T: ...
 
-    def snapshot(self) -> AbstractAsyncContextManager[Connection]:
+    def snapshot(self) -> AbstractAsyncContextManager[StoreConnection]:
         """A connection that sees the database as it was at one moment, for as long as it is used."""
         ...
 

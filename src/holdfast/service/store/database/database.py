@@ -19,7 +19,7 @@ from sqlalchemy.types import Double
 
 from holdfast.service.clock import Clock, SystemClock
 from holdfast.service.problems import Invalid, Problem, Unavailable
-from holdfast.service.store.database.connection import Connection, Engine, Work
+from holdfast.service.store.database.connection import Engine, StoreConnection, Work
 from holdfast.service.store.database.postgres import PostgresEngine
 from holdfast.service.store.database.sqlite import SqliteEngine
 
@@ -95,7 +95,7 @@ class Database:
         return await self._tried(lambda: self._engine.read(work), tries)
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Connection]:
+    async def snapshot(self) -> AsyncIterator[StoreConnection]:
         """A connection that sees the database as it was at one moment, for as long as it is used."""
         try:
             async with self._engine.snapshot() as connection:
@@ -167,7 +167,7 @@ def _bad_url(url: str, why: str) -> Problem:
     return Invalid(f"store {shown!r}: {why}", reason="STORE_URL")
 
 
-async def _answer(connection: Connection) -> None:
+async def _answer(connection: StoreConnection) -> None:
     await connection.execute(text("SELECT 1"))
 
 

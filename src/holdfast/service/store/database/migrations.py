@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import func, insert, inspect, select, text
 
 from holdfast.service.problems import NotNow
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import VERSIONS
 
 #: Held while the steps are made (PostgreSQL; SQLite has one writer anyway). Any number does that no other program
@@ -20,7 +20,7 @@ from holdfast.service.store.database.schema import VERSIONS
 MIGRATION_LOCK: Final = 0x686F6C64_6D696772
 
 
-class Step(NamedTuple):
+class Migration(NamedTuple):
     """One version: statements that SQLite and PostgreSQL both understand."""
 
     version: int
@@ -111,10 +111,10 @@ _THIRD: Final = (
     """,
 )
 
-STEPS: Final = (Step(1, _FIRST), Step(2, _SECOND), Step(3, _THIRD))
+MIGRATIONS: Final = (Migration(1, _FIRST), Migration(2, _SECOND), Migration(3, _THIRD))
 
 
-async def migrate(connection: Connection, now: float, steps: Sequence[Step] = STEPS) -> list[int]:
+async def migrate(connection: StoreConnection, now: float, steps: Sequence[Migration] = MIGRATIONS) -> list[int]:
     """Make the steps that the database has not had, in the transaction that is open; returns which those were."""
     if connection.dialect.name == "postgresql":
         await connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
@@ -136,7 +136,7 @@ async def migrate(connection: Connection, now: float, steps: Sequence[Step] = ST
     return made
 
 
-async def check_version(connection: Connection, steps: Sequence[Step] = STEPS) -> None:
+async def check_version(connection: StoreConnection, steps: Sequence[Migration] = MIGRATIONS) -> None:
     """For who only looks: the tables must be those that this program knows."""
     has_tables = await connection.run_sync(lambda each: inspect(each).has_table(VERSIONS.name))
     had = await _version(connection) if has_tables else 0
@@ -152,11 +152,11 @@ async def check_version(connection: Connection, steps: Sequence[Step] = STEPS) -
         )
 
 
-async def _version(connection: Connection) -> int:
+async def _version(connection: StoreConnection) -> int:
     return int((await connection.execute(select(func.max(VERSIONS.c.version)))).scalar() or 0)
 
 
-def _refuse_newer(had: int, steps: Sequence[Step]) -> None:
+def _refuse_newer(had: int, steps: Sequence[Migration]) -> None:
     if had > steps[-1].version:
         raise NotNow(
             f"the database has version {had}, and this program knows versions up to {steps[-1].version}: "

@@ -11,7 +11,7 @@ from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from holdfast.service.problems import Invalid
-from holdfast.service.store.database.connection import Connection, Work
+from holdfast.service.store.database.connection import StoreConnection, Work
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class PostgresEngine:
         return await self.write(work)
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Connection]:
+    async def snapshot(self) -> AsyncIterator[StoreConnection]:
         async with self._engine.connect() as connection:
             await connection.execution_options(isolation_level="REPEATABLE READ")
             async with connection.begin():

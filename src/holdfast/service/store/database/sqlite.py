@@ -20,7 +20,7 @@ from sqlalchemy import URL, Dialect, create_engine, event
 from sqlalchemy.pool import QueuePool
 
 from holdfast.service.problems import Bug, Invalid, Unavailable
-from holdfast.service.store.database.connection import Connection, Rows, Work
+from holdfast.service.store.database.connection import Rows, StoreConnection, Work
 from holdfast.service.store.database.sqlite_file import tell_change
 from holdfast.service.store.database.sqlite_statements import OFTEN, OftenRun, as_sqlalchemy
 
@@ -84,7 +84,7 @@ class SqliteEngine:
             return _finished(work(_Near(connection, self._often)))
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Connection]:
+    async def snapshot(self) -> AsyncIterator[StoreConnection]:
         # A connection of its own: it may be used for long.
         engine = _engine(self._url, "BEGIN", 1)
         run = _in(self._readers)

@@ -26,7 +26,7 @@ class _Text(NamedTuple):
     columns: tuple[tuple[str, Callable[[Any], Any] | None], ...]
 
 
-class Found:
+class StatementResult:
     """What was found, as far as SQLAlchemy's results are used here."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -43,7 +43,7 @@ class OftenRun:
         self._dialect = dialect
         self._texts: dict[Executable, _Text] = {}
 
-    def run(self, driver: sqlite3.Connection, statement: Executable, parameters: Any) -> Found:
+    def run(self, driver: sqlite3.Connection, statement: Executable, parameters: Any) -> StatementResult:
         """For each of the parameters, or for each of the names that they list."""
         text = self._texts.get(statement) or self._write(statement)
         many = [parameters] if isinstance(parameters, Mapping) else parameters
@@ -55,8 +55,8 @@ class OftenRun:
         try:
             if not text.columns:
                 driver.executemany(text.sql, values)
-                return Found([])
-            return Found([_row(text, row) for each in values for row in driver.execute(text.sql, each)])
+                return StatementResult([])
+            return StatementResult([_row(text, row) for each in values for row in driver.execute(text.sql, each)])
         except sqlite3.Error as error:
             raise as_sqlalchemy(error, text.sql) from error
 
