@@ -1,7 +1,7 @@
-"""The model bridge: programs in a sandbox without network or keys talk to models through the host.
+"""The model bridge: programs in a sandbox without network or keys call models through the host.
 
-This folder is the host's side. The proxy inside only packs and relays HTTP; every decision is taken here. Names are
-imported when they are first used, as those of `holdfast` are.
+This package is the host's side. The proxy in the sandbox only packs and relays HTTP; every decision is made here.
+Names are imported on first use, as in `holdfast` itself.
 """
 
 from __future__ import annotations

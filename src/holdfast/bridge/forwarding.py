@@ -1,7 +1,7 @@
-"""One request passed on to a provider, and its answer passed back piece by piece, counted on its way.
+"""Forwards one request to a provider and its response back piece by piece, counting tokens.
 
-The request is changed only where the bridge was told to: another model's name, and a count of tokens where a budget
-needs one. Touches only the provider.
+The request is changed only as configured: another model name, and a usage count where a budget needs one. Touches
+only the provider.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from holdfast.bridge.upstream import ProviderClient, ProviderFailed
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
 
-#: Dialects whose streams tell their usage only if they are asked to.
-_ASKED_FOR_USAGE: Final = ("openai_chat", "openai_completions")
-#: The largest whole answer that is looked into. A larger one passes uncounted, and is estimated by its length.
+#: Dialects whose streams include usage only on request.
+_USAGE_ON_REQUEST: Final = ("openai_chat", "openai_completions")
+#: Largest whole response that is parsed. The tokens of a larger one are estimated from its length.
 BODY_BYTES: Final = 16 * 1024 * 1024
-#: What ends an event; kept by the split.
+#: Separators of events; the split keeps them.
 _EVENT_END: Final = re.compile(rb"(\r\n\r\n|\n\n|\r\r)")
 
 
 class ForwardedAnswer:
-    """One call of a provider. What it took is known when `pieces` has ended, and where it was left."""
+    """One call of a provider. Usage is known once `pieces` has ended or was closed."""
 
     def __init__(
-        self, session: ProviderClient, request: HttpRequest, dialect: ProviderDialect, *, needs_usage: bool
+        self, provider: ProviderClient, request: HttpRequest, dialect: ProviderDialect, *, needs_usage: bool
     ) -> None:
-        self._session = session
+        self._provider = provider
         self._dialect = dialect
-        asks = needs_usage and dialect.name in _ASKED_FOR_USAGE and _leaves_usage_out(request)
-        self._left_out = UsageEventFilter() if asks else None
-        self._request = rewritten(request, model=session.upstream.model, asks_for_usage=asks)
+        asks = needs_usage and dialect.name in _USAGE_ON_REQUEST and _leaves_usage_out(request)
+        self._filter = UsageEventFilter() if asks else None
+        self._request = rewritten(request, model=provider.upstream.model, request_usage=asks)
         self._meter: UsageMeter | None = None
 
     @property
@@ -48,19 +48,19 @@ class ForwardedAnswer:
         return None if self._meter is None else self._meter.usage()
 
     def estimate(self) -> TokenUsage:
-        """Where the answer did not tell. In a stream an event holds about a token."""
-        asked = len(self._request.body) // BYTES_A_TOKEN
+        """Estimate the usage of a response without counts. In a stream an event holds about one token."""
+        request = len(self._request.body) // BYTES_A_TOKEN
         if self._meter is None:
-            return TokenUsage(asked)
-        return TokenUsage(asked, self._meter.events or self._meter.bytes // BYTES_A_TOKEN)
+            return TokenUsage(request)
+        return TokenUsage(request, self._meter.events or self._meter.bytes // BYTES_A_TOKEN)
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
-        """The head, when the body begins, and the body as it comes."""
-        async with self._session.ask(self._request, self._dialect.name) as answer:
+        """Yield the head when the body begins, then the body as it arrives."""
+        async with self._provider.send(self._request, self._dialect.name) as answer:
             if answer.status == 401:
-                # Whatever the provider says of the key is not for the sandbox: some show a part of it.
-                said = (await answer.whole()).decode(errors="replace")
-                raise ProviderFailed(401, "the provider refused the bridge's key: its host has to look", said)
+                # The provider's message about the key stays on the host: some messages contain a part of the key.
+                detail = (await answer.whole()).decode(errors="replace")
+                raise ProviderFailed(401, "the provider rejected the bridge's key; see the host's log", detail)
             if answer.status >= 400:
                 yield HttpHead(answer.status, answer.headers)
                 yield await answer.whole()
@@ -70,7 +70,7 @@ class ForwardedAnswer:
             async with aclosing(answer.pieces()) as pieces:
                 async for piece in pieces:
                     self._meter.feed(piece)
-                    passed = piece if self._left_out is None else self._left_out.feed(piece)
+                    passed = piece if self._filter is None else self._filter.feed(piece)
                     if passed:
                         if head is not None:
                             yield head
@@ -78,13 +78,13 @@ class ForwardedAnswer:
                         yield passed
             if head is not None:
                 yield head
-            if self._left_out is not None and (rest := self._left_out.end()):
+            if self._filter is not None and (rest := self._filter.end()):
                 yield rest
 
 
-def rewritten(request: HttpRequest, *, model: str | None, asks_for_usage: bool = False) -> HttpRequest:
-    """The request with another model's name in it, in the body or in the path, and asking for its usage."""
-    if model is None and not asks_for_usage:
+def rewritten(request: HttpRequest, *, model: str | None, request_usage: bool = False) -> HttpRequest:
+    """Return the request with another model name, in the body or in the path, and with usage requested."""
+    if model is None and not request_usage:
         return request
     before, models, after = request.path.partition("/models/")
     if model is not None and models:
@@ -95,7 +95,7 @@ def rewritten(request: HttpRequest, *, model: str | None, asks_for_usage: bool =
     body = _object(request)
     if model is not None and "model" in body:
         body["model"] = model
-    if asks_for_usage:
+    if request_usage:
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     return msgspec.structs.replace(request, body=msgspec.json.encode(body))
 
@@ -117,15 +117,15 @@ def _object(request: HttpRequest) -> dict[str, Any]:
 
 
 class UsageMeter:
-    """What the pieces of one answer tell. `usage_in` is the dialect's."""
+    """Counts tokens from the pieces of one response. `usage_in` belongs to the dialect."""
 
     def __init__(self, usage_in: Callable[[JsonObject], TokenUsage | None], *, is_stream: bool) -> None:
         self._usage_in = usage_in
         self._reader = SseReader() if is_stream else None
         self._body = bytearray()
-        self._told: TokenUsage | None = None
+        self._usage: TokenUsage | None = None
         self.bytes = 0
-        #: Of a stream: about as many as it has tokens.
+        #: Events of a stream: about one for each token.
         self.events = 0
 
     def feed(self, piece: bytes) -> None:
@@ -137,44 +137,45 @@ class UsageMeter:
                 self._body.clear()
             return
         if self._reader.is_between_events and _has_whole_events_alone(piece):
-            # Nearly every piece of nearly every stream: nothing in it is worth taking apart.
+            # The common case: whole events without usage, which need no parsing.
             self.events += piece.count(b"\n\n")
             return
         for event in self._reader.feed(piece):
             self.events += 1
-            # Every dialect's word for it begins so. Most events have none, and are not decoded.
+            # Every dialect's field name begins like this. Most events have none and are not decoded.
             if b'"usage' in event.data:
-                self._look(event.data)
+                self._parse(event.data)
 
     def usage(self) -> TokenUsage | None:
-        """At the end, or where its caller left; None if nothing was told."""
+        """Return the usage so far; None if the response has no counts."""
         if self._body:
-            self._look(bytes(self._body))
+            self._parse(bytes(self._body))
             self._body.clear()
-        return self._told
+        return self._usage
 
-    def _look(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> None:
         try:
             value: Any = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return  # it is passed on, whatever it is; it merely has no counts
-        # Google's older stream is one array of answers.
+            return  # forwarded as it is, without counts
+        # Google's older stream is one array of responses.
         for each in value if isinstance(value, list) else [value]:
             found = self._usage_in(each) if isinstance(each, dict) else None
             if found is not None:
-                self._told = found if self._told is None else self._told.merged(found)
+                self._usage = found if self._usage is None else self._usage.merged(found)
 
 
 def _has_whole_events_alone(piece: bytes) -> bool:
-    """Whether it surely begins and ends with an event, and tells no usage."""
+    """True if the piece is certainly a run of whole events without usage."""
     begins = piece.startswith((b"data:", b"event:"))
     return begins and piece.endswith(b"\n\n") and b'"usage' not in piece and b"\r" not in piece
 
 
 class UsageEventFilter:
-    """A stream of chat completions without the event of the usage alone: the bridge asked for it, not the caller.
+    """Removes the usage-only event from a stream of chat completions that did not request it.
 
-    A client that did not ask takes the first of no choices, and fails.
+    The bridge requested the event for its budget; a client that did not would read the first of no choices, and
+    fail.
     """
 
     def __init__(self) -> None:
@@ -186,7 +187,7 @@ class UsageEventFilter:
         pairs = zip(parts[::2], parts[1::2], strict=True)
         passed = b"".join(event + end for event, end in pairs if not _is_usage_alone(event))
         if len(self._rest) > EVENT_BYTES:
-            # Not an event of ours, whatever it is.
+            # Too large to be a usage event.
             passed, self._rest = passed + self._rest, b""
         return passed
 

@@ -1,7 +1,6 @@
-"""The service `model` of a bridge: takes requests that the proxy packed, has the chosen model answer, keeps count.
+"""The host calls `model` of a bridge: admits requests from the proxy, calls the selected model, records usage.
 
-Every decision about a call is taken here: its route and dialect, whether it is let in, who answers, how long that
-may take, what is written down. Touches only the models.
+Decides route and dialect, admission, model, time limit and record of each call. Touches only the models.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class ModelService:
         self.spent = Spent()
 
     async def handle(self, method: str, body: bytes) -> AsyncIterator[bytes]:
-        """The handler of the service. What cannot be answered is answered with an error of its dialect."""
+        """Handle a host call. Failures become error responses in the caller's dialect."""
         if method != HTTP_METHOD:
             raise MethodNotFound(f"the service takes calls of {HTTP_METHOD!r}, not of {method!r}")
         try:
@@ -88,23 +87,23 @@ class ModelService:
         call = BridgeCall(request, time.monotonic)
         try:
             try:
-                self._let_in(call)
+                self._admit(call)
                 source = self._source(call)
                 async with aclosing(source), aclosing(_in_time(source, self._limits)) as pieces:
                     async for piece in pieces:
-                        call.saw(piece)
+                        call.note(piece)
                         yield pack_head(piece) if isinstance(piece, HttpHead) else piece
             except Exception as error:  # noqa: BLE001 - a function of the host's program may raise anything
                 head, body = call.failure(error)
-                call.saw(head)
+                call.note(head)
                 yield pack_head(head)
-                call.saw(body)
+                call.note(body)
                 yield body
             call.complete = True
         finally:
             self._ended(call)
 
-    def _let_in(self, call: BridgeCall) -> None:
+    def _admit(self, call: BridgeCall) -> None:
         request = call.request
         refusal = refuse_request(self._limits, self.spent, request.path, len(request.body))
         if refusal is not None:
@@ -113,10 +112,10 @@ class ModelService:
         call.counted = True
 
     def _source(self, call: BridgeCall) -> Pieces:
-        """Whoever answers, with the request in hand; nothing has been asked yet."""
+        """Return the response generator of the selected model; nothing has been sent yet."""
         request, route = call.request, call.route
         if request.header("sec-websocket-key") is not None:
-            # Codex asks for a WebSocket first, and takes this status alone as a reason to use HTTP at once.
+            # Codex tries a WebSocket first, and falls back to HTTP at once only for this status.
             raise ModelError(f"{request.path}: the bridge has no WebSockets; use POST", 426)
         if route is None:
             provider = self._models.only_provider
@@ -124,19 +123,19 @@ class ModelService:
                 raise ModelError(f"{request.method} {request.path}: the bridge has no such route", 404)
             if (refusal := refuse_unmetered_route(self._limits, request.method, request.path)) is not None:
                 raise refused(refusal)
-            # The limits allow it by name, so it is passed on, whatever it is.
-            return self._passed(call, provider)
+            # The limits allow this path by name, so the request is forwarded unparsed.
+            return self._forwarded(call, provider)
         body = Fields({})
         if request.method == "POST":
             body = checked_body(request)
-            # What was checked is what is sent, and what everything below reads.
+            # The parsed body is encoded again, so that the provider reads exactly the fields that were checked.
             call.request = request = canonical_request(request, body)
         call.model, call.stream = model_and_stream(body, request, route)
         if route.operation != "models" and (refusal := refuse_model(self._limits, call.model)) is not None:
             raise refused(refusal)
         if route.operation in ("models", "model"):
             provider = self._models.only_provider
-            return self._listed(route) if provider is None else self._passed(call, provider)
+            return self._listed(route) if provider is None else self._forwarded(call, provider)
         chosen = self._models.choose(call.model)
         call.paid_model = call.model
         if isinstance(chosen, ProviderClient):
@@ -148,7 +147,7 @@ class ModelService:
         if self._limits.has_budget and route.operation in ("generate", "embeddings"):
             self._reserve(call, body, route)
         if isinstance(chosen, ProviderClient):
-            return self._passed(call, chosen)
+            return self._forwarded(call, chosen)
         if route.operation == "embeddings":
             return _embedded(chosen, embeddings.parse(request))
         parsed = call.dialect.parse(request)
@@ -167,7 +166,7 @@ class ModelService:
         call.reservation = found
         self.spent = self.spent.reserved(found)
 
-    def _passed(self, call: BridgeCall, provider: ProviderClient) -> Pieces:
+    def _forwarded(self, call: BridgeCall, provider: ProviderClient) -> Pieces:
         answer = ForwardedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
         if call.route is not None and call.route.operation in ("generate", "embeddings"):
             call.answering = answer
@@ -199,7 +198,7 @@ async def _whole(body: bytes) -> Pieces:
 
 
 async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
-    """By the `embed` that a function may have beside it: from a request to one vector for each input."""
+    """Call the `embed` attribute of a model function: a request in, one vector for each input out."""
     embed = getattr(model, "embed", None)
     if embed is None:
         raise ModelError(f"model {request.model!r}: has no embeddings", 404)
@@ -210,7 +209,7 @@ async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
 
 
 async def _in_time(pieces: Pieces, limits: BridgeLimits) -> Pieces:
-    """The same pieces; ModelError (504) if the first of the body, or the last, does not come in time."""
+    """Yield the same pieces; raise ModelError (504) if the body does not begin, or end, in time."""
     now = asyncio.get_running_loop().time()
     last = None if limits.timeout is None else now + limits.timeout
     first = None if limits.first_token_timeout is None else now + limits.first_token_timeout
@@ -225,7 +224,7 @@ async def _in_time(pieces: Pieces, limits: BridgeLimits) -> Pieces:
                 if not deadline.has_passed:
                     raise
                 what = "ended" if has_begun else "begun"
-                raise ModelError(f"the answer has not {what} in time", 504) from None
+                raise ModelError(f"the response has not {what} in time", 504) from None
             if piece is None:
                 return
             if not has_begun and isinstance(piece, bytes):
@@ -237,9 +236,9 @@ async def _in_time(pieces: Pieces, limits: BridgeLimits) -> Pieces:
 
 
 class _Deadline:
-    """As `asyncio.timeout_at`, for a block that is entered again for every piece: one timer for all of them.
+    """Like `asyncio.timeout_at`, for a block that is entered again for every piece: one timer for all pieces.
 
-    A deadline that passes outside of the block is noticed when it is entered next.
+    A deadline that passes outside of the block takes effect when the block is entered next.
     """
 
     def __init__(self, when: float | None) -> None:
@@ -277,6 +276,6 @@ class _Deadline:
         task, self._task = self._task, None
         if self._cancelled and task is not None:
             self._cancelled = False
-            # Somebody else's cancellation goes first, as with asyncio's own.
+            # Another cancellation takes precedence, as with asyncio's timeouts.
             if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
                 raise TimeoutError from error

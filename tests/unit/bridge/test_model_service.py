@@ -103,7 +103,7 @@ async def test_a_function_that_gives_something_else_is_an_error() -> None:
 
     head, body = await ask(ModelService(wrong), body=chat())
     assert head.status == 500
-    assert "gave a int" in json.loads(body)["error"]["message"]
+    assert "returned a int" in json.loads(body)["error"]["message"]
 
 
 async def test_an_answer_that_hangs_in_its_middle_is_broken_off() -> None:
@@ -115,7 +115,7 @@ async def test_an_answer_that_hangs_in_its_middle_is_broken_off() -> None:
     with pytest.raises(ConnectionLost, match="not ended in time"):
         await ask(service, body=chat(stream=True))
     (call,) = service.calls
-    assert (call.status, call.error, call.cancelled) == (200, "the answer has not ended in time", False)
+    assert (call.status, call.error, call.cancelled) == (200, "the response has not ended in time", False)
     assert service.spent.running == 0
 
 
@@ -254,7 +254,7 @@ async def test_lists_of_models_have_those_that_are_allowed() -> None:
 
 async def test_a_model_that_is_not_there_names_those_that_are() -> None:
     head, body = await ask(ModelService({"mine": greet}), body=chat())
-    assert (head.status, "there are mine" in json.loads(body)["error"]["message"]) == (404, True)
+    assert (head.status, "known models: mine" in json.loads(body)["error"]["message"]) == (404, True)
 
 
 async def test_embeddings_come_from_the_functions_embed() -> None:

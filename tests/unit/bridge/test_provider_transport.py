@@ -346,9 +346,9 @@ def proxied(monkeypatch: pytest.MonkeyPatch, proxy: str, *, not_for: str) -> Non
 
 
 async def answer_of(base_url: str) -> bytes:
-    session = ProviderClient(Upstream(base_url))
+    client = ProviderClient(Upstream(base_url))
     try:
-        async with session.ask(HttpRequest("GET", "/v1/models", "", (), b""), "openai_chat") as answer:
+        async with client.send(HttpRequest("GET", "/v1/models", "", (), b""), "openai_chat") as answer:
             return await answer.whole()
     finally:
-        await session.aclose()
+        await client.aclose()

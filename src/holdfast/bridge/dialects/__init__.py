@@ -1,4 +1,4 @@
-"""The dialects that the bridge speaks, and which of them a path belongs to; pure."""
+"""The HTTP dialects that the bridge implements, and the mapping from paths to them; pure."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ __all__ = [
     "unsupported_by_function",
 ]
 
-#: Who owns a model that the bridge offers, where a provider's list says so.
+#: Owner of the bridge's models in model lists that name one.
 _OWNER = "holdfast"
 
 Operation = Literal["generate", "count_tokens", "embeddings", "models", "model"]
 
 
 class ProviderDialect(msgspec.Struct, frozen=True):
-    """One dialect: seven pure functions."""
+    """One dialect as pure functions."""
 
     name: DialectName
-    #: A request, read. InvalidParams names the field that is wrong; nothing else is raised.
+    #: Parse a request. InvalidParams names the wrong field; nothing else is raised.
     parse: Callable[[HttpRequest], ModelRequest]
-    #: The body of a whole answer.
+    #: Render the body of a whole reply.
     render: Callable[[ModelReply, ModelRequest], bytes]
-    #: An answer in pieces.
+    #: Start a streamed reply.
     stream: Callable[[ModelRequest], AnswerStream]
-    #: The body of an error: status, kind (empty: by the status), message.
+    #: Render the body of an error: status, kind (empty: by the status), message.
     error: Callable[[int, str, str], bytes]
-    #: The token counts in an answer's JSON, or in that of one event of a stream; None where there are none.
+    #: Token counts of a reply's JSON, or of one event of a stream; None where it has none.
     usage_in: Callable[[JsonObject], TokenUsage | None]
-    #: The answer to a request to count tokens.
+    #: Render the response to a request to count tokens.
     render_count: Callable[[int], bytes]
-    #: A provider's whole answer in our words, for records. InvalidParams if it is not one.
+    #: Parse a provider's whole reply, for records. InvalidParams if it is not one.
     read: Callable[[JsonObject], ModelReply]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What a path asks for. `model` is named by Google's paths, and by those that ask about one model."""
+    """Operation of a path. `model` comes from Google's paths, and from paths about one model."""
 
     dialect: DialectName
     operation: Operation
@@ -141,14 +141,14 @@ _GOOGLE_ACTIONS: Final[Mapping[str, Operation]] = {
     "streamGenerateContent": "generate",
     "countTokens": "count_tokens",
 }
-#: Names of the most output that a request wants, and of how many answers.
+#: Names of the fields for the maximum output, and for the number of replies.
 _MAXIMA: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
 _TIMES: Final = ("n", "best_of", "candidateCount", "candidate_count")
 _MODELS: Final = re.compile(r"/(v1[a-z0-9]*)/models(?:/(.+))?")
 
 
 def route_of(request: HttpRequest) -> Route | None:
-    """What a request asks for; None if no dialect has such a path."""
+    """Return the route of a request; None if no dialect has this path."""
     path = request.path.rstrip("/")
     if request.method == "POST":
         found = google.path_of(path)
@@ -163,7 +163,7 @@ def route_of(request: HttpRequest) -> Route | None:
 
 
 def dialect_of(request: HttpRequest) -> ProviderDialect:
-    """Whose errors the caller understands, for any path at all; OpenAI's where nothing tells."""
+    """Return the dialect for errors of any path; OpenAI's by default."""
     if (
         request.path.startswith(("/v1/messages", "/v1/complete/"))
         or request.header("anthropic-version") is not None
@@ -178,7 +178,7 @@ def dialect_of(request: HttpRequest) -> ProviderDialect:
 
 
 def model_and_stream(body: Fields, request: HttpRequest, route: Route) -> tuple[str, bool]:
-    """The model's name and whether the answer streams. Looks at nothing else: for requests that pass through."""
+    """Return the model's name and whether the reply streams, without parsing the rest of the request."""
     if route.model:
         found = google.path_of(request.path)
         return route.model, found is not None and found[1] == "streamGenerateContent"
@@ -191,21 +191,21 @@ def model_and_stream(body: Fields, request: HttpRequest, route: Route) -> tuple[
 
 
 def canonical_request(request: HttpRequest, body: Fields) -> HttpRequest:
-    """The request with what was read of it, and nothing that another reader could read otherwise."""
+    """Return the request re-encoded from the parsed body, so that the provider reads what was checked."""
     return msgspec.structs.replace(
         request, path=google.canonical(request.path), body=json_text(body.value).encode()
     )
 
 
 def requested_tokens(request: HttpRequest, body: Fields, route: Route) -> RequestedTokens:
-    """What a request asks for, before anything is known of its answer."""
+    """Return the tokens that a request may use, before its reply is known."""
     size = -(-len(request.body) // BYTES_A_TOKEN)
     if route.operation == "embeddings":
         return RequestedTokens(size, 0)
     try:
         estimate = estimate_tokens(DIALECTS[route.dialect].parse(request))
     except InvalidParams:
-        # The provider may know more than we do. Its size is an estimate, too.
+        # The provider may accept more than this parser; the size is an estimate as well.
         estimate = size
     config = body.value.get("generationConfig", body.value.get("generation_config"))
     places = [body.value, *([config] if isinstance(config, dict) else [])]
@@ -218,13 +218,13 @@ def requested_tokens(request: HttpRequest, body: Fields, route: Route) -> Reques
 
 
 def unsupported_by_function(request: ModelRequest) -> str | None:
-    """Why a function cannot answer this, in words for the caller; None if it can.
+    """Return why a function cannot answer this request; None if it can.
 
-    A function sees one request and gives one answer. What rests on state at the provider, or wants several answers,
-    must not be answered as if it had not been asked.
+    A function gets one request and gives one reply. A request that needs state at the provider, or several replies,
+    is refused instead of answered in part.
     """
     if request.params.n > 1:
-        return f"{request.params.n} answers are asked for; this model gives one"
+        return f"{request.params.n} replies are requested; this model gives one"
     if request.dialect == "openai_completions" and len(request.messages) > 1:
         return f"prompt: {len(request.messages)} prompts are given; this model takes one"
     for name in ("previous_response_id", "conversation", "cachedContent", "cached_content"):
@@ -232,14 +232,14 @@ def unsupported_by_function(request: ModelRequest) -> str | None:
             return f"{name}: this model keeps no state between requests; send the whole input"
     if request.dialect == "openai_responses":
         if request.raw.get("background") is True:
-            return "background: this model answers only while the caller waits"
+            return "background: this model answers only within the request"
         if isinstance(request.raw.get("prompt"), dict):
             return "prompt: this model has no stored prompts; send the input"
     return None
 
 
 def render_models(names: Sequence[str], dialect: DialectName, created: int = 0) -> bytes:
-    """All of them, on one page."""
+    """Return all models as one page."""
     models = [_model(name, dialect, created) for name in names]
     if dialect == "google":
         return msgspec.json.encode({"models": models})

@@ -1,6 +1,6 @@
-"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: requests read, answers and streams written; pure.
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: parses requests, renders replies and streams; pure.
 
-Its token counts leave the cached input out, ours include it; results of tools are turns of the user there, and
+Anthropic's token counts exclude cached input, the neutral ones include it; tool results are user turns there, and
 turns of role `tool` here.
 """
 
@@ -65,7 +65,7 @@ _ERROR_TYPES: Final[Mapping[int, str]] = {
 
 
 def parse(request: HttpRequest) -> ModelRequest:
-    """A request for a message, or for the count of its tokens: that one has no `max_tokens`."""
+    """Parse a request for a message or for a token count; the latter has no `max_tokens`."""
     body = body_fields(request)
     if not body.has("messages"):
         body.refuse("messages", "is missing")
@@ -94,7 +94,7 @@ def parse(request: HttpRequest) -> ModelRequest:
 
 
 def _messages(item: Fields) -> list[Message]:
-    """A turn. One with results of tools becomes two: the results, then what the user says."""
+    """Convert a turn. One with tool results becomes two: the results, then the user's text."""
     role = item.text("role")
     if role not in ("user", "assistant", "system"):
         item.refuse("role", f"{role!r} is none of user, assistant, system")
@@ -204,7 +204,7 @@ def _thinking(body: Fields) -> Thinking | None:
 
 
 def error(status: int, kind: str, message: str) -> bytes:
-    """An error body. The words of its `type` are fixed, so `kind` counts only if it is one of them."""
+    """Render an error. The values of `type` are fixed, so `kind` counts only if it is one of them."""
     return msgspec.json.encode(_error(status, kind, message))
 
 
@@ -226,7 +226,7 @@ def _usage(usage: TokenUsage) -> dict[str, Any]:
 
 
 def usage_in(body: JsonObject) -> TokenUsage | None:
-    """The token counts of a message, or of an event of a stream: the first has the input, the last the output."""
+    """Return the counts of a message or a stream event: the first event has the input, the last the output."""
     message = body.get("message")
     found = message.get("usage") if isinstance(message, dict) else body.get("usage")
     if not isinstance(found, dict):
@@ -239,7 +239,7 @@ def usage_in(body: JsonObject) -> TokenUsage | None:
 
 
 def _block(part: Part, request: ModelRequest, index: int) -> dict[str, Any] | None:
-    """A part of an answer; None for what this dialect has no answer for."""
+    """Render a part; None for parts that this dialect cannot represent."""
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}
@@ -278,7 +278,7 @@ def _head(request: ModelRequest, model: str = "", id_: str = "") -> dict[str, An
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words."""
+    """Parse a provider's whole reply."""
     fields = Fields(dict(body))
     return ModelReply(
         tuple(_content(fields, "content")),
@@ -299,7 +299,7 @@ def stream(request: ModelRequest) -> MessageStream:
 
 
 class MessageStream(AnswerStream):
-    """One answer as named events. Blocks are counted here anew: what this dialect cannot say takes no number."""
+    """A reply as named events. Blocks are renumbered, since parts without a representation take no number."""
 
     call_prefix = "toolu"
 
@@ -331,7 +331,8 @@ class MessageStream(AnswerStream):
             case ToolCallPart():
                 return [self._start({"type": "tool_use", "id": part.id, "name": part.name, "input": {}})]
             case _:
-                # A thought opens with its first words: one without words may be redacted, and its end tells.
+                # A thinking block opens with its first text: one without text may be redacted, which only its end
+                # shows.
                 return []
 
     def _grow(self, part: Part, text: str) -> list[bytes]:

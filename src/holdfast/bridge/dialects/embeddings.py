@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/embeddings`: requests read, vectors written as numbers or as base64; pure."""
+"""OpenAI's `/v1/embeddings`: parses requests, renders vectors as numbers or as base64; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.bridge.types import JsonObject, TokenUsage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
-#: What the provider itself takes at once.
+#: The provider's own limit.
 MAX_INPUTS: Final = 2048
 
 
@@ -66,9 +66,9 @@ def _numbers(items: list[Any]) -> bool:
 def render(
     vectors: Sequence[Sequence[float]], request: EmbeddingsRequest, usage: TokenUsage, model: str = ""
 ) -> bytes:
-    """One vector for each input, in order."""
+    """Render one vector for each input, in order."""
     if len(vectors) != len(request.input):
-        raise InvalidParams(f"{len(vectors)} vectors were given for {len(request.input)} inputs")
+        raise InvalidParams(f"{len(vectors)} vectors for {len(request.input)} inputs")
     data = [
         {"object": "embedding", "index": index, "embedding": _packed(vector) if request.base64 else list(vector)}
         for index, vector in enumerate(vectors)
@@ -84,5 +84,5 @@ def render(
 
 
 def _packed(vector: Sequence[float]) -> str:
-    """Little-endian single precision, which clients decode."""
+    """Encode little-endian single precision, which clients decode."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,6 +1,6 @@
-"""OpenAI's `/v1/chat/completions`: requests read, answers and streams of chunks written; pure.
+"""OpenAI's `/v1/chat/completions`: parses requests, renders replies and streams of chunks; pure.
 
-Thinking has no place in this dialect's definition; `reasoning_content`, which many servers and clients use, has it.
+The API defines no field for reasoning; `reasoning_content`, which many servers and clients use, carries it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def parse(request: HttpRequest) -> ModelRequest:
 
 
 def params(body: Fields) -> Params:
-    """How to sample; the same fields in chat and in completions."""
+    """Return the sampling parameters, which chat and completions share."""
     effort = body.text("reasoning_effort", "")
     limit = body.integer("max_completion_tokens")
     return Params(
@@ -233,7 +233,7 @@ def _whole_call(part: ToolCallPart, id_: str) -> dict[str, Any]:
 
 
 def render(reply: ModelReply, request: ModelRequest) -> bytes:
-    """The body of a whole answer."""
+    """Render the body of a whole reply."""
     said = [part.text for part in reply.content if isinstance(part, TextPart) and not part.refusal]
     refused = [part.text for part in reply.content if isinstance(part, TextPart) and part.refusal]
     thought = "".join(part.text for part in reply.content if isinstance(part, ThinkingPart))
@@ -262,7 +262,7 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words: its first choice."""
+    """Parse the first choice of a provider's whole reply."""
     fields = Fields(dict(body))
     choice = next(fields.items("choices"), None)
     message = None if choice is None else choice.maybe("message")
@@ -277,7 +277,7 @@ def stream(request: ModelRequest) -> ChatStream:
 
 
 class ChatStream(AnswerStream):
-    """One answer as chunks. The last has the counts, if the caller asked for them; then `[DONE]`."""
+    """A reply as chunks. The last has the counts, if the caller requested them; then `[DONE]`."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)

@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/completions`, the older endpoint of prompts and texts: requests read, answers written; pure.
+"""OpenAI's `/v1/completions`, the older endpoint for prompts and texts: parses requests, renders replies; pure.
 
-A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no words and is
-kept as it came.
+A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no text and stays
+unparsed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _prompts(body: Fields) -> tuple[Message, ...]:
 
 
 def _finish(reply: ModelReply) -> str:
-    # There are no tools here, so an answer cannot end for one.
+    # This dialect has no tools, so a reply cannot end for one.
     return "stop" if reply.reason == "tool_use" else finish_reason(reply)
 
 
@@ -87,7 +87,7 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words: its first choice."""
+    """Parse the first choice of a provider's whole reply."""
     fields = Fields(dict(body))
     choice = next(fields.items("choices"), None)
     text, reason = ("", "") if choice is None else (choice.text("text", ""), choice.text("finish_reason", ""))
@@ -101,7 +101,7 @@ def stream(request: ModelRequest) -> CompletionStream:
 
 
 class CompletionStream(AnswerStream):
-    """One answer as chunks of text; then `[DONE]`."""
+    """A reply as chunks of text; then `[DONE]`."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)

@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/responses`: items read into turns, answers written as items; its stream is in its own module. Pure.
+"""OpenAI's `/v1/responses`: parses items into turns, renders replies as items; its stream has its own module. Pure.
 
-Reasoning, messages and calls that follow each other are one turn of the assistant here. Reasoning keeps its id and
-its encrypted text, so that it can go back as it came.
+Consecutive reasoning, messages and calls are one turn of the assistant. Reasoning keeps its id and its encrypted
+text, so that it can be returned unchanged.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _ROLES: Final[Mapping[str, Role]] = {
     "user": "user",
     "assistant": "assistant",
 }
-#: Items that are no turns. Tools that come with the input are tools of the request like any others.
+#: Items that are not turns. Tools in the input are tools of the request like any others.
 _MORE_TOOLS: Final = "additional_tools"
 _NO_TURNS: Final = (_MORE_TOOLS, "configuration_update")
-#: What the answer repeats of the request, and what stands there when the request leaves it out.
+#: Fields of the request that the response repeats, and their defaults.
 _ECHOED: Final[Mapping[str, Any]] = {
     "background": False,
     "instructions": None,
@@ -181,7 +181,7 @@ def _part(part: Fields) -> Part:
 
 
 def _tool_objects(body: Fields) -> list[Fields]:
-    """All definitions of tools: the request's own, and those of items in its input."""
+    """Yield all tool definitions: the request's own, and those of items in its input."""
     found = list(body.items("tools"))
     if isinstance(body.value.get("input"), list):
         for each in body.items("input"):
@@ -253,7 +253,7 @@ def usage_object(usage: TokenUsage) -> dict[str, Any]:
 
 
 def usage_in(body: JsonObject) -> TokenUsage | None:
-    """The token counts of a response, or of an event that carries one."""
+    """Return the token counts of a response, or of an event that carries one."""
     inner = body.get("response")
     found = inner.get("usage") if isinstance(inner, dict) else body.get("usage")
     if not isinstance(found, dict):
@@ -269,7 +269,7 @@ def usage_in(body: JsonObject) -> TokenUsage | None:
 
 
 def response(request: ModelRequest, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    """The response object, whose settings are those of the request."""
+    """Return the response object with the settings of the request."""
     echoed = {
         name: default if request.raw.get(name) is None else request.raw[name] for name, default in _ECHOED.items()
     }
@@ -295,7 +295,7 @@ def text_content(part: TextPart) -> dict[str, Any]:
 
 
 def item(part: Part, request: ModelRequest, index: int, status: str = "completed") -> dict[str, Any] | None:
-    """A part of an answer as an item; None for what this dialect has no item for."""
+    """Render a part as an item; None for parts that this dialect cannot represent."""
     id_ = f"{request.id}_{index}"
     match part:
         case TextPart():
@@ -327,7 +327,7 @@ def item(part: Part, request: ModelRequest, index: int, status: str = "completed
 
 
 def finished(reply: ModelReply, request: ModelRequest, items: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response at its end: complete, or cut short by the length or by the filter."""
+    """Return the response at its end: complete, or cut by the length or by the filter."""
     why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason(reply))
     cut = {} if why is None else {"incomplete_details": {"reason": why}}
     body = response(request, "completed" if why is None else "incomplete", items, **cut)
@@ -338,7 +338,7 @@ def finished(reply: ModelReply, request: ModelRequest, items: list[dict[str, Any
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words."""
+    """Parse a provider's whole reply."""
     fields = Fields(dict(body))
     content = tuple(part for each in fields.items("output") for part in _turn(each).content)
     cut = fields.maybe("incomplete_details")

@@ -1,7 +1,7 @@
-"""From deltas to parts and back: which part a delta opens, grows or closes, and the whole reply at the end.
+"""Converts deltas to part events and back, assembles whole replies, and has the base class of streamed replies.
 
-Pure, and the one place that knows the rules, so that every dialect streams the same parts. A part is open until a
-delta comes that does not belong to it; a closed part stays closed.
+Pure, and the only place with these rules, so that every dialect streams the same parts. A part is open until a
+delta arrives that does not belong to it; a closed part stays closed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from holdfast.errors import InvalidParams
 
 
 class PartOpened(msgspec.Struct, frozen=True):
-    """Part `index` begins; `part` has what never changes (kind, id, name) and nothing of what grows."""
+    """Part `index` begins; `part` has the constant fields (kind, id, name) and nothing that grows."""
 
     index: int
     part: Part
 
 
 class PartGrew(msgspec.Struct, frozen=True):
-    """Words, thought or arguments were added to the open part."""
+    """Text, reasoning or arguments were added to the open part."""
 
     index: int
     part: Part
@@ -49,7 +49,7 @@ class PartGrew(msgspec.Struct, frozen=True):
 
 
 class PartClosed(msgspec.Struct, frozen=True):
-    """Part `index` is whole."""
+    """Part `index` is complete."""
 
     index: int
     part: Part
@@ -59,12 +59,12 @@ PartEvent = PartOpened | PartGrew | PartClosed
 
 
 class ReplyBuilder:
-    """Deltas in, steps out; holds the parts so far. `prefix` names calls that come without an id."""
+    """Converts deltas to part events and collects the parts. `prefix` names calls without an id."""
 
     def __init__(self, prefix: str = "call") -> None:
         self._prefix = prefix
         self._parts: list[Part] = []
-        # Of the open part: pieces are joined once, when it closes, so a long answer is not copied at each token.
+        # Pieces of the open part are joined once, when it closes: a long reply is not copied at each token.
         self._open: Part | None = None
         self._pieces: list[str] = []
         self._call = -1
@@ -86,12 +86,12 @@ class ReplyBuilder:
                 return self.close()
 
     def close(self) -> list[PartEvent]:
-        """Close the open part, if one is."""
+        """Close the open part, if any."""
         if self._open is None:
             return []
         steps: list[PartEvent] = []
         if isinstance(self._open, ToolCallPart) and self._open.kind == "function" and not self._pieces:
-            # A call without arguments: clients decode what they were sent, and nothing is not JSON.
+            # A call without arguments: clients decode the arguments, and an empty text is not JSON.
             steps = self._grow("{}")
         whole = _with_text(self._open, "".join(self._pieces))
         self._parts.append(whole)
@@ -100,7 +100,7 @@ class ReplyBuilder:
         return [*steps, PartClosed(len(self._parts) - 1, whole)]
 
     def reply(self, model: str = "", id: str = "") -> ModelReply:
-        """Everything so far, as a whole answer. Changes nothing: an open part goes on."""
+        """Return everything so far as a whole reply, without closing the open part."""
         stop = self._stop
         unfinished = () if self._open is None else (_with_text(self._open, "".join(self._pieces)),)
         return ModelReply(
@@ -151,7 +151,7 @@ class ReplyBuilder:
             return self._grow(delta.arguments)
         if delta.index <= self._call:
             raise InvalidParams(
-                f"tool call {delta.index}: a piece came after the call had ended; send its pieces together"
+                f"tool call {delta.index}: a piece came after the call had ended; send its pieces consecutively"
             )
         if not delta.name:
             raise InvalidParams(f"tool call {delta.index}: its first piece has no name")
@@ -172,7 +172,7 @@ def _with_text(part: Part, text: str) -> Part:
 
 
 def deltas_of(reply: ModelReply) -> Iterator[Delta]:
-    """A whole reply as deltas: for a caller that asked for a stream of a function that answers whole."""
+    """Yield a whole reply as deltas, for a caller that requested a stream."""
     calls = 0
     for part in reply.content:
         match part:
@@ -193,14 +193,14 @@ def deltas_of(reply: ModelReply) -> Iterator[Delta]:
 
 
 class AnswerStream(abc.ABC):
-    """One answer on its way: `begin`, `delta` for each, then `end`, or `error` when it breaks.
+    """One streamed reply: `begin`, `delta` for each, then `end`, or `error` when it fails.
 
-    Each gives the bytes to send.
+    Each method returns the bytes to send.
     """
 
-    #: What the head of the answer says.
+    #: Content type of the response.
     content_type = CONTENT_TYPE
-    #: Names tool calls that come without an id.
+    #: Prefix of ids for tool calls that have none.
     call_prefix = "call"
 
     def __init__(self, request: ModelRequest) -> None:
@@ -209,27 +209,27 @@ class AnswerStream(abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> list[bytes]:
-        """What can be said before the first delta, so that the caller sees the answer has begun."""
+        """Return the bytes before the first delta, so that the caller sees the reply begin."""
 
     def delta(self, delta: Delta) -> list[bytes]:
         return self.written(self._builder.feed(delta))
 
     def end(self) -> list[bytes]:
-        """The end, whether or not a StopDelta came before."""
+        """Return the end, with or without a preceding StopDelta."""
         return [*self.written(self._builder.close()), *self.finish(self.reply())]
 
     @abc.abstractmethod
     def error(self, status: int, kind: str, message: str) -> list[bytes]:
-        """The end of an answer that broke: its status has been sent, so the error goes where the answer would."""
+        """Return the end of a failed reply. The status was already sent, so the error goes into the body."""
 
     def reply(self) -> ModelReply:
-        """All that was given so far: after the end, the whole answer."""
+        """Return everything so far: after the end, the whole reply."""
         return self._builder.reply()
 
     @abc.abstractmethod
     def written(self, steps: list[PartEvent]) -> list[bytes]:
-        """The steps in this dialect."""
+        """Render part events in this dialect."""
 
     @abc.abstractmethod
     def finish(self, reply: ModelReply) -> list[bytes]:
-        """What follows the last part."""
+        """Return the bytes after the last part."""
