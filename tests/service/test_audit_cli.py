@@ -111,7 +111,7 @@ def test_a_log_with_a_key_is_verified_with_it(
     file = tmp_path / "key"
     file.write_bytes(KEY + b"\n")
     code, _, error = run(capsys, "verify", "--store", sqlite_url)
-    assert (code, error) == (1, "holdfast: the audit was written with a key: without it nothing can be told\n")
+    assert (code, error) == (1, "holdfast: the audit was written with a key and cannot be verified without it\n")
     assert run(capsys, "verify", "--store", sqlite_url, "--key-file", str(file))[0] == 0
     assert run(capsys, "--store", sqlite_url)[0] == 0
 

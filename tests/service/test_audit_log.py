@@ -246,7 +246,7 @@ async def test_a_line_that_was_cut_without_a_word_is_noticed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection that listens is asked now and then; here it is asked at once, and does not answer."""
-    monkeypatch.setattr("holdfast.service.store.notices.ASK_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.service.store.notices.PING_SECONDS", 0.01)
     async with await Store.open(postgres_url) as store, await Store.open(postgres_url) as other:
         others = store._from_others
         assert others is not None

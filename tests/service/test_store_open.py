@@ -90,18 +90,18 @@ async def test_an_approval_of_the_first_version_waits_on_without_a_caller(open_s
 async def test_a_database_that_is_newer_than_the_program_is_refused(open_store: OpenStore) -> None:
     store = await open_store()
     await store.database.write(lambda each: each.execute(text("INSERT INTO holdfast_versions VALUES (99, 0)")))
-    for look_only in (False, True):
-        with pytest.raises(NotNow, match="version 99, and this program knows versions up to") as refused:
-            await open_store(look_only=look_only)
+    for read_only in (False, True):
+        with pytest.raises(NotNow, match="version 99, and this program supports versions up to") as refused:
+            await open_store(read_only=read_only)
         assert refused.value.reason == "STORE_NEWER"
 
 
 async def test_looking_only_makes_nothing(store_url: str) -> None:
     with pytest.raises((NotNow, Unavailable)) as refused:
-        await Store.open(store_url, look_only=True)
+        await Store.open(store_url, read_only=True)
     assert refused.value.reason in ("STORE_EMPTY", "STORE_UNAVAILABLE")
     await (await Store.open(store_url)).close()
-    await (await Store.open(store_url, look_only=True)).close()
+    await (await Store.open(store_url, read_only=True)).close()
 
 
 async def test_the_file_of_a_new_database_is_ours_alone(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_whoever_does_not_want_to_wait_for_the_disk_says_so(sqlite_url: st
     async with await Store.open(f"{sqlite_url}?synchronous=normal") as store:
         assert await pragma(store, "synchronous") == 1
         assert (await store.verify()).holds
-    with pytest.raises(Invalid, match="synchronous is one of full, normal"):
+    with pytest.raises(Invalid, match="synchronous must be one of full, normal"):
         await Store.open(f"{sqlite_url}?synchronous=off")
 
 

@@ -47,7 +47,7 @@ async def test_no_such_session(store: Store) -> None:
 async def test_creation_limits_hold_for_each_agent_and_for_all(store: Store) -> None:
     for number in range(2):
         await store.add_session(record(f"a{number}"), per_agent=2, total=3)
-    with pytest.raises(Exhausted, match="agent 'a' has 2 sessions open") as refused:
+    with pytest.raises(Exhausted, match="agent 'a' has 2 open sessions") as refused:
         await store.add_session(record("a2"), per_agent=2, total=3)
     assert refused.value.reason == "SESSION_LIMIT"
     await store.add_session(record("b0", "b"), per_agent=2, total=3)
@@ -198,7 +198,7 @@ async def test_a_replica_knows_when_the_first_lease_of_another_ends(open_store: 
 async def test_all_leases_can_be_given_up_by_who_is_alone(open_store: OpenStore) -> None:
     store = await open_store(clock=FakeClock())
     await store.add_session(record("s1"), **MANY, replica="dead", seconds=3600.0)
-    await store.release_everybody()
+    await store.release_all()
     assert [lease.replica for lease in await store.claim("r1", 30.0)] == ["r1"]
 
 

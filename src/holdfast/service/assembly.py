@@ -117,7 +117,7 @@ class Service:
         if store.database.is_sqlite:
             parts.callback(claim_file(str(store.database.url.database)).close)
             # Whoever had them is dead, or it would hold the file.
-            await store.release_everybody()
+            await store.release_all()
         token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
         housekeeping = Housekeeping(store, self.readiness, clock, settings)

@@ -39,7 +39,7 @@ PATHS = ["/v1/models/../files", "/v1/models/%2E%2e/files", "/v1/x%2F..", "/v1/mo
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
-    with pytest.raises(InvalidParams, match="contains `.` or"):
+    with pytest.raises(InvalidParams, match=r"contains `\.` or"):
         Upstream("https://a.example").url(request(path))
 
 

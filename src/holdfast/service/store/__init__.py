@@ -1,4 +1,4 @@
-"""The database: sessions, leases, the audit log, approvals, agents. The only folder that knows SQL."""
+"""The database: sessions, leases, the audit log, approvals, agents. The only package with SQL."""
 
 from __future__ import annotations
 

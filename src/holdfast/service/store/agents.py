@@ -1,4 +1,4 @@
-"""Who may call: agents and operators, found by the hash of their token."""
+"""Agents and operators, found by the hash of their token, and the uid that each agent's sessions run as."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.service.types import Role
 
 _ROW = AGENTS.c
 _USER = SESSION_USERS.c
-#: Replicas that take the same number at once try again, each time at least one of them with success.
+#: Replicas that take the same uid at once retry; each round at least one of them succeeds.
 _TRIES: Final = 100
 
 
 class AgentRows:
-    """The part of the store that knows agents."""
+    """The part of the store with agents. A uid is never reused: files of its first agent may be left."""
 
     database: Database
 
@@ -36,11 +36,11 @@ class AgentRows:
         try:
             await self.database.write(lambda connection: connection.execute(insert(AGENTS).values(values)))
         except IntegrityError:
-            raise Exists(f"there is an agent {agent_id!r} already", reason="AGENT_EXISTS") from None
+            raise Exists(f"agent {agent_id!r} exists already", reason="AGENT_EXISTS") from None
         return agent
 
     async def rotate_agent(self, agent_id: str, token_hash: str) -> AgentRecord:
-        """Give it another token: the former one is nobody's from now on."""
+        """Replace the token; the former one is invalid from now on."""
         return await self._set(agent_id, token_hash=token_hash, token_at=self.database.clock.time())
 
     async def set_agent(
@@ -65,16 +65,16 @@ class AgentRows:
         return found[0]
 
     async def find_agent(self, token_hash: str) -> AgentRecord | None:
-        """Whose token has this hash, disabled ones included: who asks decides what that means."""
+        """Return the agent with this token hash, also a disabled one, which the caller must check."""
         found = await self._agents(select(AGENTS).where(_ROW.token_hash == token_hash))
         return found[0] if found else None
 
     async def agents(self) -> list[AgentRecord]:
-        """All, by name."""
+        """Return all agents, by name."""
         return await self._agents(select(AGENTS).order_by(_ROW.agent_id))
 
     async def has_operator(self) -> bool:
-        """Whether anybody could make further agents: a first start makes an operator if not."""
+        """True if an enabled operator exists; the first start creates one otherwise."""
         count = select(func.count()).select_from(AGENTS).where(_ROW.role == "operator", _ROW.disabled.is_(False))
 
         async def work(connection: StoreConnection) -> bool:
@@ -83,11 +83,11 @@ class AgentRows:
         return await self.database.read(work)
 
     async def session_uid(self, agent_id: str, uids: UidRange) -> int:
-        """The agent's uid; one of this range, if the agent has none yet."""
+        """Return the agent's uid; take a free one of this range if the agent has none."""
 
         async def work(connection: StoreConnection) -> int | None:
-            # The agent's own row after the last one of all: another replica that takes the last uid for this agent
-            # in between would look like a range that is used up.
+            # The agent's own row is read after the highest uid: otherwise a replica that takes the last uid for
+            # this agent in between would make the range seem exhausted.
             last = select(func.max(_USER.uid)).where(_USER.uid.between(uids.first, uids.last))
             taken = (await connection.execute(last)).scalar()
             had = (await connection.execute(select(_USER.uid).where(_USER.agent_id == agent_id))).scalar()
@@ -111,7 +111,7 @@ class AgentRows:
                 return uid
             break
         raise NotNow(
-            f"agent {agent_id!r} has no uid, and none of {uids.first}-{uids.last} is left: widen session_uids",
+            f"agent {agent_id!r} has no uid, and no uid of {uids.first}-{uids.last} is free: widen session_uids",
             reason="NO_UID_LEFT",
         )
 

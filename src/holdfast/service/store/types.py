@@ -1,4 +1,4 @@
-"""What the store takes and gives beside the nouns of `service.types`: leases, fences, pages, agents; pure."""
+"""Types of the store beside those of `service.types`: leases, fences, pages, agents; pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 from holdfast.service.problems import Invalid
 from holdfast.service.types import Caller, Role, State, Struct
 
-#: A page that nobody gave a size for, and the largest that is given: what `ListSessions` and `ListAudit` promise.
+#: Default and largest size of a page, as `ListSessions` and `ListAudit` document.
 PAGE_SIZE: Final = 100
 MAX_PAGE_SIZE: Final = 1_000
 
 
 class Page(Struct, frozen=True):
-    """Which part of a long answer; `token` is what the page before it ended with."""
+    """Part of a long list; `token` is from the end of the previous page."""
 
     size: int = PAGE_SIZE
     token: str = ""
@@ -35,16 +35,16 @@ def encode_token(*position: float | str) -> str:
 
 
 def decode_token(token: str, *kinds: type) -> tuple[Any, ...]:
-    """The position; what we never gave out is refused."""
+    """Return the position; raise Invalid for a token that `encode_token` did not make."""
     try:
         position = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
         return msgspec.convert(position, tuple[kinds], strict=False)  # type: ignore[valid-type]
     except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError):
-        raise Invalid(f"page_token {token[:40]!r} is none that was given out", reason="BAD_PAGE_TOKEN") from None
+        raise Invalid(f"page_token {token[:40]!r} is not a valid page token", reason="BAD_PAGE_TOKEN") from None
 
 
 class SessionFilter(Struct, frozen=True):
-    """Which sessions. Empty is all; a session must have every one of the labels."""
+    """Selects sessions. Empty selects all; a session must have all of the labels."""
 
     agent_id: str = ""
     states: tuple[State, ...] = ()
@@ -52,7 +52,7 @@ class SessionFilter(Struct, frozen=True):
 
 
 class SessionLease(Struct, frozen=True):
-    """A replica's right to run a session's follower and timers. Whoever claims it next has a higher epoch."""
+    """A replica's right to run a session's follower and timers. The next claim has a higher epoch."""
 
     session_id: str
     replica: str
@@ -61,9 +61,9 @@ class SessionLease(Struct, frozen=True):
 
 
 class Fence(Struct, frozen=True):
-    """What must hold for an append: the session's lease is still this one, and less than `token` was audited.
+    """Condition of an append: the session's lease is unchanged, and `audited_token` is below `token`.
 
-    The append moves the session's `audited_token` to `token` with it, so the same append again changes nothing.
+    The append moves `audited_token` to `token`, so the same append again changes nothing.
     """
 
     session_id: str
@@ -73,7 +73,7 @@ class Fence(Struct, frozen=True):
 
 
 class RowNotice(NamedTuple):
-    """A row was appended. `MISSED` says that some were not told: look at what you follow again."""
+    """A row was appended. `MISSED`: some notices were lost, and the listener must read the table."""
 
     session_id: str
     seq: int
@@ -83,16 +83,16 @@ MISSED: Final = RowNotice("", 0)
 
 
 class AgentRecord(Struct, frozen=True):
-    """Who may call. The token itself is nowhere; `token_hash` is its SHA-256 in hexadecimal."""
+    """A registered caller. The token itself is not stored; `token_hash` is its SHA-256 in hexadecimal."""
 
     agent_id: str
     role: Role
     token_hash: str
     created_at: float
-    #: What differs from the rules' limits, as the rules name it.
+    #: Overrides of the rules' limits, by the rules' names.
     limits: dict[str, Any] = msgspec.field(default_factory=dict)
     disabled: bool = False
-    #: When it got the token that it has.
+    #: Time of the current token.
     token_at: float = 0.0
 
     @property
@@ -101,7 +101,7 @@ class AgentRecord(Struct, frozen=True):
 
 
 class Removed(Struct, frozen=True):
-    """What retention took away."""
+    """Totals of one retention run."""
 
     sessions: int = 0
     rows: int = 0

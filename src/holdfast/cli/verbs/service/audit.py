@@ -191,5 +191,5 @@ async def _opened(store: str | None, config: str | None, key_file: str | None) -
     with service_extra():
         from holdfast.service.store import open_store
 
-    async with await open_store(settings, look_only=True) as opened:
+    async with await open_store(settings, read_only=True) as opened:
         yield opened

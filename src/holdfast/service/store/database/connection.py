@@ -1,4 +1,4 @@
-"""What a transaction's work may do with its connection, whichever database it is; pure."""
+"""The interface of a connection inside a transaction, for either database; pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StoreConnection(Protocol):
     async def run_sync(self, look: Callable[..., T], /) -> T: ...
 
 
-#: Done in one transaction. It awaits nothing but its connection.
+#: Runs in one transaction and awaits only its connection.
 Work = Callable[[StoreConnection], Awaitable[T]]
 
 
@@ -35,11 +35,11 @@ class Engine(Protocol):
     async def read(self, work: Work[T]) -> T: ...
 
     def snapshot(self) -> AbstractAsyncContextManager[StoreConnection]:
-        """A connection that sees the database as it was at one moment, for as long as it is used."""
+        """A connection that sees the database as of one moment, for as long as it is used."""
         ...
 
-    async def give_back(self) -> None:
-        """Give room that deleted rows have left back to the file system."""
+    async def reclaim_space(self) -> None:
+        """Return the space of deleted rows to the file system."""
         ...
 
     async def close(self) -> None: ...

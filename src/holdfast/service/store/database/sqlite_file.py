@@ -1,8 +1,9 @@
-"""Wakes whoever follows a SQLite file that another process writes: the kernel tells that its times changed.
+"""The lock and the change notification of a SQLite file that several processes use.
 
-SQLite writes its log, flushes it, and then makes what is in it count; only the first of these changes a file in a
-way that the kernel tells (inotify). So whoever writes says afterwards that it is there: `tell_change`. Touches the
-C library through ctypes; asyncio waits on the descriptor. There is nothing to poll and no thread.
+SQLite writes its log, flushes it, and then commits; only the first step changes a file in a way that inotify
+reports. So a writer touches the file after the commit (`signal_change`), which wakes followers without polling or
+threads. Touches `PATH-lock`, since closing a descriptor of the database itself would drop SQLite's own locks, and
+the C library through ctypes.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ IN_NONBLOCK: Final = os.O_NONBLOCK
 IN_CLOEXEC: Final = os.O_CLOEXEC
 
 
-def tell_change(path: str) -> None:
-    """What was written counts now. A file that is gone has nobody who follows it."""
+def signal_change(path: str) -> None:
+    """Wake the followers of the file. A file that was removed has no followers."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 class FileWatch:
-    """Watches a database for changes."""
+    """Watches a database file for changes."""
 
     def __init__(self, path: str) -> None:
         self._changed = asyncio.Event()
@@ -43,7 +44,7 @@ class FileWatch:
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     async def changed(self) -> None:
-        """Wait for a change that came after the last one that was waited for."""
+        """Wait for a change since the last call."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -68,7 +69,7 @@ class FileWatch:
 
 
 def claim_file(path: str) -> FileIO:
-    """The lock, until it is closed. `NotNow` names the process that has it."""
+    """Return the lock of the only service on this file, until closed; `NotNow` names the process that holds it."""
     name = f"{path}-lock"
     try:
         file = FileIO(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
@@ -80,7 +81,7 @@ def claim_file(path: str) -> FileIO:
         owner = file.read(32).decode("ascii", "replace").strip()
         file.close()
         raise NotNow(
-            f"store {path}: another service has it (pid {owner or 'unknown'}); several need PostgreSQL",
+            f"store {path}: another service uses it (pid {owner or 'unknown'}); several services need PostgreSQL",
             reason="STORE_TAKEN",
         ) from None
     file.truncate(0)
