@@ -18,7 +18,7 @@ from holdfast.service.access.tokens import hash_token
 from holdfast.service.assembly import Service, own_files
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.observability.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.observability.observer import ServiceCallObserver, count_sessions, event_counter
 from holdfast.service.observability.tracing import NullTracer, OtelTracer
 from holdfast.service.problems import Exists, Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.rules_file import read_rules, shown_rules
@@ -238,7 +238,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_and_command() -> None:
     metrics = Metrics(own_process=False)
-    call = Calls(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
+    call = ServiceCallObserver(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
     call.identified(Caller("anna"))
     assert structlog.contextvars.get_contextvars() == {"request_id": "r1", "agent_id": "anna"}
     call.concerns("s1", "")
@@ -254,7 +254,7 @@ def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_
 
 def test_what_sessions_tell_is_counted() -> None:
     metrics = Metrics(own_process=False)
-    tell = tell_metrics(metrics)
+    tell = event_counter(metrics)
     for told in (
         Told("session_over", "shell", 5.0, "exited"),
         Told("command_ended", "terminal", 0.2),

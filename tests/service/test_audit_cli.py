@@ -123,7 +123,7 @@ def test_errors_are_one_line_and_nothing_is_made(tmp_path: Path, capsys: pytest.
     code, _, error = run(capsys, "--store", "mysql://x")
     assert (code, error.count("\n")) == (1, 1)
     code, _, error = run(capsys, "--since", "yesterday", "--store", "sqlite:////x")
-    assert "is no time" in error
+    assert "is not a time" in error
     code, _, error = run(capsys, "verify", "--head", "x", "--store", "sqlite:////x")
     assert "SEQ:HASH" in error
 

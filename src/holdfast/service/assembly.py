@@ -37,12 +37,12 @@ from holdfast.service.fronts.http import HttpFront, HttpSettings
 from holdfast.service.fronts.listening import TlsFiles
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.monitor.monitor import MonitorSettings, ResourceMonitor
-from holdfast.service.monitor.session_usage import SandboxesOutside, Watchers
+from holdfast.service.monitor.session_usage import SessionMonitorBackend, Watchers
 from holdfast.service.monitor.thresholds import ThresholdSettings
 from holdfast.service.observability.logs import LogSettings, configure_logs
 from holdfast.service.observability.metered_store import MeteredStore
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.observability.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.observability.observer import ServiceCallObserver, count_sessions, event_counter
 from holdfast.service.observability.tracing import Tracer, open_tracer
 from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.problems import Problem
@@ -125,7 +125,9 @@ class Service:
         parts.push_async_callback(housekeeping.stop)
 
         access = Access(store, clock, _access(settings))
-        admission = Admission(access, Rates(_rates(settings), clock), Calls(self.metrics, self._tracer))
+        admission = Admission(
+            access, Rates(_rates(settings), clock), ServiceCallObserver(self.metrics, self._tracer)
+        )
         started = await self._fronts(Handler(manager), admission)
         self.readiness.set("service")
         return replace(started, store=store.database.place, operator_token=token)
@@ -135,7 +137,7 @@ class Service:
         pool = SandboxPool(
             self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
         )
-        outside = SandboxesOutside(pool, store, clock)
+        outside = SessionMonitorBackend(pool, store, clock)
         monitor = ResourceMonitor(outside, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
         uids = parse_uids(settings.session_uids)
@@ -154,7 +156,7 @@ class Service:
             settings=settings,
             redact=self._redact,
             usage=monitor.latest,
-            tell=tell_metrics(self.metrics),
+            tell=event_counter(self.metrics),
         )
         manager.agents, manager.rulebook, manager.tracer = store, self._rulebook, self._tracer
         manager.subscribers = self.metrics.event_subscribers

@@ -1,6 +1,6 @@
-"""Between the monitor and the sessions: asks sandboxes what sessions use, writes findings down, does the steps.
+"""Connects the monitor with the sessions: samples sandboxes, records findings, carries out escalation steps.
 
-Implements `monitor.Outside` with the sessions' pool, store and manager. Touches sandboxes through the pool.
+Implements `monitor.MonitorBackend` with the sessions' pool, store and manager. Touches sandboxes through the pool.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from holdfast.service.types import SERVICE_STREAM, AuditEntry, SessionRecord, Us
 from holdfast.types import UsageSample
 
 
-class SandboxesOutside:
-    """`monitor.Outside`. `manager` is set once it is made: it needs the monitor first."""
+class SessionMonitorBackend:
+    """`monitor.MonitorBackend`. `manager` is set after its creation, which needs the monitor."""
 
     manager: SessionManager
 
@@ -61,7 +61,7 @@ class SandboxesOutside:
 
 
 class Watchers:
-    """Several who want to know which sessions are ours."""
+    """Passes watch events to several watchers."""
 
     def __init__(self, *watchers: Watcher) -> None:
         self._watchers = watchers

@@ -1,6 +1,6 @@
-"""The store, with a clock beside what callers wait for: how long appends and look-ups take, and whether they fail.
+"""The store with metrics: durations and failures of appends and queries that callers wait for.
 
-Nothing is decided here, and nothing else of the store is changed.
+Decides nothing and changes nothing else of the store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.service.types import Approval, AuditEntry, AuditRow, SessionRecord
 
 
 class MeteredStore(Store):
-    """`metrics` is set by whoever opens it, before anything is asked of it."""
+    """`metrics` is set after opening, before the first call."""
 
     metrics: Metrics
 
@@ -61,7 +61,7 @@ class MeteredStore(Store):
         return abandoned
 
     async def ping(self) -> None:
-        """Also counts what waits for an answer: nobody but the database knows it for all replicas."""
+        """Ping, and count open approvals: only the database has their number for all replicas."""
         with self.metrics.store("ping"):
             await super().ping()
             self.metrics.approvals_waiting.set(len(await self.open_approvals()))

@@ -1,8 +1,8 @@
-"""What the service counts and times, for Prometheus: one object with a registry of its own, made by `assembly`.
+"""Prometheus metrics of the service: one object with a registry of its own, made by `assembly`.
 
-The seed's five keep their names, with the unit behind; the service's own begin with `holdfast_`. No label holds an
-id: each has a bounded number of values, and what comes beyond them is counted as `other`. docs/monitoring.md lists
-every metric, and a test compares.
+The seed's five keep their names, with the unit appended; the service's own begin with `holdfast_`. No label holds
+an id: each has a bounded number of values, and further values count as `other`. docs/monitoring.md lists every
+metric, and a test compares.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from prometheus_client.exposition import choose_encoder
 
 from holdfast.service.types import Kind, State
 
-#: Values that one label may have in one metric: methods, codes and reasons are some dozens, each a time series.
+#: Values of one label in one metric: methods, codes and reasons are some dozens, each a time series.
 MAX_VALUES: Final = 100
 OTHER: Final = "other"
-#: Calls and statements: from a prompt that is there to one that is waited for.
+#: ServiceCallObserver and statements: from an immediate reply to a long poll.
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 #: Commands: from `true` to a build.
 _COMMAND_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -31,7 +31,7 @@ _KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
 class CallTimer:
-    """One call of the API while it is under way."""
+    """One running call of the API."""
 
     __slots__ = ("began", "front", "method")
 
@@ -42,10 +42,10 @@ class CallTimer:
 
 
 class Metrics:
-    """Everything that is measured. Attributes are metrics of prometheus-client; methods bound their labels."""
+    """All metrics. Attributes are metrics of prometheus-client; methods bound their labels."""
 
     def __init__(self, *, own_process: bool = True) -> None:
-        """`own_process` adds our CPU time, memory and descriptors, as every Prometheus client names them."""
+        """`own_process` adds this process's CPU time, memory and descriptors, under the standard names."""
         self.registry = CollectorRegistry()
         self._seen: dict[str, set[str]] = {}
         if own_process:
@@ -77,10 +77,10 @@ class Metrics:
             "policy_violations", "What the policy refused or ended, by reason.", ("reason",), registry=r
         )
 
-        # Calls.
+        # ServiceCallObserver.
         self.rpc_calls = Counter(
             "holdfast_rpc_calls",
-            "Calls that ended, by front end, method and status code.",
+            "ServiceCallObserver that ended, by front end, method and status code.",
             ("front", "method", "code"),
             registry=r,
         )
@@ -91,10 +91,12 @@ class Metrics:
             buckets=_CALL_SECONDS,
             registry=r,
         )
-        self.rpc_in_flight = Gauge("holdfast_rpc_in_flight", "Calls that are under way.", ("front",), registry=r)
+        self.rpc_in_flight = Gauge(
+            "holdfast_rpc_in_flight", "ServiceCallObserver that are under way.", ("front",), registry=r
+        )
         self.requests_refused = Counter(
             "holdfast_requests_refused",
-            "Calls that were refused before they were looked at, by reason: no token, too many.",
+            "ServiceCallObserver that were refused before they were looked at, by reason: no token, too many.",
             ("reason",),
             registry=r,
         )
@@ -125,7 +127,7 @@ class Metrics:
             registry=r,
         )
 
-        # Sessions from outside.
+        # Sessions.
         self.approvals_waiting = Gauge(
             "holdfast_approvals_waiting", "Commands that wait for an approval.", registry=r
         )
@@ -185,7 +187,7 @@ class Metrics:
     # --- recording -------------------------------------------------------------------------------------------
 
     def set_sessions(self, counts: Mapping[tuple[Kind, State], int]) -> None:
-        """How many sessions there are now; what is not named has none."""
+        """Set the number of sessions by kind and state; others are 0."""
         for kind in _KINDS:
             for state in _STATES:
                 self.sessions_active.labels(kind, state).set(0)
@@ -208,13 +210,13 @@ class Metrics:
         self.requests_refused.labels(self._bounded("refusal", reason)).inc()
 
     def begin_call(self, front: str, method: str) -> CallTimer:
-        """A call is under way; `end_call` must follow, once."""
+        """Start a call; `end_call` must follow once."""
         front, method = self._bounded("front", front), self._bounded("method", method)
         self.rpc_in_flight.labels(front).inc()
         return CallTimer(front, method)
 
     def end_call(self, timer: CallTimer, code: str) -> float:
-        """With the name of a status; returns how many seconds it took."""
+        """End a call with the name of a status; return its seconds."""
         seconds = time.perf_counter() - timer.began
         self.rpc_in_flight.labels(timer.front).dec()
         self.rpc_seconds.labels(timer.front, timer.method).observe(seconds)
@@ -223,7 +225,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def store(self, operation: str) -> Iterator[None]:
-        """Time one operation of the database, also one that fails."""
+        """Time one database operation, also a failed one."""
         began = time.perf_counter()
         try:
             yield
@@ -233,7 +235,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def audit_append(self) -> Iterator[None]:
-        """Time one append to the audit log; one that fails is counted."""
+        """Time one append to the audit log; count a failed one."""
         began = time.perf_counter()
         try:
             yield
@@ -243,7 +245,7 @@ class Metrics:
         self.audit_append_seconds.observe(time.perf_counter() - began)
 
     def _bounded(self, label: str, value: str) -> str:
-        """The value itself for the first `MAX_VALUES` that a label has."""
+        """Return the value for the first `MAX_VALUES` values of a label, then `other`."""
         seen = self._seen.setdefault(label, set())
         if value in seen:
             return value
@@ -255,11 +257,11 @@ class Metrics:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything, as a scrape with this Accept header wants it, and its content type."""
+        """Return all metrics in the format of this Accept header, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
     def names(self) -> dict[str, str]:
-        """Every metric as a query names it, with what it is."""
+        """Return every metric name as queries use it, with its type."""
         families = self.registry.collect()
         return {f.name + ("_total" if f.type == "counter" else ""): f.documentation for f in families}

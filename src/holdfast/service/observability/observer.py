@@ -1,7 +1,7 @@
-"""What is seen of calls and of sessions from outside: metrics, a span and a log line for each call.
+"""Observes calls and sessions: metrics, and a span and a log line for each call.
 
-Stands between the parts that tell (`admission.CallObserver`, `sessions.ports.Tell`) and those that show (`metrics`,
-`tracing`, `logs`), so that neither knows the other. Decides nothing.
+Connects the reporting parts (`admission.CallObserver`, `sessions.ports.Tell`) with `metrics`, `tracing` and `logs`,
+so that neither side imports the other. Decides nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LONGEST_ID: Final = 128
 _FINE: Final = ("OK", "CANCELLED")
 
 _log = structlog.stdlib.get_logger("holdfast.service.calls")
-#: The same as the standard library has it. To find out that nobody wants a line costs structlog 20 µs.
+#: The same logger in the standard library: structlog needs 20 µs to find a level disabled.
 _log_level = logging.getLogger("holdfast.service.calls")
 
 
-class Calls:
+class ServiceCallObserver:
     """`admission.CallObserver`."""
 
     def __init__(self, metrics: Metrics, tracer: Tracer) -> None:
@@ -52,7 +52,7 @@ class CallObservation:
         self._method = method
         self._front = front
         self._timer = metrics.begin_call(front, method)
-        #: What log lines of this call have, taken back in the end.
+        #: Values bound to the log lines of this call, reset at its end.
         self._bound: list[Mapping[str, Token[Any]]] = []
         request_id = headers.get(_REQUEST_ID, "")[:_LONGEST_ID]
         if request_id:
@@ -75,13 +75,13 @@ class CallObservation:
         seconds = self._metrics.end_call(self._timer, status)
         level = logging.DEBUG if status in _FINE else logging.INFO
         if _log_level.isEnabledFor(level):
-            words = {"method": self._method, "front": self._front, "status": status, "seconds": round(seconds, 4)}
-            _log.log(level, "call", **words)
+            fields = {"method": self._method, "front": self._front, "status": status, "seconds": round(seconds, 4)}
+            _log.log(level, "call", **fields)
         if status in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED"):
             self._metrics.refused(status)
         self._span.set("rpc.code", status)
         failed = _failure(status)
-        # The span learns of a failure as it would if it had left the block.
+        # The span records the failure as if the exception had left the block.
         self._work.__exit__(type(failed) if failed else None, failed, None)
         for tokens in reversed(self._bound):
             structlog.contextvars.reset_contextvars(**tokens)
@@ -98,8 +98,8 @@ def _failure(status: str) -> problems.Problem | None:
     return kind(status, reason=status)
 
 
-def tell_metrics(metrics: Metrics) -> Callable[[Told], None]:
-    """What sessions tell, counted."""
+def event_counter(metrics: Metrics) -> Callable[[Told], None]:
+    """Return a listener that counts the events of sessions."""
 
     def tell(told: Told) -> None:
         kind: Kind = "shell" if told.kind == "shell" else "terminal"
@@ -115,11 +115,11 @@ def tell_metrics(metrics: Metrics) -> Callable[[Told], None]:
             case "lease_lost":
                 metrics.leases_lost.inc()
             case "session_opened" | "output":
-                pass  # counted by who is there now, and by the monitor
+                pass  # counted by `count_sessions`, and by the monitor
 
     return tell
 
 
 def count_sessions(metrics: Metrics, sessions: Iterable[tuple[Kind, State]]) -> None:
-    """Who is there now, for a scrape."""
+    """Set the numbers of current sessions, for a scrape."""
     metrics.set_sessions(Counter(sessions))

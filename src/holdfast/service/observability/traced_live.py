@@ -1,6 +1,6 @@
-"""A session whose work in the sandbox is a span of the call that asked for it.
+"""Adds spans to a session's work in the sandbox, as children of the requesting call.
 
-What followers read is nobody's call and has none.
+Reads by followers belong to no call and have no span.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.service.observability.tracing import ShellWork, Tracer
 from holdfast.service.sessions.backend.terminal import Live
 from holdfast.service.types import SessionRecord
 
-#: What callers have done in a sandbox; `open` is named after the kind.
+#: Methods with a span; `open` is named after the kind.
 _WORK: Final[dict[str, ShellWork]] = {
     "send": "send",
     "type_command": "send",
@@ -23,7 +23,7 @@ _WORK: Final[dict[str, ShellWork]] = {
 
 
 def traced(live: Live, tracer: Tracer, record: SessionRecord) -> Live:
-    """The same object: both kinds of it have these methods, and others look at which kind it is."""
+    """Wrap the methods of the session object in place: callers check its type."""
     opening: ShellWork = "open_terminal" if record.kind == "terminal" else "open_shell"
     for name, work in {"open": opening, **_WORK}.items():
         setattr(live, name, _in_span(getattr(live, name), tracer, work, record.session_id))
