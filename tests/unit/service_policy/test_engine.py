@@ -257,7 +257,7 @@ def test_whatever_is_asked_for_the_profile_is_never_left(
 def test_workspace_directory_enforcement(rules: PolicyRules, build: Profile, cwd: str, allowed: bool) -> None:
     decision = decide_cwd(build, resolve(rules, "bob", PolicyRequest()), cwd)
     assert decision.allowed is allowed
-    assert decision.place == ("rules.toml:5" if cwd.startswith("/opt/data/") else "rules.toml:4")
+    assert decision.location == ("rules.toml:5" if cwd.startswith("/opt/data/") else "rules.toml:4")
 
 
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "srv", "bob", "alice"]), max_size=8))
@@ -279,7 +279,7 @@ def test_background_job_policy(rules: PolicyRules, build: Profile, text: str) ->
     assert denied.verdict == "deny"
     assert "background" in denied.reason
     assert denied.rule == "profiles.jobs.background.start"
-    assert denied.place == "rules.toml:43"
+    assert denied.location == "rules.toml:43"
     assert denied.background
     assert decide_command(build, text).verdict == "ask"
     assert decide_command(Profile(), text).allowed
@@ -386,7 +386,7 @@ def test_where_all_is_denied_only_what_is_certain_is_allowed(strict: Profile, te
 
 def test_a_decision_says_which_rule_and_where(build: Profile) -> None:
     decision = decide_command(build, "make; git push")
-    assert decision.place == "rules.toml:15"
+    assert decision.location == "rules.toml:15"
     assert decision.reason == "only people push"
     assert decision.programs == ("make", "git")
     problem = refusal(decision)
@@ -398,7 +398,7 @@ def test_a_decision_says_which_rule_and_where(build: Profile) -> None:
 def test_without_rules_for_commands_everything_is_allowed() -> None:
     decision = decide_command(Profile(), "$X; eval $y; '")
     assert decision.allowed
-    assert decision.place == "built-in"
+    assert decision.location == "built-in"
 
 
 def test_what_cannot_be_known_has_the_verdict_that_the_rules_give_it() -> None:
@@ -450,7 +450,7 @@ def test_a_profile_says_which_variables_may_be_given(build: Profile) -> None:
     decided = decide_environment(build, {"LANG": "C", "EDITOR": "vi", "BUILD_TOKEN": "t", "OTHER_TOKEN": "t"})
     assert decided.refused == ("EDITOR", "OTHER_TOKEN")
     assert decided.environment == {"LANG": "C", "BUILD_TOKEN": "t", "CI": "1"}
-    assert decided.decision.place == "rules.toml:7"
+    assert decided.decision.location == "rules.toml:7"
     assert decide_environment(build, {"CI": "0"}).refused == ("CI",)
     assert decide_environment(build, {"LANG": "a\0b"}).refused == ("LANG",)
 
@@ -489,5 +489,5 @@ def test_signals_are_those_of_the_profile(build: Profile) -> None:
     assert decide_signal(build, "CTRL_C").allowed
     assert decide_signal(build, "RESIZE").allowed
     refused = decide_signal(build, "SIGKILL")
-    assert (refused.verdict, refused.place) == ("deny", "rules.toml:6")
+    assert (refused.verdict, refused.location) == ("deny", "rules.toml:6")
     assert decide_signal(Profile(), "SIGKILL").allowed

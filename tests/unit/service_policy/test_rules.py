@@ -71,10 +71,10 @@ def test_a_file_is_read() -> None:
     assert careful.network.hosts == ("pypi.org", "*.example.com", "localhost:8080")
     assert careful.idle.timeout == 600
     assert careful.idle.grace == 60
-    assert careful.place("network.mode") == "rules.toml:5"
-    assert careful.place("idle.timeout") == "rules.toml:6"
-    assert careful.place("commands.rules.1") == "rules.toml:16"
-    assert careful.place("idle.grace") == "built-in"
+    assert careful.location("network.mode") == "rules.toml:5"
+    assert careful.location("idle.timeout") == "rules.toml:6"
+    assert careful.location("commands.rules.1") == "rules.toml:16"
+    assert careful.location("idle.grace") == "built-in"
     assert rules.name == "rules.toml"
 
 
@@ -85,13 +85,13 @@ def test_a_profile_inherits_what_it_does_not_say() -> None:
     assert ci.resources.memory_bytes == 512 * MIB
     assert ci.resources.processes is None
     assert [rule.verdict for rule in ci.commands.rules] == ["deny", "ask", "deny"]
-    assert [ci.place(f"commands.rules.{n}") for n in range(3)] == [
+    assert [ci.location(f"commands.rules.{n}") for n in range(3)] == [
         "rules.toml:29",
         "rules.toml:11",
         "rules.toml:16",
     ]
     assert set(ci.environment.deny) == {*DENIED_VARIABLES, "CI_*"}
-    assert ci.place("idle.timeout") == "rules.toml:6"
+    assert ci.location("idle.timeout") == "rules.toml:6"
 
 
 def test_agents_are_found_by_name_then_by_pattern() -> None:

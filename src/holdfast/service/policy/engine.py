@@ -1,7 +1,7 @@
-"""Decisions: what a session may be, and what may be done in it, by the rules of its profile; pure.
+"""Decides what a session may be, and what may be done in it, by the rules of its profile; pure.
 
-Each decision carries the key of the rule and its place, `FILE:LINE`, for the audit. `refusal` makes the answer for
-the caller of one that says no.
+Each decision carries the key of the rule and its location, `FILE:LINE`, for the audit. `refusal` returns the error
+for a denied one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Decision(Struct, frozen=True):
-    """Whether something may be done, and which rule says so."""
+    """Verdict on an action, and the rule behind it."""
 
     verdict: Verdict
     reason: str
     #: The key in the profile or agent, such as `commands.rules.2`.
     rule: str = ""
-    place: str = BUILT_IN
+    location: str = BUILT_IN
     programs: tuple[str, ...] = ()
     background: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ class Decision(Struct, frozen=True):
 
 
 class EnvironmentDecision(Struct, frozen=True):
-    """Which variables are refused; without any, `environment` is what the session gets."""
+    """Refused variables; if there are none, `environment` is the session's environment."""
 
     decision: Decision
     refused: tuple[str, ...]
@@ -52,24 +52,26 @@ class EnvironmentDecision(Struct, frozen=True):
 
 
 def refusal(decision: Decision) -> Denied:
-    """The answer for whoever asked for it."""
+    """Return the error for the caller."""
     return Denied(
-        f"{decision.reason} ({decision.place}: {decision.rule})",
+        f"{decision.reason} ({decision.location}: {decision.rule})",
         reason="POLICY_DENIED",
         rule=decision.rule,
-        place=decision.place,
+        place=decision.location,
     )
 
 
-# --- what a session may be ----------------------------------------------------------------------------------------
+# --- creation of a session
+# ------------------------------------------------------------------------------------------
 
 
 def resolve(
     rules: PolicyRules, agent_id: str, request: PolicyRequest, *, initial_cwd: str = "", operator: bool = False
 ) -> Policy:
-    """The policy of a new session: its profile, narrowed by its agent and by the request, never widened.
+    """Return the policy of a new session: its profile, narrowed by its agent and by the request, never widened.
 
-    Without `inherit_workspace`, a session that begins in a directory of the workspace gets that one alone of it.
+    Without `inherit_workspace`, a session that begins in a directory of the workspace gets only that directory of
+    it.
     """
     if not valid_agent_id(agent_id):
         raise Invalid(f"{agent_id!r} is not the name of an agent", reason="INVALID_AGENT", field="agent_id")
@@ -109,14 +111,14 @@ def _profile(rules: PolicyRules, agent_id: str, asked: str, operator: bool) -> P
     if name not in rules.profiles:
         raise Invalid(f"there is no profile {name!r}", reason="UNKNOWN_PROFILE", field="policy.profile")
     if not operator and name not in (agent.profile, *agent.profiles):
-        place = agent.place("profiles" if agent.profiles else "")
-        message = f"agent {agent_id!r} may not use the profile {name!r} ({place}: agents.profiles)"
-        raise Denied(message, reason="POLICY_DENIED", rule="agents.profiles", place=place)
+        location = agent.location("profiles" if agent.profiles else "")
+        message = f"agent {agent_id!r} may not use the profile {name!r} ({location}: agents.profiles)"
+        raise Denied(message, reason="POLICY_DENIED", rule="agents.profiles", place=location)
     return rules.profiles[name]
 
 
 def _denied(profile: Profile, rule: str, reason: str) -> Denied:
-    return refusal(Decision("deny", reason, f"profiles.{profile.name}.{rule}", profile.place(rule)))
+    return refusal(Decision("deny", reason, f"profiles.{profile.name}.{rule}", profile.location(rule)))
 
 
 def _narrowed(profile: Profile, rule: str, limit: float, asked: float | None) -> float:
@@ -153,7 +155,7 @@ def _resources(profile: Profile, asked: Resources) -> Resources:
 
 
 def _programs(profile: Profile) -> tuple[str, ...] | None:
-    """The list of programs that the rules amount to; None if something else may be allowed, or asked about."""
+    """Return the programs that the rules allow; None if others may be allowed, or approved."""
     if profile.commands.default != "deny" or profile.unknown_verdict != "deny":
         return None
     rules = [rule for rule in profile.commands.rules if rule.verdict != "deny"]
@@ -188,37 +190,38 @@ def _directories(
 
 
 def normal(path: str) -> str:
-    """Without `.`, `..` and doubled slashes. Symbolic links are the operating system's to follow."""
+    """Normalise a path: no `.`, `..` and doubled slashes. Symbolic links are left to the operating system."""
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
 def is_inside(path: str, directory: str) -> bool:
-    """Both normal."""
+    """True if `path` is inside of the directory; both normalised."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-# --- what may be done in it ---------------------------------------------------------------------------------------
+# --- actions in a session
+# --------------------------------------------------------------------------------------------
 
 
 def decide_cwd(profile: Profile, policy: Policy, cwd: str) -> Decision:
-    """A directory to begin in: inside of one that may be written or read."""
+    """Decide on an initial directory: inside of one that is writable or readable."""
     rule = f"profiles.{profile.name}.directories"
-    place = profile.place("directories.writable")
+    location = profile.location("directories.writable")
     if not cwd.startswith("/") or "\0" in cwd:
-        return Decision("deny", f"{cwd!r} is not an absolute path", rule, place)
+        return Decision("deny", f"{cwd!r} is not an absolute path", rule, location)
     path = normal(cwd)
     for kind, directories in (("writable", policy.writable), ("readable", policy.readable)):
         for directory in directories:
             if is_inside(path, directory):
                 key = f"directories.{kind}"
                 found = f"{path} is inside of {directory}"
-                return Decision("allow", found, f"profiles.{profile.name}.{key}", profile.place(key))
+                return Decision("allow", found, f"profiles.{profile.name}.{key}", profile.location(key))
     allowed = ", ".join([*policy.writable, *policy.readable]) or "none"
-    return Decision("deny", f"{path} is outside of the allowed directories: {allowed}", rule, place)
+    return Decision("deny", f"{path} is outside of the allowed directories: {allowed}", rule, location)
 
 
 def decide_environment(profile: Profile, asked: Mapping[str, str]) -> EnvironmentDecision:
-    """Variables that match `deny`, or nothing in `allow`, are refused. A name in `allow` without a pattern wins."""
+    """Refuse variables that match `deny`, or nothing in `allow`. A literal name in `allow` takes precedence."""
     section = profile.environment
     refused: list[str] = []
     decision = Decision("allow", "no variable is refused", *_rule(profile, "environment.allow"))
@@ -245,7 +248,7 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
     if profile.guarded and steers(name):
         reason = f"the variable {name} decides what runs, and the rules say what may"
         return Decision("deny", reason, *_rule(profile, "environment.allow"))
-    # Names are usually in capitals, secrets in small letters are as secret.
+    # Secrets in lower-case names are as secret as those in capitals.
     if looks_secret(name):
         reason = f"the variable {name} looks like the name of a secret, and those are denied"
         return Decision("deny", reason, *_rule(profile, "environment.deny"))
@@ -259,8 +262,10 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
 
 
 def decide_shell(profile: Profile, shell: str) -> Decision:
-    """The program that a session is to run as its shell. Where commands have rules, one whose language is read, and
-    not any file that has its name."""
+    """Decide on the program of a session's shell.
+
+    Where commands have rules, the shell must be one with a supported grammar, in a system directory.
+    """
     if not shell or not profile.guarded:
         return Decision("allow", "no rule is about commands", *_rule(profile, "commands.default"))
     key = _rule(profile, "commands.unknown")
@@ -272,7 +277,7 @@ def decide_shell(profile: Profile, shell: str) -> Decision:
 
 
 def decide_signal(profile: Profile, control: ControlType) -> Decision:
-    """A control action; sizes may always be set."""
+    """Decide on a control action; sizes may always be set."""
     rule = _rule(profile, "signals.allow")
     if control == "RESIZE" or control in profile.signals.allow:
         return Decision("allow", f"{control} is allowed", *rule)
@@ -282,7 +287,7 @@ def decide_signal(profile: Profile, control: ControlType) -> Decision:
 def decide_command(
     profile: Profile, text: str, cwd: str = "", *, shell: str = "bash", interactive: bool = True
 ) -> Decision:
-    """A whole command line. One that is not complete cannot be known."""
+    """Decide on a whole command line. An incomplete one is unknown."""
     line = read_command_line(text, shell=shell, interactive=interactive)
     decision = decide_line(profile, line, cwd)
     if line.incomplete and profile.guarded:
@@ -292,14 +297,14 @@ def decide_command(
 
 
 def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
-    """The commands of a line that was read: the strictest decides."""
+    """Decide on a parsed line: the strictest verdict of its commands counts."""
     programs, background = line.programs, line.background
     decided = Decision(
         "allow", "every command is allowed", *_rule(profile, "commands.default"), programs, background
     )
     if not profile.guarded:
         return decided
-    # After a `cd` of the line, `./tool` is another file than it was.
+    # After a `cd` in the line, `./tool` is a different file.
     cwd = "" if line.moves else cwd
     for command in line.commands:
         index = match_rule(profile.commands.rules, command, cwd)
@@ -330,7 +335,7 @@ def _unknown(profile: Profile, line: CommandLine, reason: str) -> Decision:
 
 
 def _rule(profile: Profile, key: str) -> tuple[str, str]:
-    return f"profiles.{profile.name}.{key}", profile.place(key)
+    return f"profiles.{profile.name}.{key}", profile.location(key)
 
 
 def _stricter(first: Decision, second: Decision) -> Decision:

@@ -1,7 +1,7 @@
-"""Rules from a TOML text: read, checked and inherited; pure.
+"""Parses rules from a TOML text, checks them and resolves inheritance; pure.
 
-Every complaint has the file, the line, the key and what is expected, and all of them are told at once. A key that
-is not known is one: a rule that was misspelt must not be a rule that is not there.
+Every error has the file, the line, the key and the expected value, and all errors are reported together. An unknown
+key is an error: a misspelt rule must not be silently absent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from holdfast.service.policy.toml_lines import Path, lines_of
 from holdfast.service.problems import Invalid
 from holdfast.sizes import parse_size
 
-#: A larger file is refused. The largest that we can think of, a rule for each program of a machine, has a tenth.
+#: Larger files are refused. A rule for each program of a machine takes a tenth.
 MAX_BYTES: Final = 1024 * 1024
-#: Complaints that are told at once.
+#: Errors that are reported together.
 _MAX_COMPLAINTS: Final = 20
 _TOP: Final = ("workspaces", "profiles", "agents")
-_HIDDEN: Final = ("name", "places")
+_HIDDEN: Final = ("name", "locations")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _EXPECTED: Final = {
     "seconds": 'seconds above 0, as a number or as "90s", "30m", "8h", "7d"',
@@ -39,7 +39,7 @@ _PROFILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 class RulesInvalid(Invalid):
-    """What is wrong with a file of rules, a line for each."""
+    """Errors in a file of rules, one on each line."""
 
     def __init__(self, complaints: list[str]) -> None:
         super().__init__("\n".join(complaints[:_MAX_COMPLAINTS]), reason="RULES_INVALID")
@@ -47,15 +47,18 @@ class RulesInvalid(Invalid):
 
 
 def default_rules(workspaces: str = "") -> PolicyRules:
-    """What holds without a file."""
+    """Return the rules without a file."""
     base = PolicyRules(profiles={"default": Profile()})
     return msgspec.structs.replace(base, workspaces=workspaces) if workspaces else base
 
 
 def load_rules(text: str, name: str, *, workspaces: str = "") -> PolicyRules:
-    """The rules of a file; `name` stands in complaints and decisions, `workspaces` holds if the file has none."""
+    """Parse a file of rules.
+
+    `name` appears in errors and decisions; `workspaces` is used if the file has none.
+    """
     if len(text) > MAX_BYTES:
-        raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} letters"])
+        raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} characters"])
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -74,7 +77,7 @@ def _not_toml(text: str, name: str, error: Exception) -> str:
 
 
 class _Complaint(Exception):
-    """What is expected of a value."""
+    """Error for one value."""
 
 
 class _Loader:
@@ -105,15 +108,15 @@ class _Loader:
             names_workspaces="workspaces" in self._values,
         )
 
-    # --- complaints ------------------------------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------------------------------
 
-    def _place(self, path: Path) -> str:
+    def _location(self, path: Path) -> str:
         while path and path not in self._lines:
             path = path[:-1]
         return f"{self._name}:{self._lines.get(path, 1)}"
 
     def _complain(self, path: Path, what: str) -> None:
-        self._complaints.append(f"{self._place(path)}: {_dotted(path)}: {what}")
+        self._complaints.append(f"{self._location(path)}: {_dotted(path)}: {what}")
 
     def _keys(self, values: dict[str, Any], known: tuple[str, ...], path: Path) -> None:
         for key in values:
@@ -140,7 +143,7 @@ class _Loader:
     def _profile(
         self, name: str, tables: dict[str, dict[str, Any]], base: PolicyRules, below: tuple[str, ...]
     ) -> Profile:
-        """With what it inherits; `below`: those that wait for it."""
+        """Resolve a profile with its inheritance; `below`: the profiles that extend it."""
         if name in self._made:
             return self._made[name]
         if name not in tables:
@@ -151,7 +154,7 @@ class _Loader:
         parent = self._parent(name, tables, base, below)
         sections = msgspec.structs.fields(Profile)
         self._keys(values, ("extends", *(each.name for each in sections if each.name not in _HIDDEN)), path)
-        made: dict[str, Any] = {"name": name, "places": dict(parent.places)}
+        made: dict[str, Any] = {"name": name, "locations": dict(parent.locations)}
         for section in sections:
             if section.name in _HIDDEN or section.name not in values:
                 continue
@@ -162,7 +165,7 @@ class _Loader:
                 self._complain(at, f"{_shown(value)} is not a table")
             else:
                 inherited = getattr(parent, section.name)
-                made[section.name] = self._section(value, inherited, at, made["places"])
+                made[section.name] = self._section(value, inherited, at, made["locations"])
         self._made[name] = msgspec.structs.replace(parent, **made)
         self._check_profile(self._made[name], path)
         return self._made[name]
@@ -187,7 +190,7 @@ class _Loader:
             return self._profile(extends, tables, base, (*below, name))
         return base.profiles["default"]
 
-    def _section(self, values: dict[str, Any], inherited: Any, path: Path, places: dict[str, str]) -> Any:
+    def _section(self, values: dict[str, Any], inherited: Any, path: Path, locations: dict[str, str]) -> Any:
         fields = msgspec.structs.fields(inherited)
         self._keys(values, tuple(each.name for each in fields), path)
         given: dict[str, Any] = {}
@@ -197,26 +200,26 @@ class _Loader:
             at = (*path, field.name)
             key = _dotted(at[2:])
             if isinstance(inherited, Commands) and field.name == "rules":
-                given["rules"] = (*self._command_rules(values["rules"], at, places), *inherited.rules)
+                given["rules"] = (*self._command_rules(values["rules"], at, locations), *inherited.rules)
                 continue
             given[field.name] = self._value(values[field.name], field.type, at, getattr(inherited, field.name))
-            places[key] = self._place(at)
+            locations[key] = self._location(at)
         if isinstance(inherited, Environment) and "deny" in given:
             given["deny"] = tuple(dict.fromkeys([*inherited.deny, *given["deny"]]))
         return msgspec.structs.replace(inherited, **given)
 
-    def _command_rules(self, values: Any, path: Path, places: dict[str, str]) -> list[CommandRule]:
-        """Those of a profile come before those that it inherits, whose places move on."""
+    def _command_rules(self, values: Any, path: Path, locations: dict[str, str]) -> list[CommandRule]:
+        """Parse the rules of a profile, which precede the inherited ones and shift their locations."""
         if not isinstance(values, list):
             self._complain(path, f"{_shown(values)} is not an array of tables")
             return []
-        inherited = {key: places.pop(key) for key in list(places) if key.startswith("commands.rules.")}
-        for key, place in inherited.items():
-            places[f"commands.rules.{int(key.rpartition('.')[2]) + len(values)}"] = place
-        return [self._command_rule(value, (*path, index), places) for index, value in enumerate(values)]
+        inherited = {key: locations.pop(key) for key in list(locations) if key.startswith("commands.rules.")}
+        for key, location in inherited.items():
+            locations[f"commands.rules.{int(key.rpartition('.')[2]) + len(values)}"] = location
+        return [self._command_rule(value, (*path, index), locations) for index, value in enumerate(values)]
 
-    def _command_rule(self, value: Any, path: Path, places: dict[str, str]) -> CommandRule:
-        places[f"commands.rules.{path[-1]}"] = self._place(path)
+    def _command_rule(self, value: Any, path: Path, locations: dict[str, str]) -> CommandRule:
+        locations[f"commands.rules.{path[-1]}"] = self._location(path)
         rule = CommandRule("deny")
         if not isinstance(value, dict):
             self._complain(path, f"{_shown(value)} is not a table")
@@ -230,7 +233,7 @@ class _Loader:
         given: dict[str, Any] = {}
         for field in fields:
             if field.name in value:
-                # One program may be written without brackets.
+                # A single program needs no brackets.
                 single = field.name == "program" and isinstance(value[field.name], str)
                 item = [value[field.name]] if single else value[field.name]
                 at = (*path, field.name)
@@ -268,13 +271,13 @@ class _Loader:
         path: Path = ("agents", pattern)
         fields = [each for each in msgspec.structs.fields(AgentRules) if each.name not in _HIDDEN]
         self._keys(values, tuple(each.name for each in fields), path)
-        places = {"": self._place(path)}
-        given: dict[str, Any] = {"places": places}
+        locations = {"": self._location(path)}
+        given: dict[str, Any] = {"locations": locations}
         for field in fields:
             if field.name in values:
                 at = (*path, field.name)
                 given[field.name] = self._value(values[field.name], field.type, at, field.default)
-                places[field.name] = self._place(at)
+                locations[field.name] = self._location(at)
         agent = AgentRules(**given)
         known = {*self._made, *base.profiles}
         named = [("profile", agent.profile), *(("profiles", each) for each in agent.profiles)]
@@ -288,7 +291,7 @@ class _Loader:
     # --- values ----------------------------------------------------------------------------------------------
 
     def _value(self, value: Any, kind: Any, path: Path, fallback: Any) -> Any:
-        """The value as its type has it, or a complaint and the fallback."""
+        """Convert a value to its type, or report an error and return the fallback."""
         try:
             return self._converted(value, kind, path)
         except _Complaint as complaint:

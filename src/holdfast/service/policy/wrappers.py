@@ -1,6 +1,6 @@
-"""Programs that run another program, and where in their words that one begins; pure.
+"""Programs that run another program, and the position of that program in their arguments; pure.
 
-One table. An option that is not in it makes the rest unknown rather than misread: whether a word is an option's
+One table. An option that is not in it makes the rest unknown instead of misread: whether a word is an option's
 value or the command decides what runs.
 """
 
@@ -16,30 +16,30 @@ from holdfast.service.types import Struct
 _ASSIGNED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
-class NotKnown(Exception):
-    """The command that a wrapper runs cannot be told from its words."""
+class UnknownCommand(Exception):
+    """The arguments of a wrapper do not determine the command that it runs."""
 
 
 class Wrapper(Struct, frozen=True):
-    """The options of a program that runs the rest of its words."""
+    """The options of a program that runs the rest of its arguments."""
 
-    #: Letters of options alone, and of those that take a value.
+    #: Letters of options without a value, and with one.
     flags: str = ""
     values: str = ""
     long_flags: tuple[str, ...] = ()
     long_values: tuple[str, ...] = ()
-    #: How many words come before the command.
+    #: Number of words before the command.
     operands: int = 0
-    #: Whether NAME=VALUE may come before the command.
+    #: Whether NAME=VALUE may precede the command.
     assigns: bool = False
     #: `-10`, `+5`.
     numbers: bool = False
-    #: It adds nothing of its own: a rule for the command it runs is enough to allow it.
+    #: The wrapper only runs the command: a rule for that command is enough to allow it.
     transparent: bool = True
 
 
 class Split(Struct, frozen=True):
-    """The words of a wrapper, taken apart."""
+    """The parsed arguments of a wrapper."""
 
     given: frozenset[str]
     values: dict[str, Word]
@@ -131,7 +131,7 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
     "dbus-run-session": Wrapper("", "", (), ("dbus-daemon", "config-file")),
 }
 
-#: Run commands that stand in no word of theirs, or outlive the line in a program of their own.
+#: Programs that run commands from elsewhere than their arguments, or in a process that outlives the line.
 OPAQUE: Final[dict[str, str]] = {
     "parallel": "it makes command lines of its own",
     "rush": "it makes command lines of its own",
@@ -178,7 +178,7 @@ OPAQUE: Final[dict[str, str]] = {
     "complete": "it runs what it is given",
     "compgen": "it runs what it is given",
 }
-#: Wrappers that start a shell if they are given no command.
+#: Wrappers that start a shell without a command.
 SHELL_WITHOUT_COMMAND: Final = frozenset([name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]) | {
     "chroot",
     "unshare",
@@ -187,7 +187,7 @@ SHELL_WITHOUT_COMMAND: Final = frozenset([name for name, wrapper in WRAPPERS.ite
     "gosu",
     "su-exec",
 }
-#: What runs on while the prompt is back, or after the session.
+#: Programs that continue after the prompt returns, or after the session.
 BACKGROUND: Final = frozenset(
     [
         *("nohup", "setsid", "disown", "bg", "tmux", "screen", "at", "batch", "crontab"),
@@ -197,7 +197,7 @@ BACKGROUND: Final = frozenset(
 
 
 def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
-    """Options, assignments and operands off; what is left is the command."""
+    """Remove options, assignments and operands; the rest is the command."""
     name = posixpath.basename(words[0].text)
     given: set[str] = set()
     values: dict[str, Word] = {}
@@ -205,7 +205,7 @@ def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
     operands = wrapper.operands
     at, options = 1, True
     if name == "setarch" and len(words) > 1 and words[1].known and not words[1].text.startswith("-"):
-        at = 2  # the architecture comes before the options, or not at all
+        at = 2  # the architecture precedes the options, if given
     while at < len(words):
         word = words[at]
         if wrapper.assigns and _ASSIGNED.match(word.text) and not word.splits:
@@ -214,7 +214,7 @@ def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
             at += 1
             continue
         if not word.known:
-            raise NotKnown(f"`{word.text}` may be an option of `{name}` or its command")
+            raise UnknownCommand(f"`{word.text}` may be an option of `{name}` or its command")
         text = word.text
         if options and text == "--":
             options = False
@@ -244,13 +244,13 @@ def _long(
     words: tuple[Word, ...],
     at: int,
 ) -> int:
-    """How many more words the option takes."""
+    """Return how many more words the option takes."""
     key, equals, value = option.partition("=")
     if key in wrapper.long_values:
         values[key] = Word(value) if equals else words[at + 1] if at + 1 < len(words) else Word("")
         return 0 if equals else 1
     if key not in wrapper.long_flags:
-        raise NotKnown(f"`--{key}` is not a known option of `{name}`")
+        raise UnknownCommand(f"`--{key}` is not a known option of `{name}`")
     given.add(key)
     return 0
 
@@ -269,10 +269,10 @@ def _short(
             rest = letters[index + 1 :]
             following = words[at + 1] if at + 1 < len(words) else Word("")
             if not rest and following.splits:
-                raise NotKnown(f"`{following.text}` may be more than the value of `-{letter}`")
+                raise UnknownCommand(f"`{following.text}` may be more than the value of `-{letter}`")
             values[letter] = Word(rest) if rest else following
             return 0 if rest else 1
         if letter not in wrapper.flags:
-            raise NotKnown(f"`-{letter}` is not a known option of `{name}`")
+            raise UnknownCommand(f"`-{letter}` is not a known option of `{name}`")
         given.add(letter)
     return 0

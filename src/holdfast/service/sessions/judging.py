@@ -105,7 +105,7 @@ class Judge:
         decision = result.decision
         typed_lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
         lines = tuple(_printable(text) for text in typed_lines)
-        judged = Judged(decision.verdict, lines, decision.place, decision.reason, result.buffer)
+        judged = Judged(decision.verdict, lines, decision.location, decision.reason, result.buffer)
         if judged.verdict == "ask" and (not lines or judged.open or lines != typed_lines):
             # What somebody allows must be all that is typed.
             return judged._replace(
@@ -162,7 +162,7 @@ class Judge:
         decision = max(found, key=lambda each: _STRICTNESS[each.verdict], default=None)
         if decision is None:
             return Judged("allow", commands)
-        return Judged(decision.verdict, commands, decision.place, decision.reason)
+        return Judged(decision.verdict, commands, decision.location, decision.reason)
 
 
 def _printable(text: str) -> str:
