@@ -15,7 +15,7 @@ import holdfast
 from holdfast import Sandbox
 from holdfast.errors import SandboxError
 from holdfast.service.monitor.monitor import MonitorEvent, MonitorSettings, ResourceMonitor, is_long_running
-from holdfast.service.monitor.thresholds import EscalationStep
+from holdfast.service.monitor.thresholds import Escalation
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.types import Guard, Kind, Policy, Resources, SessionRecord, Usage
 from holdfast.testing import FakeClock
@@ -57,7 +57,7 @@ class FakeOutside:
         self.strays: tuple[int, ...] = ()
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[MonitorEvent] = []
-        self.steps: list[tuple[str, EscalationStep]] = []
+        self.steps: list[tuple[str, Escalation]] = []
         self.broken: set[str] = set()
         self.hangs: dict[str, asyncio.Event] = {}
         self.report_fails = False
@@ -85,7 +85,7 @@ class FakeOutside:
             raise SandboxError("no database")
         self.events.append(event)
 
-    async def escalate(self, session_id: str, step: EscalationStep) -> None:
+    async def escalate(self, session_id: str, step: Escalation) -> None:
         self.steps.append((session_id, step))
 
 

@@ -18,21 +18,7 @@ _KEY_PATTERN: Final = re.compile(
     r"\b(?:sk|pk|rk|xai|gsk|hf)[-_][A-Za-z0-9_-]{16,}|\bAIza[A-Za-z0-9_-]{30,}|\b(?:[Bb]earer|BEARER)\s+[A-Za-z0-9._~+/=-]{16,}"
 )
 #: Every match of the pattern contains one of these; checking them first takes a tenth of the time.
-_KEY_FRAGMENTS: Final = (
-    "sk-",
-    "sk_",
-    "pk-",
-    "pk_",
-    "rk-",
-    "rk_",
-    "xai",
-    "gsk",
-    "hf_",
-    "hf-",
-    "AIza",
-    "earer",
-    "EARER",
-)
+_FRAGMENTS: Final = ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "xai", "gsk", "hf_", "hf-", "AIza", "earer", "EARER")
 #: A shorter text is not worth hiding, and would match ordinary words.
 MIN_SECRET: Final = 6
 #: Parts of a shorter secret, in base64 or beside a mask, would match ordinary words.
@@ -118,7 +104,7 @@ class Redaction:
     def for_record(self, data: bytes) -> str:
         """Return text without the secrets and without anything of the form of a key."""
         text = self.whole(data).decode(errors="replace")
-        if not any(sign in text for sign in _KEY_FRAGMENTS):
+        if not any(sign in text for sign in _FRAGMENTS):
             return text
         return _KEY_PATTERN.sub(REDACTED.decode(), text)
 

@@ -1,8 +1,7 @@
 """The hash chain of the audit log: computes the hash of a row, and finds tampering in a stream of rows; pure.
 
 Each row's hash covers the row and the previous hash, so a row cannot be changed, removed or inserted without
-breaking the next one. With a key the hashes are HMACs, which write access to the database is not enough to
-recompute.
+breaking the next one. With a key the hashes are HMACs: write access to the database is not enough to forge them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The service does not have the agents' secrets, so it recognises them by form: keys of well-known issuers, and values
 in the position of a password. Each pattern matches a bounded piece of text, so that no text makes it slow. A secret
-that is typed in pieces, or that has no recognisable form, is not found; input at a password prompt is never
-recorded.
+that is typed in pieces, or has no recognisable form, is not found; input at a password prompt is never recorded.
 """
 
 from __future__ import annotations
@@ -114,11 +113,7 @@ class Redactor:
 
 
 def _by_name(pattern: re.Pattern[str], text: str) -> str:
-    """Replace values with names of secrets.
-
-    The search continues after any other name, not after its value, which may contain the next name: `env:
-    PASSWORD=x`.
-    """
+    """Replace values of secret names. A value is searched for names as well: `env: PASSWORD=x`."""
     pieces: list[str] = []
     at = searched = 0
     while (match := pattern.search(text, searched)) is not None:
@@ -132,10 +127,7 @@ def _by_name(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _without(pattern: re.Pattern[str], text: str, passes: int) -> str:
-    """Apply one pattern until nothing changes.
-
-    A program uses the last of several passwords, and a match that begins at the program's name ends at the first.
-    """
+    """Apply one pattern until nothing changes: a match ends at the first of several passwords."""
     for _ in range(passes):
         before, text = text, pattern.sub(_hidden, text)
         if text == before:

@@ -19,14 +19,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
 from holdfast.service.clock import Clock, Timer
-from holdfast.service.monitor.thresholds import (
-    EscalationStep,
-    Measured,
-    ThresholdFinding,
-    ThresholdSettings,
-    ThresholdState,
-    judge,
-)
+from holdfast.service.monitor.thresholds import Alert, Escalation, LimitState, Measured, ThresholdSettings, judge
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.types import EventType, SessionRecord, Struct, Usage
 from holdfast.types import ProcessUsage, UsageSample
@@ -67,7 +60,7 @@ class MonitorEvent(Struct, frozen=True):
     reason: str
     detail: str
     at: float
-    step: EscalationStep | None = None
+    step: Escalation | None = None
 
 
 class MonitorBackend(Protocol):
@@ -85,7 +78,7 @@ class MonitorBackend(Protocol):
         """Record the event and notify subscribers."""
         ...
 
-    async def escalate(self, session_id: str, step: EscalationStep) -> None:
+    async def escalate(self, session_id: str, step: Escalation) -> None:
         """`terminate` sends TERM to the foreground, `close` closes the session by force; `warn` does nothing."""
         ...
 
@@ -98,7 +91,7 @@ class Watched:
     def __init__(self, record: SessionRecord, history: int) -> None:
         self.record = record
         self.history: deque[Usage] = deque(maxlen=history)
-        self.state = ThresholdState()
+        self.state = LimitState()
         #: The last sample as received.
         self.sampled: ProcessUsage | None = None
         #: The last sample that is in the store.
@@ -279,9 +272,7 @@ class ResourceMonitor:
             self._metrics.monitor_failures.inc()
             if sandbox not in self._failing:
                 self._failing.add(sandbox)
-                log.warning(
-                    "cannot sample the usage of sessions", sandbox=sandbox, sessions=len(ids), error=str(error)
-                )
+                log.warning("cannot sample sessions", sandbox=sandbox, sessions=len(ids), error=str(error))
             if not ids:
                 # Only orphans were requested, and their sandbox is gone.
                 self._orphans.pop(sandbox, None)
@@ -292,15 +283,13 @@ class ResourceMonitor:
         usages = {usage.process_id: usage for usage in sample.usages}
         watched = [self._watched[id] for id in ids if id in self._watched and id in usages]
         judged = ((each, *self._take(each, usages[each.record.session_id], now)) for each in watched)
-        # One task for each session with findings: mostly there is none.
+        # One task for each session with alerts: mostly there is none.
         await asyncio.gather(*(self._report(*each, now) for each in judged if each[2]))
         await self._find_orphans(sandbox, usages, sample.strays, [id for id in ids if id in self._closed], now)
         self._metrics.monitor_pass_seconds.observe(time.perf_counter() - began)
 
-    def _take(
-        self, watched: Watched, usage: ProcessUsage, now: float
-    ) -> tuple[ThresholdState, list[ThresholdFinding]]:
-        """Add a sample and return its findings; without findings the new state takes effect at once."""
+    def _take(self, watched: Watched, usage: ProcessUsage, now: float) -> tuple[LimitState, list[Alert]]:
+        """Add a sample and return its alerts; without alerts the new state takes effect at once."""
         settings, record, before = self._settings, watched.record, watched.sampled
         taken = watched.take(usage, now, settings.long_running_seconds)
         if before is not None or now - record.created_at <= 2 * settings.interval:
@@ -308,35 +297,33 @@ class ResourceMonitor:
             used = usage.cpu_seconds - (0.0 if before is None else before.cpu_seconds)
             self._metrics.session_cpu.inc(max(0.0, used))
         measured = Measured(taken.cpu_percent / 100.0, usage.memory_bytes, usage.thread_count, watched.output_bytes)
-        state, findings = judge(
+        state, alerts = judge(
             watched.state, measured, record.policy.resources, record.enforced, settings.thresholds, now
         )
-        if not findings:
+        if not alerts:
             watched.state = state
-        return state, findings
+        return state, alerts
 
-    async def _report(
-        self, watched: Watched, state: ThresholdState, findings: list[ThresholdFinding], now: float
-    ) -> None:
+    async def _report(self, watched: Watched, state: LimitState, alerts: list[Alert], now: float) -> None:
         record = watched.record
         try:
-            for finding in findings:
-                await self._act(record, finding, now)
+            for alert in alerts:
+                await self._act(record, alert, now)
         except HoldfastError as error:
             # The state stays, so the next sample repeats the report and the action.
             log.warning("cannot report an exceeded limit", session_id=record.session_id, error=str(error))
         else:
             watched.state = state
 
-    async def _act(self, record: SessionRecord, finding: ThresholdFinding, now: float) -> None:
-        event = MonitorEvent(record.session_id, finding.type, finding.reason, finding.detail, now, finding.step)
+    async def _act(self, record: SessionRecord, alert: Alert, now: float) -> None:
+        event = MonitorEvent(record.session_id, alert.type, alert.reason, alert.detail, now, alert.step)
         await self._backend.report(event)
-        if finding.step is None:
-            self._metrics.resource_thresholds.labels(finding.resource).inc()
+        if alert.step is None:
+            self._metrics.resource_thresholds.labels(alert.resource).inc()
             return
-        self._metrics.violated(finding.reason)
-        self._metrics.escalations.labels(finding.step).inc()
-        await self._backend.escalate(record.session_id, finding.step)
+        self._metrics.violated(alert.reason)
+        self._metrics.escalations.labels(alert.step).inc()
+        await self._backend.escalate(record.session_id, alert.step)
 
     # --- processes of closed sessions -----------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Connects the monitor with the sessions: samples sandboxes, records findings, carries out escalation steps.
+"""Connects the monitor with the sessions: samples sandboxes, records alerts, carries out escalation steps.
 
 Implements `monitor.MonitorBackend` with the sessions' pool, store and manager. Touches sandboxes through the pool.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.service.api import Control
 from holdfast.service.clock import Clock
 from holdfast.service.monitor.monitor import ORPHANED, MonitorEvent
-from holdfast.service.monitor.thresholds import EscalationStep
+from holdfast.service.monitor.thresholds import Escalation
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
@@ -50,7 +50,7 @@ class SessionMonitorBackend:
                 detail += f" ({event.step})"
             await self._store.append([event_entry(record, event.at, event.type, detail)])
 
-    async def escalate(self, session_id: str, step: EscalationStep) -> None:
+    async def escalate(self, session_id: str, step: Escalation) -> None:
         record = await self._store.session(session_id)
         if record.over or step == "warn":
             return

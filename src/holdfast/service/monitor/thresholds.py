@@ -14,9 +14,9 @@ from typing import Final, Literal, NamedTuple
 from holdfast.service.types import EventType, Guard, Resources, Struct
 
 Resource = Literal["cpu", "memory", "processes", "output"]
-EscalationStep = Literal["warn", "terminate", "close"]
+Escalation = Literal["warn", "terminate", "close"]
 
-STEPS: Final[tuple[EscalationStep, ...]] = ("warn", "terminate", "close")
+STEPS: Final[tuple[Escalation, ...]] = ("warn", "terminate", "close")
 #: The `reason` of a violation; `policy_violations` counts by it.
 REASONS: Final[dict[Resource, str]] = {
     "cpu": "CPU_LIMIT",
@@ -49,7 +49,7 @@ class Measured(NamedTuple):
     output_bytes: int
 
 
-class ThresholdState(NamedTuple):
+class LimitState(NamedTuple):
     """Reports and steps of a session so far."""
 
     reported: frozenset[Resource] = frozenset()
@@ -60,26 +60,26 @@ class ThresholdState(NamedTuple):
     stepped_at: float = 0.0
 
 
-class ThresholdFinding(NamedTuple):
-    """A finding to report; with a step, an action as well."""
+class Alert(NamedTuple):
+    """A alert to report; with a step, an action as well."""
 
     type: EventType
     resource: Resource
     reason: str
     detail: str
-    step: EscalationStep | None = None
+    step: Escalation | None = None
 
 
 def judge(
-    before: ThresholdState,
+    before: LimitState,
     measured: Measured,
     limits: Resources,
     enforced: Collection[Guard],
     settings: ThresholdSettings,
     now: float,
-) -> tuple[ThresholdState, list[ThresholdFinding]]:
-    """Return the state after this sample and its findings."""
-    findings: list[ThresholdFinding] = []
+) -> tuple[LimitState, list[Alert]]:
+    """Return the state after this sample, and the alerts."""
+    alerts: list[Alert] = []
     reported, cpu_high, steps, stepped_at = set(before.reported), before.cpu_high, before.steps, before.stepped_at
     over: list[tuple[Resource, str]] = []
     all_calm = True
@@ -91,7 +91,7 @@ def judge(
         all_calm &= value < settings.near * limit
         if high and resource not in reported:
             reported.add(resource)
-            findings.append(ThresholdFinding("RESOURCE_THRESHOLD", resource, f"{resource.upper()}_HIGH", text))
+            alerts.append(Alert("RESOURCE_THRESHOLD", resource, f"{resource.upper()}_HIGH", text))
         elif value < settings.far * limit:
             reported.discard(resource)
         # CPU use needs several high samples, as above.
@@ -103,13 +103,13 @@ def judge(
         resource = over[0][0]
         step = STEPS[steps]
         detail = f"{'; '.join(text for _, text in over)}; {_STEP_TEXTS[step]}"
-        findings.append(ThresholdFinding("POLICY_VIOLATION", resource, REASONS[resource], detail, step))
+        alerts.append(Alert("POLICY_VIOLATION", resource, REASONS[resource], detail, step))
         steps, stepped_at = steps + 1, now
-    return ThresholdState(frozenset(reported), cpu_high, steps, stepped_at), findings
+    return LimitState(frozenset(reported), cpu_high, steps, stepped_at), alerts
 
 
 #: Text of each step for operators.
-_STEP_TEXTS: Final[dict[EscalationStep, str]] = {
+_STEP_TEXTS: Final[dict[Escalation, str]] = {
     "warn": "the foreground process is ended next",
     "terminate": "the foreground process gets TERM; the session is closed next",
     "close": "the session is closed by force",

@@ -1,6 +1,6 @@
 """Prometheus metrics of the service: one object with a registry of its own, made by `assembly`.
 
-The seed's five keep their names, with the unit appended; the service's own begin with `holdfast_`. No label holds
+The first five have names without a prefix; all others begin with `holdfast_`. No label holds
 an id: each has a bounded number of values, and further values count as `other`. docs/monitoring.md lists every
 metric, and a test compares.
 """
@@ -52,7 +52,7 @@ class Metrics:
             ProcessCollector(registry=self.registry)
         r = self.registry
 
-        # The five of the seed.
+        # Sessions and commands, without a prefix.
         self.sessions_active = Gauge(
             "sessions_active", "Sessions that this replica runs, by kind and state.", ("kind", "state"), registry=r
         )
@@ -184,8 +184,6 @@ class Metrics:
             self.rpc_in_flight.labels(front)
         self.set_sessions({})
 
-    # --- recording -------------------------------------------------------------------------------------------
-
     def set_sessions(self, counts: Mapping[tuple[Kind, State], int]) -> None:
         """Set the number of sessions by kind and state; others are 0."""
         for kind in _KINDS:
@@ -253,8 +251,6 @@ class Metrics:
             return OTHER
         seen.add(value)
         return value
-
-    # --- reading ---------------------------------------------------------------------------------------------
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics in the format of this Accept header, and the content type."""

@@ -18,14 +18,7 @@ from holdfast.service.policy.shell.arithmetic import analyse_arithmetic, is_numb
 from holdfast.service.policy.shell.grammar import Grammar
 from holdfast.service.policy.shell.redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
 from holdfast.service.policy.shell.words import MAX_DEPTH, UNKNOWN_WORDS, Incomplete, Word
-from holdfast.service.policy.wrappers import (
-    BACKGROUND,
-    OPAQUE,
-    SHELL_WITHOUT_COMMAND,
-    WRAPPERS,
-    UnknownCommand,
-    split,
-)
+from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, STARTS_SHELL, WRAPPERS, UnknownCommand, split
 from holdfast.service.types import Struct
 
 #: A longer text is unknown as a whole: four times the longest argument of Linux would only cost time.
@@ -398,7 +391,7 @@ class _CommandVisitor:
         if not rest:
             if taken.given & {"i", "s", "login", "shell"} and name in ("sudo", "doas"):
                 raise UnknownCommand(f"`{name}` starts a shell")
-            if name in SHELL_WITHOUT_COMMAND:
+            if name in STARTS_SHELL:
                 raise UnknownCommand(f"`{name}` without a command starts a shell")
             if name == "exec" and any(_replaces_input(each) for each in redirections):
                 raise UnknownCommand("`exec` gives the shell another input, which it may read commands from")

@@ -61,8 +61,7 @@ def refusal(decision: Decision) -> Denied:
     )
 
 
-# --- creation of a session
-# ------------------------------------------------------------------------------------------
+# --- creation of a session ------------------------------------------------------------------------------------
 
 
 def resolve(
@@ -70,8 +69,8 @@ def resolve(
 ) -> Policy:
     """Return the policy of a new session: its profile, narrowed by its agent and by the request, never widened.
 
-    Without `inherit_workspace`, a session that begins in a directory of the workspace gets only that directory of
-    it.
+    Without `inherit_workspace`, a session that begins in a directory of the workspace gets only
+    that directory.
     """
     if not valid_agent_id(agent_id):
         raise Invalid(f"{agent_id!r} is not the name of an agent", reason="INVALID_AGENT", field="agent_id")
@@ -199,8 +198,7 @@ def is_inside(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-# --- actions in a session
-# --------------------------------------------------------------------------------------------
+# --- actions in a session -------------------------------------------------------------------------------------
 
 
 def decide_cwd(profile: Profile, policy: Policy, cwd: str) -> Decision:
@@ -262,10 +260,7 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
 
 
 def decide_shell(profile: Profile, shell: str) -> Decision:
-    """Decide on the program of a session's shell.
-
-    Where commands have rules, the shell must be one with a supported grammar, in a system directory.
-    """
+    """Decide on a session's shell: with command rules, a system program with a supported grammar."""
     if not shell or not profile.guarded:
         return Decision("allow", "no rule is about commands", *_rule(profile, "commands.default"))
     key = _rule(profile, "commands.unknown")

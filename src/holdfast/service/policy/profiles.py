@@ -35,14 +35,7 @@ BUILT_IN: Final = "built-in"
 #: Names that change which programs run, or run something themselves. Names of secrets are denied as well
 #: (`secret_names`).
 DENIED_VARIABLES: Final = (
-    "LD_*",
-    "BASH_ENV",
-    "BASH_FUNC_*",
-    "ENV",
-    "PROMPT_COMMAND",
-    "SHELLOPTS",
-    "BASHOPTS",
-    "HOLDFAST_*",
+    *("LD_*", "BASH_ENV", "BASH_FUNC_*", "ENV", "PROMPT_COMMAND", "SHELLOPTS", "BASHOPTS", "HOLDFAST_*"),
 )
 
 

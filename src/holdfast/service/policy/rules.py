@@ -53,10 +53,7 @@ def default_rules(workspaces: str = "") -> PolicyRules:
 
 
 def load_rules(text: str, name: str, *, workspaces: str = "") -> PolicyRules:
-    """Parse a file of rules.
-
-    `name` appears in errors and decisions; `workspaces` is used if the file has none.
-    """
+    """Parse a file of rules; `name` appears in errors, `workspaces` is used if the file has none."""
     if len(text) > MAX_BYTES:
         raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} characters"])
     try:
@@ -170,9 +167,7 @@ class _Loader:
         self._check_profile(self._made[name], path)
         return self._made[name]
 
-    def _parent(
-        self, name: str, tables: dict[str, dict[str, Any]], base: PolicyRules, below: tuple[str, ...]
-    ) -> Profile:
+    def _parent(self, name: str, tables: dict[str, Any], base: PolicyRules, below: tuple[str, ...]) -> Profile:
         extends = tables[name].get("extends")
         path = ("profiles", name, "extends")
         known = {*tables, *base.profiles}

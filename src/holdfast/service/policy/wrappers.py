@@ -179,7 +179,7 @@ OPAQUE: Final[dict[str, str]] = {
     "compgen": "it runs what it is given",
 }
 #: Wrappers that start a shell without a command.
-SHELL_WITHOUT_COMMAND: Final = frozenset([name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]) | {
+STARTS_SHELL: Final = frozenset([name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]) | {
     "chroot",
     "unshare",
     "fakeroot",

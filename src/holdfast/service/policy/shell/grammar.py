@@ -95,10 +95,7 @@ class Grammar(RedirectionReader):
 
     @contextlib.contextmanager
     def _scope(self) -> Iterator[None]:
-        """Context for commands that may not run at all, not to their end, or in a subshell.
-
-        Afterwards only those variables hold numbers, and are local, that did before.
-        """
+        """Restore the variables after commands that may not run, not to their end, or in a subshell."""
         numbers, local_names = set(self.numbers), self.local_names
         self.local_names = None if local_names is None else set(local_names)
         yield
