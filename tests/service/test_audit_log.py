@@ -248,7 +248,7 @@ async def test_a_line_that_was_cut_without_a_word_is_noticed(
     """The connection that listens is asked now and then; here it is asked at once, and does not answer."""
     monkeypatch.setattr("holdfast.service.store.notices.PING_SECONDS", 0.01)
     async with await Store.open(postgres_url) as store, await Store.open(postgres_url) as other:
-        others = store._from_others
+        others = store._replica_notices
         assert others is not None
         first = others._connection
         answer = type(first).execute

@@ -38,9 +38,9 @@ class ForwardedAnswer:
     ) -> None:
         self._provider = provider
         self._dialect = dialect
-        asks = needs_usage and dialect.name in _USAGE_ON_REQUEST and _leaves_usage_out(request)
-        self._filter = UsageEventFilter() if asks else None
-        self._request = rewritten(request, model=provider.upstream.model, request_usage=asks)
+        adds_usage = needs_usage and dialect.name in _USAGE_ON_REQUEST and _omits_usage(request)
+        self._filter = UsageEventFilter() if adds_usage else None
+        self._request = rewritten(request, model=provider.upstream.model, request_usage=adds_usage)
         self._meter: UsageMeter | None = None
 
     @property
@@ -100,7 +100,7 @@ def rewritten(request: HttpRequest, *, model: str | None, request_usage: bool = 
     return msgspec.structs.replace(request, body=msgspec.json.encode(body))
 
 
-def _leaves_usage_out(request: HttpRequest) -> bool:
+def _omits_usage(request: HttpRequest) -> bool:
     body = _object(request)
     options = body.get("stream_options")
     return body.get("stream") is True and not (isinstance(options, dict) and options.get("include_usage") is True)
@@ -136,7 +136,7 @@ class UsageMeter:
             else:
                 self._body.clear()
             return
-        if self._reader.is_between_events and _has_whole_events_alone(piece):
+        if self._reader.is_between_events and _is_whole_events(piece):
             # The common case: whole events without usage, which need no parsing.
             self.events += piece.count(b"\n\n")
             return
@@ -165,7 +165,7 @@ class UsageMeter:
                 self._usage = found if self._usage is None else self._usage.merged(found)
 
 
-def _has_whole_events_alone(piece: bytes) -> bool:
+def _is_whole_events(piece: bytes) -> bool:
     """True if the piece is certainly a run of whole events without usage."""
     begins = piece.startswith((b"data:", b"event:"))
     return begins and piece.endswith(b"\n\n") and b'"usage' not in piece and b"\r" not in piece

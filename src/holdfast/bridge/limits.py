@@ -213,7 +213,7 @@ def reserve(
     # Running calls will return a part of their reservation.
     final = not spent.reserved_tokens
     if tokens_left is not None and tokens > tokens_left:
-        text = f"the request asks for up to {tokens} tokens ({asked.input} in, {output} out)"
+        text = f"the request may use up to {tokens} tokens ({asked.input} in, {output} out)"
         return Refusal(429, f"{text}, and {max(0, tokens_left)} of the budget of {limits.tokens} are left", final)
     if money_left is not None and money > money_left:
         text = f"the request may cost {money:.4f}, and {max(0.0, money_left):.4f}"

@@ -17,8 +17,8 @@ from holdfast.bridge.types import TokenUsage
 
 #: Calls in memory, and bytes of their texts: a long session of one agent, and no more memory than a few large
 #: responses take.
-KEPT_CALLS: Final = 1_000
-KEPT_BYTES: Final = 64 * 1024 * 1024
+MAX_CALLS: Final = 1_000
+MAX_BYTES: Final = 64 * 1024 * 1024
 #: Bytes of one request or reply: a whole conversation without its images. The middle of a longer one is omitted.
 TEXT_BYTES: Final = 1024 * 1024
 
@@ -60,10 +60,10 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class CallRecords(Sequence[CallRecord]):
     """The latest calls, oldest first."""
 
-    def __init__(self, kept_calls: int = KEPT_CALLS, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         self._records: deque[CallRecord] = deque()
-        self._kept_calls = kept_calls
-        self._kept_bytes = kept_bytes
+        self._max_calls = max_calls
+        self._max_bytes = max_bytes
         self._bytes = 0
         #: Number of all calls, including those no longer held.
         self.total = 0
@@ -72,7 +72,7 @@ class CallRecords(Sequence[CallRecord]):
         self.total += 1
         self._records.append(record)
         self._bytes += _size(record)
-        while len(self._records) > self._kept_calls or (self._bytes > self._kept_bytes and len(self._records) > 1):
+        while len(self._records) > self._max_calls or (self._bytes > self._max_bytes and len(self._records) > 1):
             self._bytes -= _size(self._records.popleft())
 
     def __len__(self) -> int:

@@ -91,7 +91,7 @@ class Redaction:
     def _without_escaped(self, data: bytes) -> bytes:
         plain, starts = _unescaped(data)
         for form in self._forms:
-            spans = [(starts[at], starts[at + len(form)]) for at in _places(plain, form)]
+            spans = [(starts[at], starts[at + len(form)]) for at in _positions(plain, form)]
             if spans:
                 for start, end in reversed(spans):
                     data = data[:start] + REDACTED + data[end:]
@@ -167,7 +167,7 @@ def _forms_of(secret: bytes) -> Iterator[bytes]:
         yield core.replace(b"+", b"-").replace(b"/", b"_")
 
 
-def _places(data: bytes, form: bytes) -> Iterator[int]:
+def _positions(data: bytes, form: bytes) -> Iterator[int]:
     at = data.find(form)
     while at >= 0:
         yield at

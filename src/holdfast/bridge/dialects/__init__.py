@@ -208,9 +208,9 @@ def requested_tokens(request: HttpRequest, body: Fields, route: Route) -> Reques
         # The provider may accept more than this parser; the size is an estimate as well.
         estimate = size
     config = body.value.get("generationConfig", body.value.get("generation_config"))
-    places = [body.value, *([config] if isinstance(config, dict) else [])]
-    most = [count(place, name) for place in places for name in _MAXIMA]
-    times = max(1, *(count(place, name) for place in places for name in _TIMES))
+    objects = [body.value, *([config] if isinstance(config, dict) else [])]
+    most = [count(each, name) for each in objects for name in _MAXIMA]
+    times = max(1, *(count(each, name) for each in objects for name in _TIMES))
     prompts = body.value.get("prompt")
     if route.dialect == "openai_completions" and isinstance(prompts, list):
         times *= max(1, sum(isinstance(each, str | list) for each in prompts))

@@ -147,8 +147,8 @@ def _messages(item: Fields) -> list[Message]:
     results = tuple(part for part in parts if isinstance(part, ToolResultPart))
     rest = tuple(part for part in parts if not isinstance(part, ToolResultPart))
     turns = [Message("tool", results)] if results else []
-    said = Message("assistant" if role == "model" else "system" if role == "system" else "user", rest)
-    return [*turns, said] if rest or not results else turns
+    turn = Message("assistant" if role == "model" else "system" if role == "system" else "user", rest)
+    return [*turns, turn] if rest or not results else turns
 
 
 def _parts(item: Fields) -> list[Part]:
@@ -268,9 +268,9 @@ def usage_in(body: JsonObject) -> TokenUsage | None:
     if not isinstance(found, dict):
         return None
     thinking = count(found, "thoughtsTokenCount")
-    asked = count(found, "promptTokenCount") + count(found, "toolUsePromptTokenCount")
+    prompt = count(found, "promptTokenCount") + count(found, "toolUsePromptTokenCount")
     cached = count(found, "cachedContentTokenCount")
-    return TokenUsage(asked, count(found, "candidatesTokenCount") + thinking, cached, thinking=thinking)
+    return TokenUsage(prompt, count(found, "candidatesTokenCount") + thinking, cached, thinking=thinking)
 
 
 def _rendered(part: Part) -> dict[str, Any] | None:

@@ -234,13 +234,13 @@ def _whole_call(part: ToolCallPart, id_: str) -> dict[str, Any]:
 
 def render(reply: ModelReply, request: ModelRequest) -> bytes:
     """Render the body of a whole reply."""
-    said = [part.text for part in reply.content if isinstance(part, TextPart) and not part.refusal]
+    texts = [part.text for part in reply.content if isinstance(part, TextPart) and not part.refusal]
     refused = [part.text for part in reply.content if isinstance(part, TextPart) and part.refusal]
     thought = "".join(part.text for part in reply.content if isinstance(part, ThinkingPart))
     calls = [part for part in reply.content if isinstance(part, ToolCallPart)]
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": "".join(said) if said else None,
+        "content": "".join(texts) if texts else None,
         "refusal": "".join(refused) if refused else None,
     }
     if thought:
@@ -286,7 +286,7 @@ class ChatStream(AnswerStream):
         self._counts = isinstance(options, dict) and options.get("include_usage") is True
 
     def begin(self) -> list[bytes]:
-        return [self._said({"role": "assistant", "content": ""})]
+        return [self._delta({"role": "assistant", "content": ""})]
 
     def written(self, steps: list[PartEvent]) -> list[bytes]:
         chunks: list[bytes] = []
@@ -295,17 +295,17 @@ class ChatStream(AnswerStream):
                 case PartOpened(part=ToolCallPart() as call):
                     self._calls += 1
                     chunks.append(
-                        self._said({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
+                        self._delta({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
                     )
                 case PartGrew(part=ToolCallPart() as call, text=text):
                     inner = (
                         {"custom": {"input": text}} if call.kind == "custom" else {"function": {"arguments": text}}
                     )
-                    chunks.append(self._said({"tool_calls": [{"index": self._calls, **inner}]}))
+                    chunks.append(self._delta({"tool_calls": [{"index": self._calls, **inner}]}))
                 case PartGrew(part=ThinkingPart(), text=text):
-                    chunks.append(self._said({"reasoning_content": text}))
+                    chunks.append(self._delta({"reasoning_content": text}))
                 case PartGrew(part=TextPart() as part, text=text):
-                    chunks.append(self._said({"refusal" if part.refusal else "content": text}))
+                    chunks.append(self._delta({"refusal" if part.refusal else "content": text}))
                 case _:
                     pass
         return chunks
@@ -330,7 +330,7 @@ class ChatStream(AnswerStream):
             "model": request.model,
         }
 
-    def _said(self, delta: JsonObject) -> bytes:
+    def _delta(self, delta: JsonObject) -> bytes:
         return self._chunk(delta, {}, {})
 
     def _chunk(self, delta: JsonObject, choice: JsonObject, extra: JsonObject) -> bytes:

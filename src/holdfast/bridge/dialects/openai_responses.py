@@ -142,8 +142,8 @@ def _turn(each: Fields) -> Message:
 
 def _reasoning(each: Fields) -> ThinkingPart:
     summary = [piece.text("text") for piece in each.items("summary")]
-    said = summary or [piece.text("text") for piece in each.items("content")]
-    return ThinkingPart("\n\n".join(said), encrypted=each.text("encrypted_content", ""), id=each.text("id", ""))
+    texts = summary or [piece.text("text") for piece in each.items("content")]
+    return ThinkingPart("\n\n".join(texts), encrypted=each.text("encrypted_content", ""), id=each.text("id", ""))
 
 
 def _result(each: Fields, kind: ToolKind) -> ToolResultPart:

@@ -20,7 +20,7 @@ from holdfast.service.types import Kind, State
 #: Values of one label in one metric: methods, codes and reasons are some dozens, each a time series.
 MAX_VALUES: Final = 100
 OTHER: Final = "other"
-#: ServiceCallObserver and statements: from an immediate reply to a long poll.
+#: Calls and statements: from an immediate reply to a long poll.
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 #: Commands: from `true` to a build.
 _COMMAND_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -58,7 +58,7 @@ class Metrics:
         )
         self.session_duration = Histogram(
             "session_duration_seconds",
-            "How long sessions lived, by kind and by why they ended.",
+            "Lifetime of closed sessions, by kind and reason of the close.",
             ("kind", "reason"),
             buckets=_SESSION_SECONDS,
             registry=r,
@@ -74,44 +74,42 @@ class Metrics:
             "output_throughput_bytes", "Bytes that sessions printed, by kind.", ("kind",), registry=r
         )
         self.policy_violations = Counter(
-            "policy_violations", "What the policy refused or ended, by reason.", ("reason",), registry=r
+            "policy_violations", "Actions that the policy refused or ended, by reason.", ("reason",), registry=r
         )
 
-        # ServiceCallObserver.
+        # Calls.
         self.rpc_calls = Counter(
             "holdfast_rpc_calls",
-            "ServiceCallObserver that ended, by front end, method and status code.",
+            "Finished calls, by front end, method and status code.",
             ("front", "method", "code"),
             registry=r,
         )
         self.rpc_seconds = Histogram(
             "holdfast_rpc_seconds",
-            "How long calls took; a stream until its end.",
+            "Duration of calls; of a stream until its end.",
             ("front", "method"),
             buckets=_CALL_SECONDS,
             registry=r,
         )
-        self.rpc_in_flight = Gauge(
-            "holdfast_rpc_in_flight", "ServiceCallObserver that are under way.", ("front",), registry=r
-        )
+        self.rpc_in_flight = Gauge("holdfast_rpc_in_flight", "Running calls.", ("front",), registry=r)
         self.requests_refused = Counter(
             "holdfast_requests_refused",
-            "ServiceCallObserver that were refused before they were looked at, by reason: no token, too many.",
+            "Calls refused at admission, by reason: no token, too many.",
             ("reason",),
             registry=r,
         )
 
         # Replicas.
-        self.leases_held = Gauge("holdfast_leases_held", "Sessions whose lease this replica has.", registry=r)
-        self.leases_lost = Counter("holdfast_leases_lost", "Leases that another replica took from us.", registry=r)
+        self.leases_held = Gauge("holdfast_leases_held", "Sessions with a lease of this replica.", registry=r)
+        self.leases_lost = Counter("holdfast_leases_lost", "Leases lost to another replica.", registry=r)
         self.leases_taken_over = Counter(
-            "holdfast_leases_taken_over", "Leases that we took from a replica that is gone.", registry=r
+            "holdfast_leases_taken_over", "Leases taken over from a replica that is gone.", registry=r
         )
 
         # Audit and database.
         self.audit_append_seconds = Histogram(
             "holdfast_audit_append_seconds",
-            "How long it took to append rows to the audit log.",
+            "Duration of appends to the audit log.",
             buckets=_CALL_SECONDS,
             registry=r,
         )
@@ -121,7 +119,7 @@ class Metrics:
         self.audit_queue = Gauge("holdfast_audit_queue", "Audit rows that wait to be written.", registry=r)
         self.store_seconds = Histogram(
             "holdfast_store_seconds",
-            "How long operations of the database took.",
+            "Duration of database operations.",
             ("operation",),
             buckets=_CALL_SECONDS,
             registry=r,
@@ -135,31 +133,29 @@ class Metrics:
             "holdfast_approvals", "Approval requests that ended, by outcome.", ("outcome",), registry=r
         )
         self.event_subscribers = Gauge("holdfast_event_subscribers", "Open subscriptions to events.", registry=r)
-        self.sandbox_connections = Gauge(
-            "holdfast_sandbox_connections", "Sandboxes that we are connected to.", registry=r
-        )
+        self.sandbox_connections = Gauge("holdfast_sandbox_connections", "Connected sandboxes.", registry=r)
         self.sandbox_failures = Counter(
-            "holdfast_sandbox_failures", "Attempts to reach a sandbox that failed.", registry=r
+            "holdfast_sandbox_failures", "Failed attempts to reach a sandbox.", registry=r
         )
 
         # The monitor.
         self.monitor_pass_seconds = Histogram(
             "holdfast_monitor_pass_seconds",
-            "How long one look at the sessions of one sandbox took.",
+            "Duration of one sample of the sessions of a sandbox.",
             buckets=_CALL_SECONDS,
             registry=r,
         )
         self.monitor_failures = Counter(
-            "holdfast_monitor_failures", "Looks that failed: the sandbox did not answer.", registry=r
+            "holdfast_monitor_failures", "Failed samples: the sandbox did not respond.", registry=r
         )
         self.monitor_skipped = Counter(
             "holdfast_monitor_skipped",
-            "Looks that were left out because the one before was still under way.",
+            "Samples skipped because the previous one was still running.",
             registry=r,
         )
-        self.sessions_idle = Gauge("holdfast_sessions_idle", "Sessions in which nothing happens.", registry=r)
+        self.sessions_idle = Gauge("holdfast_sessions_idle", "Idle sessions.", registry=r)
         self.sessions_long_running = Gauge(
-            "holdfast_sessions_long_running", "Sessions with a command that has run for long.", registry=r
+            "holdfast_sessions_long_running", "Sessions with a long-running command.", registry=r
         )
         self.session_processes = Gauge("holdfast_session_processes", "Processes of all sessions.", registry=r)
         self.session_memory = Gauge(
@@ -169,16 +165,16 @@ class Metrics:
             "holdfast_session_cpu_seconds", "CPU time that sessions' processes used.", registry=r
         )
         self.orphaned_processes = Gauge(
-            "holdfast_orphaned_processes", "Processes that run on though their session is closed.", registry=r
+            "holdfast_orphaned_processes", "Processes of closed sessions that are still running.", registry=r
         )
         self.resource_thresholds = Counter(
             "holdfast_resource_thresholds",
-            "How often a session came near a limit, by resource.",
+            "Sessions that came near a limit, by resource.",
             ("resource",),
             registry=r,
         )
         self.escalations = Counter(
-            "holdfast_escalations", "What was done about sessions over a limit, by step.", ("step",), registry=r
+            "holdfast_escalations", "Escalation steps for sessions over a limit, by step.", ("step",), registry=r
         )
         for front in ("grpc", "http"):
             self.rpc_in_flight.labels(front)

@@ -41,7 +41,7 @@ _DIALECTS: Final[dict[str, tuple[bool, ...]]] = {
     "ash": (True,),
 }
 #: Programs that need no rule, since they only run others. `busybox` is all programs in one.
-NEEDED_BY_OTHERS: Final = tuple(
+NEED_NO_RULE: Final = tuple(
     name
     for name in (*_DIALECTS, *(name for name, wrapper in WRAPPERS.items() if wrapper.transparent))
     if name not in ("busybox", "toybox", "builtin", "command", "exec")
@@ -124,7 +124,7 @@ _RUNNING_OPTIONS: Final = {"hash": "p", "jobs": "x", "mapfile": "C", "readarray"
 _FIND_COMMANDS: Final = ("-exec", "-execdir", "-ok", "-okdir")
 
 
-def steers(name: str) -> bool:
+def decides_program(name: str) -> bool:
     """True if the variable decides which program runs."""
     return bool(_STEERING.fullmatch(name))
 
@@ -286,14 +286,14 @@ class _CommandVisitor:
         self._reading.script(text, depth, posix=self._posix, via=self._via)
 
     def variable(self, name: str, *, number: bool) -> None:
-        if steers(name) or (name in _COUNTING and not number):
+        if decides_program(name) or (name in _COUNTING and not number):
             self.unknown(f"it sets {name}, which decides what runs")
         if not number:
             self._reading.texts.add(name)
 
     def holds_numbers(self, name: str) -> bool:
         self._reading.numbers.add(name)
-        return name not in self._reading.known_texts and name not in _SET_BY_SHELL and not steers(name)
+        return name not in self._reading.known_texts and name not in _SET_BY_SHELL and not decides_program(name)
 
     def function(self, name: Word) -> None:
         if not name.known or name.text in _BUILTINS or name.text in WRAPPERS or name.text in _DIALECTS:

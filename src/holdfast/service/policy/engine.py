@@ -15,7 +15,7 @@ from typing import Final, cast, get_args
 
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import ControlType, PolicyRequest
-from holdfast.service.policy.command_line import NEEDED_BY_OTHERS, CommandLine, read_command_line, steers
+from holdfast.service.policy.command_line import NEED_NO_RULE, CommandLine, decides_program, read_command_line
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
 from holdfast.service.policy.profiles import BUILT_IN, PolicyRules, Profile, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
@@ -161,7 +161,7 @@ def _programs(profile: Profile) -> tuple[str, ...] | None:
     named = [program for rule in rules for program in rule.program]
     if "*" in named or not all(rule.program for rule in rules):
         return None
-    return tuple(dict.fromkeys([*named, *NEEDED_BY_OTHERS]))
+    return tuple(dict.fromkeys([*named, *NEED_NO_RULE]))
 
 
 def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
@@ -243,12 +243,12 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
         return Decision("deny", f"{name} is set by the rules", *_rule(profile, "environment.set"))
     if name in section.allow:
         return None
-    if profile.guarded and steers(name):
-        reason = f"the variable {name} decides what runs, and the rules say what may"
+    if profile.guarded and decides_program(name):
+        reason = f"the variable {name} decides which programs run, and the rules limit those"
         return Decision("deny", reason, *_rule(profile, "environment.allow"))
     # Secrets in lower-case names are as secret as those in capitals.
     if looks_secret(name):
-        reason = f"the variable {name} looks like the name of a secret, and those are denied"
+        reason = f"the variable {name} has the name of a secret, and those are denied"
         return Decision("deny", reason, *_rule(profile, "environment.deny"))
     for pattern in section.deny:
         if fnmatch.fnmatchcase(name.upper(), pattern.upper()):
@@ -267,7 +267,7 @@ def decide_shell(profile: Profile, shell: str) -> Decision:
     directory, name = posixpath.split(shell)
     if not read_command_line(":", shell=name).unknown and directory in ("", *SYSTEM_DIRECTORIES):
         return Decision("allow", f"{name} is a shell of the system", *key)
-    reason = f"what the shell {shell!r} runs cannot be known"
+    reason = f"the commands of the shell {shell!r} cannot be determined"
     return Decision(profile.unknown_verdict, reason, *key)
 
 
@@ -325,7 +325,11 @@ def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
 def _unknown(profile: Profile, line: CommandLine, reason: str) -> Decision:
     key = _rule(profile, "commands.unknown")
     return Decision(
-        profile.unknown_verdict, f"what runs cannot be known: {reason}", *key, line.programs, line.background
+        profile.unknown_verdict,
+        f"the commands cannot be determined: {reason}",
+        *key,
+        line.programs,
+        line.background,
     )
 
 

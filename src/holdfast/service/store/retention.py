@@ -86,7 +86,7 @@ class Retention:
         if head.opened_seq and not head.removed_seq:
             own = (await lock_streams(connection, [SERVICE_STREAM]))[SERVICE_STREAM]
             mark = StreamMark(session_id, head.last_seq, head.last_hash, head.opened_seq, reason, head.last_seq)
-            head.removed_seq = await self._tell(connection, own, REMOVED, mark)
+            head.removed_seq = await self._append_own(connection, own, REMOVED, mark)
             head.size = 0
             await _put_head(connection, own)
             await _put_head(connection, head)
@@ -132,11 +132,11 @@ class Retention:
         await connection.execute(delete(STREAMS).where(STREAMS.c.removed_seq > 0, STREAMS.c.opened_seq <= through))
         own.base_seq, own.base_hash = through, last_hash
         own.size = max(0, own.size - size)
-        await self._tell(connection, own, TRIMMED, StreamMark(SERVICE_STREAM, through, last_hash, rows=rows))
+        await self._append_own(connection, own, TRIMMED, StreamMark(SERVICE_STREAM, through, last_hash, rows=rows))
         await _put_head(connection, own)
         return Removed(0, rows, size)
 
-    async def _tell(self, connection: StoreConnection, own: StreamHead, kind: str, mark: StreamMark) -> int:
+    async def _append_own(self, connection: StoreConnection, own: StreamHead, kind: str, mark: StreamMark) -> int:
         entry = AuditEntry(SERVICE_STREAM, self.database.clock.time(), "", kind, body=msgspec.to_builtins(mark))
         return (await append_to_own(connection, own, entry, self.audit_key)).seq
 

@@ -48,7 +48,7 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows
         # Distinguishes our own rows, which local listeners get at once, from those of other replicas.
         origin = secrets.token_hex(8)
         self._notices = Notices()
-        self._from_others = None if database.is_sqlite else PostgresNotices(database.url, origin, self._notices)
+        self._replica_notices = None if database.is_sqlite else PostgresNotices(database.url, origin, self._notices)
         self.writer = GroupCommit(database, key=audit_key, origin=origin, on_written=self._notices.publish)
 
     @classmethod
@@ -70,8 +70,8 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows
                 await database.write(lambda connection: migrate(connection, database.clock.time()))
             store = cls(database, audit_key)
             await store._check_key(read_only)
-            if store._from_others is not None:
-                await store._from_others.start()
+            if store._replica_notices is not None:
+                await store._replica_notices.start()
         except BaseException:
             await database.close()
             raise
@@ -82,8 +82,8 @@ class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows
         """Finish pending writes and end all listeners."""
         await self.writer.finish()
         self._notices.close()
-        if self._from_others is not None:
-            await self._from_others.stop()
+        if self._replica_notices is not None:
+            await self._replica_notices.stop()
         await self.database.close()
 
     async def __aenter__(self) -> Store:

@@ -55,7 +55,7 @@ class Grammar(RedirectionReader):
         super().__init__(text, findings, posix=posix, history=history, depth=depth)
         #: End of the complete lines that a shell would have executed.
         self.taken = 0
-        self._words_of_ours = _RESERVED - _BASH_ONLY if posix else _RESERVED
+        self._reserved_words = _RESERVED - _BASH_ONLY if posix else _RESERVED
 
     def read(self) -> None:
         """Parse the whole text. A shell at a prompt continues after a rejected line, and so does this parser."""
@@ -155,7 +155,7 @@ class Grammar(RedirectionReader):
     def _reserved(self) -> str:
         match = _RESERVED_WORD.match(self.text, self.at)
         word = match[1] if match else ""
-        return word if word in self._words_of_ours else ""
+        return word if word in self._reserved_words else ""
 
     def _and_or(self) -> None:
         self._pipeline()
@@ -451,7 +451,7 @@ class Grammar(RedirectionReader):
             elif _ASSIGNED_INDEX.match(self.mask):
                 self.unknown("an index that cannot be read")
                 words.append(word)
-            elif word.plain and word.text in self._words_of_ours - {"time"}:
+            elif word.plain and word.text in self._reserved_words - {"time"}:
                 raise Unreadable(f"`{word.text}` is not expected here")
             else:
                 words.append(word)

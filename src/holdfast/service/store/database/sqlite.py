@@ -135,8 +135,8 @@ class _ThreadConnection:
             return self._frequent.run(_driver(self._connection), statement, parameters)  # type: ignore[return-value]
         return _whole(self._connection.execute(statement, parameters))
 
-    async def run_sync(self, look: Callable[..., T], /) -> T:
-        return look(self._connection)
+    async def run_sync(self, work: Callable[..., T], /) -> T:
+        return work(self._connection)
 
 
 class _LoopConnection(_ThreadConnection):
