@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Final
 
 from holdfast.bridge.limits import BridgeLimits, Spent
+from holdfast.bridge.model_calls import ModelCalls
 from holdfast.bridge.model_choice import Model
-from holdfast.bridge.model_service import ModelService
 from holdfast.bridge.record import CallRecord, CallRecords
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, ExecRemoteProcess, StderrChunk, StdoutChunk
 from holdfast.client.host_service import HostService
@@ -39,11 +39,11 @@ DUMMY_KEY: Final = "holdfast-bridge-no-key"
 class Bridge:
     """An open bridge."""
 
-    def __init__(self, port: int, service: ModelService) -> None:
+    def __init__(self, port: int, models: ModelCalls) -> None:
         self.port = port
         #: Address of the proxy inside the sandbox.
         self.url = f"http://127.0.0.1:{port}"
-        self._service = service
+        self._models = models
 
     @property
     def env(self) -> dict[str, str]:
@@ -60,12 +60,12 @@ class Bridge:
     @property
     def calls(self) -> CallRecords:
         """The latest finished calls, oldest first."""
-        return self._service.calls
+        return self._models.calls
 
     @property
     def spent(self) -> Spent:
         """Total requests, tokens and money of all calls so far."""
-        return self._service.spent
+        return self._models.spent
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +91,7 @@ async def sandbox_agent_bridge(
         raise InvalidParams(f"port {port}: must be 0 to 65535; 0 chooses a free one")
     limits = limits or BridgeLimits()
     async with contextlib.AsyncExitStack() as stack:
-        models = ModelService(model, limits, on_call=on_call)
+        models = ModelCalls(model, limits, on_call=on_call)
         stack.push_async_callback(models.aclose)
         service = await stack.enter_async_context(box.offer(MODEL_SERVICE, models.handle))
         proxy = _Proxy(await _start_proxy(box, service, port, limits))

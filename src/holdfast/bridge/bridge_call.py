@@ -6,11 +6,10 @@ Pure except for the clock, which is passed in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from holdfast.bridge.dialects import DIALECTS, dialect_of, route_of
 from holdfast.bridge.forwarding import ForwardedAnswer
-from holdfast.bridge.function_model import FunctionAnswer, ModelError, failure_of
+from holdfast.bridge.function_model import JSON_HEADERS, FunctionAnswer, ModelError, failure_of
 from holdfast.bridge.limits import BridgeLimits, Refusal, Reservation
 from holdfast.bridge.record import CallRecord, Excerpt
 from holdfast.bridge.redaction import Redaction
@@ -18,8 +17,6 @@ from holdfast.bridge.types import TokenUsage
 from holdfast.bridge.upstream import ProviderFailed
 from holdfast.errors import ConnectionLost, HoldfastError, InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
-
-JSON: Final = (("content-type", "application/json"),)
 
 
 def refused(refusal: Refusal) -> ModelError:
@@ -72,7 +69,7 @@ class BridgeCall:
             # An error cannot be inserted into a provider's response; the caller sees a truncated one.
             raise ConnectionLost(message) from None
         headers = error.headers if isinstance(error, ModelError) else ()
-        return HttpHead(status, (*JSON, *headers)), self.dialect.error(status, kind, message)
+        return HttpHead(status, (*JSON_HEADERS, *headers)), self.dialect.error(status, kind, message)
 
     def _describe(self, error: Exception) -> tuple[int, str, str]:
         if isinstance(error, ProviderFailed):

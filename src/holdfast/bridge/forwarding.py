@@ -60,7 +60,11 @@ class ForwardedAnswer:
             if answer.status == 401:
                 # The provider's message about the key stays on the host: some messages contain a part of the key.
                 detail = (await answer.whole()).decode(errors="replace")
-                raise ProviderFailed(401, "the provider rejected the bridge's key; see the host's log", detail)
+                raise ProviderFailed(
+                    401,
+                    "the provider rejected the bridge's key; the host's record of this call has the reason",
+                    detail,
+                )
             if answer.status >= 400:
                 yield HttpHead(answer.status, answer.headers)
                 yield await answer.whole()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from holdfast.bridge.dialects.streaming import AnswerStream, ReplyBuilder, deltas_of
 from holdfast.bridge.limits import BYTES_A_TOKEN, estimate_tokens
@@ -18,6 +18,7 @@ from holdfast.wire.http_messages import Headers, HttpHead
 
 log = logging.getLogger(__name__)
 
+JSON_HEADERS: Final[Headers] = (("content-type", "application/json"),)
 Deltas = AsyncIterable[Delta | str]
 #: A plain string is a valid reply, and a valid delta.
 ModelFunction = Callable[[ModelRequest], Awaitable[ModelReply | str | Deltas] | Deltas]
@@ -71,7 +72,7 @@ class FunctionAnswer:
             self.usage = answer.usage
             self._characters = sum(map(_length, answer.content))
             if not self._request.stream:
-                yield HttpHead(200, (("content-type", "application/json"),))
+                yield HttpHead(200, JSON_HEADERS)
                 yield self._dialect.render(answer, self._request)
                 return
             deltas = _whole(answer)
@@ -106,7 +107,7 @@ class FunctionAnswer:
             builder.feed(delta)
         reply = builder.reply()
         self.usage = reply.usage
-        yield HttpHead(200, (("content-type", "application/json"),))
+        yield HttpHead(200, JSON_HEADERS)
         yield self._dialect.render(reply, self._request)
 
     async def _streamed(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[HttpHead | bytes, None]:

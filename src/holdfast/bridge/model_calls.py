@@ -14,7 +14,7 @@ from types import TracebackType
 
 import msgspec
 
-from holdfast.bridge.bridge_call import JSON, BridgeCall, refused
+from holdfast.bridge.bridge_call import BridgeCall, refused
 from holdfast.bridge.dialects import (
     Route,
     canonical_request,
@@ -28,7 +28,7 @@ from holdfast.bridge.dialects import (
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
 from holdfast.bridge.dialects.fields import Fields, checked_body
 from holdfast.bridge.forwarding import ForwardedAnswer
-from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
+from holdfast.bridge.function_model import JSON_HEADERS, FunctionAnswer, ModelError, ModelFunction
 from holdfast.bridge.limits import (
     BridgeLimits,
     Refusal,
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 Pieces = AsyncGenerator[HttpHead | bytes, None]
 
 
-class ModelService:
+class ModelCalls:
     """The models of one bridge, its limits and its records."""
 
     def __init__(
@@ -193,7 +193,7 @@ class ModelService:
 
 
 async def _whole(body: bytes) -> Pieces:
-    yield HttpHead(200, JSON)
+    yield HttpHead(200, JSON_HEADERS)
     yield body
 
 
@@ -204,7 +204,7 @@ async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
         raise ModelError(f"model {request.model!r}: has no embeddings", 404)
     vectors = await embed(request)
     tokens = sum(len(each) // 4 if isinstance(each, str) else len(each) for each in request.input)
-    yield HttpHead(200, JSON)
+    yield HttpHead(200, JSON_HEADERS)
     yield embeddings.render(vectors, request, TokenUsage(input=tokens))
 
 
