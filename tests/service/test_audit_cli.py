@@ -94,7 +94,7 @@ def test_verify_names_the_row_that_was_changed(url: str, capsys: pytest.CaptureF
     code, lines, _ = run(capsys, "verify")
     assert code == 1
     assert lines == [
-        "session s1, row 2: its content does not have its hash: it was changed",
+        "session s1, row 2: its content does not match its hash: it was changed",
         "the audit does not hold",
     ]
     code, lines, _ = run(capsys, "verify", "--json")

@@ -73,7 +73,7 @@ class ModelCalls:
     async def handle(self, method: str, body: bytes) -> AsyncIterator[bytes]:
         """Handle a host call. Failures become error responses in the caller's dialect."""
         if method != HTTP_METHOD:
-            raise MethodNotFound(f"the service takes calls of {HTTP_METHOD!r}, not of {method!r}")
+            raise MethodNotFound(f"the bridge accepts calls of {HTTP_METHOD!r}, not of {method!r}")
         try:
             request = unpack_request(body)
         except msgspec.DecodeError as error:

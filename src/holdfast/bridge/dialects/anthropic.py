@@ -97,7 +97,7 @@ def _messages(item: Fields) -> list[Message]:
     """Convert a turn. One with tool results becomes two: the results, then the user's text."""
     role = item.text("role")
     if role not in ("user", "assistant", "system"):
-        item.refuse("role", f"{role!r} is none of user, assistant, system")
+        item.refuse("role", f"{role!r} is not one of user, assistant, system")
     known: Role = "user" if role == "user" else "assistant" if role == "assistant" else "system"
     if not item.has("content"):
         item.refuse("content", "is missing")
@@ -183,7 +183,7 @@ def _tool_choice(body: Fields) -> ToolChoice:
     if kind == "tool":
         return ToolChoice("required", (choice.text("name"),), parallel)
     if kind not in ("auto", "any", "none"):
-        choice.refuse("type", f"{kind!r} is none of auto, any, none, tool")
+        choice.refuse("type", f"{kind!r} is not one of auto, any, none, tool")
     return ToolChoice("required" if kind == "any" else "none" if kind == "none" else "auto", (), parallel)
 
 

@@ -32,7 +32,7 @@ def parse(request: HttpRequest) -> EmbeddingsRequest:
     body = body_fields(request)
     encoding = body.text("encoding_format", "float")
     if encoding not in ("float", "base64"):
-        body.refuse("encoding_format", f"{encoding!r} is none of float, base64")
+        body.refuse("encoding_format", f"{encoding!r} is not one of float, base64")
     return EmbeddingsRequest(
         body.text("model"), _inputs(body), body.integer("dimensions"), encoding == "base64", body.value
     )

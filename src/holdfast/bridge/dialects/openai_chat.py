@@ -117,7 +117,7 @@ def _format(body: Fields) -> Format | None:
 def _message(item: Fields) -> Message:
     role = _ROLES.get(item.text("role"))
     if role is None:
-        item.refuse("role", f"{item.text('role')!r} is none of {', '.join(_ROLES)}")
+        item.refuse("role", f"{item.text('role')!r} is not one of {', '.join(_ROLES)}")
     content = [*_reasoning(item), *_content(item)]
     if role == "tool":
         inside = tuple(p for p in content if isinstance(p, TextPart | ImagePart | FilePart | OtherPart))

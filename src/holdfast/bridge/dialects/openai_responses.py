@@ -124,7 +124,7 @@ def _turn(each: Fields) -> Message:
     if kind == "message":
         role = _ROLES.get(each.text("role"))
         if role is None:
-            each.refuse("role", f"{each.text('role')!r} is none of {', '.join(_ROLES)}")
+            each.refuse("role", f"{each.text('role')!r} is not one of {', '.join(_ROLES)}")
         return Message(role, tuple(_content(each, "content")))
     if kind in ("function_call", "custom_tool_call"):
         tool_kind: ToolKind = "function" if kind == "function_call" else "custom"

@@ -133,7 +133,9 @@ class StreamCheck:
             elif row.previous != self.hash:
                 breaks.append(self._break(row.seq, "changed", "the row before it was changed, or put in its place"))
             if row_hash(row.previous, row, row.seq, row.body, self._key) != row.hash:
-                breaks.append(self._break(row.seq, "changed", "its content does not have its hash: it was changed"))
+                breaks.append(
+                    self._break(row.seq, "changed", "its content does not match its hash: it was changed")
+                )
             # One change is one finding: the following rows are checked against the stored hash.
             self.seq, self.hash = row.seq, row.hash
         return breaks

@@ -174,7 +174,7 @@ def read_command_line(text: str, *, shell: str = "bash", interactive: bool = Fal
     """Parse all simple commands of a text as this shell would; `interactive` treats `!` as a prompt does."""
     name = posixpath.basename(shell.split()[0]) if shell.split() else "bash"
     if name not in _DIALECTS:
-        return CommandLine(unknown=(f"the language of {name} is not known",))
+        return CommandLine(unknown=(f"the language of {name} is not supported",))
     if len(text) > MAX_TEXT:
         return CommandLine(unknown=(f"it is longer than {MAX_TEXT:,} letters",))
     line, texts = _read(text, name, interactive, frozenset())
@@ -314,7 +314,7 @@ class _CommandVisitor:
     def _run(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         first = words[0]
         if not first.known or (first.tilde and "/" not in first.text):
-            self.unknown(f"which program `{first.text[:80]}` is, is known only when it runs")
+            self.unknown(f"which program `{first.text[:80]}` is, is known only at run time")
             return
         if len(self._reading.commands) >= MAX_COMMANDS or len(via) > _MAX_WRAPPERS:
             self.unknown(f"more than {MAX_COMMANDS:,} commands, or {_MAX_WRAPPERS} wrappers around one")
@@ -350,9 +350,9 @@ class _CommandVisitor:
         elif name in ("set", "shopt"):
             self._set(name, words)
         elif is_loader(name):
-            raise UnknownCommand(f"`{name}` runs the program that it is given")
+            raise UnknownCommand(f"`{name}` runs the program in its arguments")
         elif name in _OTHER_SHELLS:
-            raise UnknownCommand(f"the language of {name} is not known")
+            raise UnknownCommand(f"the language of {name} is not supported")
         elif name in _DIALECTS:
             return self._shell(name, words, redirections, via)
         elif name in OPAQUE:
@@ -374,7 +374,7 @@ class _CommandVisitor:
     ) -> bool:
         wrapper = WRAPPERS[name]
         if name == "env" and any(re.match(r"-\w*S|--split", word.text) for word in words[1:]):
-            raise UnknownCommand("`env -S` makes words by rules of its own")
+            raise UnknownCommand("`env -S` splits words by its own rules")
         if name in ("flock", "sg") and any(word.text in ("-c", "--command") for word in words):
             at = next(index for index, word in enumerate(words) if word.text in ("-c", "--command"))
             self._script(words[at + 1 : at + 2], via, _DIALECTS["sh"])
@@ -465,7 +465,7 @@ class _CommandVisitor:
                 depth = self._depth + SCRIPT_LEVELS
                 self._reading.script(text, depth, posix=posix, via=via, local_names=local_names)
             if not word.exact:
-                raise UnknownCommand(f"the script `{word.text[:80]}` of `{via[-1]}` is known only when it runs")
+                raise UnknownCommand(f"the script `{word.text[:80]}` of `{via[-1]}` is known only at run time")
 
     def _joined(
         self,
@@ -475,7 +475,7 @@ class _CommandVisitor:
         local_names: frozenset[str] | None = None,
     ) -> None:
         if any(not word.exact for word in words):
-            raise UnknownCommand(f"what `{via[-1]}` runs is known only when it runs")
+            raise UnknownCommand(f"what `{via[-1]}` runs is known only at run time")
         self._script((Word(" ".join(word.text for word in words)),), via, dialects, local_names)
 
     def _eval(self, words: tuple[Word, ...], _: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
@@ -485,7 +485,7 @@ class _CommandVisitor:
     def _trap(self, words: tuple[Word, ...], _: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         rest = words[2:] if len(words) > 1 and words[1].text == "--" else words[1:]
         if any(not word.known for word in rest[1:]):
-            raise UnknownCommand("which signals `trap` is for is known only when it runs")
+            raise UnknownCommand("which signals `trap` is for is known only at run time")
         if len(rest) > 1 and rest[0].text != "-":
             self._script(rest, via, (self._posix,))
             if rest[0].text and any(word.text not in ("EXIT", "0") for word in rest[1:]):
@@ -595,7 +595,7 @@ class _CommandVisitor:
                 self._run(inner, redirections, via)
             at = end + 1
         if strays or any(word.splits for word in words[1:]):
-            raise UnknownCommand("`find` may be given a command that is known only when it runs")
+            raise UnknownCommand("`find` may be given a command that is known only at run time")
 
 
 def _replaces_input(redirection: Redirection) -> bool:

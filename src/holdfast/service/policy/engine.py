@@ -135,7 +135,9 @@ def _network(profile: Profile, asked: Network | None) -> Network:
         return profile.network.mode
     if asked not in _NETWORKS:
         expected = ", ".join(_NETWORKS)
-        raise Invalid(f"network {asked!r} is none of {expected}", reason="INVALID_NETWORK", field="policy.network")
+        raise Invalid(
+            f"network {asked!r} is not one of {expected}", reason="INVALID_NETWORK", field="policy.network"
+        )
     if _NETWORKS.index(asked) > _NETWORKS.index(profile.network.mode):
         raise _denied(profile, "network.mode", f"network {asked!r} is more than {profile.network.mode!r}")
     return asked
@@ -169,7 +171,7 @@ def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
         if word not in get_args(Guard):
             expected = ", ".join(get_args(Guard))
             raise Invalid(
-                f"require: {word!r} is none of {expected}", reason="UNKNOWN_GUARD", field="policy.require"
+                f"require: {word!r} is not one of {expected}", reason="UNKNOWN_GUARD", field="policy.require"
             )
     return tuple(dict.fromkeys([*profile.sandbox.require, *(cast(Guard, word) for word in asked)]))
 

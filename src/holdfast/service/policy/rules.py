@@ -119,7 +119,7 @@ class _Loader:
         for key in values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
                 self._complain((*path, key), f"no such key{hint}")
 
     def _tables(self, key: str) -> dict[str, dict[str, Any]]:
@@ -174,7 +174,7 @@ class _Loader:
         if extends is None:
             return base.profiles["default"]
         if not isinstance(extends, str) or extends not in known:
-            self._complain(path, f"{_shown(extends)} is none of {', '.join(sorted(known))}")
+            self._complain(path, f"{_shown(extends)} is not one of {', '.join(sorted(known))}")
         elif extends == name and name in base.profiles:
             return base.profiles[name]
         elif extends in (name, *below):
@@ -235,7 +235,7 @@ class _Loader:
                 given[field.name] = self._value(item, field.type, at, getattr(rule, field.name))
         made = msgspec.structs.replace(rule, **given)
         if "program" in value and (not made.program or "" in made.program):
-            self._complain((*path, "program"), "an empty name is no program")
+            self._complain((*path, "program"), "a program name must not be empty")
         try:
             re.compile(made.pattern)
         except (re.error, OverflowError, RecursionError) as error:
@@ -251,7 +251,7 @@ class _Loader:
         for index, host in enumerate(profile.network.hosts):
             at = (*path, "network", "hosts", index)
             if at in self._lines and not _HOST.fullmatch(host):
-                self._complain(at, f"{host!r} is none of HOST, *.DOMAIN, HOST:PORT")
+                self._complain(at, f"{host!r} is not one of HOST, *.DOMAIN, HOST:PORT")
         hosts = (*path, "network", "hosts")
         if hosts in self._lines and profile.network.hosts and profile.network.mode != "allow-list":
             self._complain(hosts, f"the mode is {profile.network.mode!r}; hosts belong to 'allow-list'")
@@ -278,7 +278,7 @@ class _Loader:
         named = [("profile", agent.profile), *(("profiles", each) for each in agent.profiles)]
         for key, name in named:
             if name not in known:
-                self._complain((*path, key), f"{name!r} is none of {', '.join(sorted(known))}")
+                self._complain((*path, key), f"{name!r} is not one of {', '.join(sorted(known))}")
         if agent.workspace and not _is_directory(agent.workspace.replace("{agent}", "agent")):
             self._complain((*path, "workspace"), f"{agent.workspace!r} is not an absolute path")
         return agent
@@ -309,12 +309,12 @@ class _Loader:
             return {key: self._value(each, str, (*path, key), "") for key, each in value.items()}
         if choices := typing.get_args(kind):
             if value not in choices or not isinstance(value, str):
-                raise _Complaint(f"{_shown(value)} is none of {', '.join(choices)}")
+                raise _Complaint(f"{_shown(value)} is not one of {', '.join(choices)}")
             return value
         if not isinstance(value, kind):
             raise _Complaint(f"{_shown(value)} is not {'true or false' if kind is bool else 'a string'}")
         if isinstance(value, str) and "\0" in value:
-            raise _Complaint("a NUL cannot stand in it")
+            raise _Complaint("it must not contain NUL")
         return value
 
 
@@ -351,7 +351,7 @@ def _is_directory(path: str) -> bool:
 def _directory_complaint(directory: str) -> str:
     placeholders = set(re.findall(r"\{[^}]*\}", directory))
     if unknown := sorted(placeholders - {"{workspace}", "{agent}"}):
-        return f"{unknown[0]} is none of {{workspace}}, {{agent}}"
+        return f"{unknown[0]} is not one of {{workspace}}, {{agent}}"
     filled = directory.replace("{workspace}", "/workspace", 1).replace("{agent}", "agent")
     if not _is_directory(filled) or "{workspace}" in directory[1:]:
         return f"{directory!r} is not an absolute path, nor one that begins with {{workspace}}"

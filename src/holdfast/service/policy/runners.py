@@ -132,7 +132,7 @@ def _git(words: tuple[Word, ...]) -> str | None:
         return None
     command = words[at].text
     if command not in _GIT_COMMANDS:
-        return f"`{command[:80]}` is none of its commands, and may be an alias"
+        return f"`{command[:80]}` is not one of its commands, and may be an alias"
     if command in _GIT_RUNNING_COMMANDS:
         return f"`{command}` runs other programs"
     for word in words[at + 1 :]:

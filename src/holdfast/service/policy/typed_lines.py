@@ -74,7 +74,7 @@ def decide_input(
 
 
 def _lost_line(key: str) -> CommandLine:
-    return CommandLine(unknown=(f"after {key} only the shell knows what its line is",))
+    return CommandLine(unknown=(f"after {key} the content of the line is unknown",))
 
 
 class _Editor:

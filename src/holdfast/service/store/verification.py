@@ -203,7 +203,7 @@ class Verifier:
             self._report(name, 0, "changed", "its removal by retention names another last row")
         left = select(ROWS.c.seq).where(ROWS.c.session_id == name).limit(1)
         if (seq := await self._first_of(left)) is not None:
-            self._report(name, seq, "added", "retention removed this session, and the row is there")
+            self._report(name, seq, "added", "the row exists although retention removed the session")
 
     def _mark_of(self, row: AuditRow | None, kind: str, stream: RowMapping, column: str) -> StreamMark | None:
         """Return the mark in the row of the service's own stream that this stream's head refers to."""
@@ -228,7 +228,7 @@ class Verifier:
         has_head = exists().where(STREAMS.c.session_id == ROWS.c.session_id)
         lost = select(ROWS.c.session_id).where(~has_head, ROWS.c.session_id != SERVICE_STREAM)
         for name in (await self._connection.execute(lost.distinct().limit(MAX_BREAKS))).scalars():
-            self._report(name, 0, "unknown", "it has rows and no head")
+            self._report(name, 0, "unknown", "it has rows but no head")
 
     async def _known_head(self, seq: int, hash: str) -> None:
         """Check that a head stored elsewhere is still there."""

@@ -109,7 +109,9 @@ class Database:
 
     async def _tried(self, once: Callable[[], Awaitable[T]], tries: int) -> T:
         if self._closed:
-            raise Unavailable("this replica of the service stops: its database is closed", reason="STORE_CLOSED")
+            raise Unavailable(
+                "this replica of the service is stopping: its database is closed", reason="STORE_CLOSED"
+            )
         pause = FIRST_PAUSE
         for last in (number == tries for number in range(1, tries + 1)):
             try:
