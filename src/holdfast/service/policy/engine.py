@@ -325,14 +325,9 @@ def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
 
 
 def _unknown(profile: Profile, line: CommandLine, reason: str) -> Decision:
+    reason = f"the commands cannot be determined: {reason}"
     key = _rule(profile, "commands.unknown")
-    return Decision(
-        profile.unknown_verdict,
-        f"the commands cannot be determined: {reason}",
-        *key,
-        line.programs,
-        line.background,
-    )
+    return Decision(profile.unknown_verdict, reason, *key, line.programs, line.background)
 
 
 def _rule(profile: Profile, key: str) -> tuple[str, str]:

@@ -133,60 +133,33 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
 
 #: Programs that run commands from elsewhere than their arguments, or in a process that outlives the line.
 OPAQUE: Final[dict[str, str]] = {
-    "parallel": "it builds command lines",
-    "rush": "it builds command lines",
-    "tmux": "it starts shells",
-    "screen": "it starts shells",
-    "at": "it runs its input later",
-    "batch": "it runs its input later",
-    "crontab": "it runs its input later",
-    "systemd-run": "another process runs the command",
-    "start-stop-daemon": "another process runs the command",
-    "daemonize": "another process runs the command",
-    "nsenter": "it runs in other namespaces",
-    "su": "it is another user's shell",
-    "runuser": "it is another user's shell",
-    "script": "it starts a shell",
-    "expect": "it types into other programs",
-    "enable": "it loads builtins",
-    "compopt": "it runs its arguments",
-    "newgrp": "it starts a shell",
-    "login": "it starts a shell",
-    **dict.fromkeys(
-        (
-            *(
-                "bwrap",
-                "capsh",
-                "chpst",
-                "cpulimit",
-                "dbus-launch",
-                "dtach",
-                "dumb-init",
-                "entr",
-                "faketime",
-                "firejail",
-            ),
-            *("gdb", "hyperfine", "ncat", "nsjail", "numactl", "perf", "proot", "proxychains", "proxychains4"),
-            *("rlwrap", "run-parts", "runcon", "setuidgid", "socat", "softlimit", "ssh-agent", "systemd-inhibit"),
-            *("tini", "torsocks", "tsocks", "valgrind", "xterm", "pexec"),
-        ),
-        "it runs the program in its arguments",
-    ),
-    "fc": "it runs earlier commands",
-    "bind": "it changes what keys do",
-    "stty": "it changes what keys do",
-    "complete": "it runs its arguments",
-    "compgen": "it runs its arguments",
+    name: reason
+    for reason, names in {
+        "it builds command lines": "parallel rush",
+        "it starts shells": "tmux screen",
+        "it starts a shell": "script newgrp login",
+        "it is another user's shell": "su runuser",
+        "it runs its input later": "at batch crontab",
+        "another process runs the command": "systemd-run start-stop-daemon daemonize",
+        "it runs in other namespaces": "nsenter",
+        "it types into other programs": "expect",
+        "it loads builtins": "enable",
+        "it runs its arguments": "compopt complete compgen",
+        "it runs earlier commands": "fc",
+        "it changes what keys do": "bind stty",
+        "it runs the program in its arguments": """
+            bwrap capsh chpst cpulimit dbus-launch dtach dumb-init entr faketime firejail gdb hyperfine ncat nsjail
+            numactl perf pexec proot proxychains proxychains4 rlwrap run-parts runcon setuidgid socat softlimit
+            ssh-agent systemd-inhibit tini torsocks tsocks valgrind xterm
+        """,
+    }.items()
+    for name in names.split()
 }
 #: Wrappers that start a shell without a command.
-STARTS_SHELL: Final = frozenset([name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]) | {
-    "chroot",
-    "unshare",
-    "fakeroot",
-    "sg",
-    "gosu",
-    "su-exec",
-}
+STARTS_SHELL: Final = frozenset(
+    [name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]
+    + ["chroot", "unshare", "fakeroot", "sg", "gosu", "su-exec"]
+)
 #: Programs that continue after the prompt returns, or after the session.
 BACKGROUND: Final = frozenset(
     [
