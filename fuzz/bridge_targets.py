@@ -12,10 +12,17 @@ import h11
 import msgspec
 
 from fuzz.target import Target, cut_at, places_of, target
-from holdfast.bridge.dialects import DIALECTS, as_checked, asked_of, asked_tokens, embeddings, route_of
+from holdfast.bridge.dialects import (
+    DIALECTS,
+    canonical_request,
+    embeddings,
+    model_and_stream,
+    requested_tokens,
+    route_of,
+)
 from holdfast.bridge.dialects.fields import checked_body
-from holdfast.bridge.normal import ModelReply
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
+from holdfast.bridge.types import ModelReply
 from holdfast.errors import InvalidParams
 from holdfast.proxies.model.http_connection import HttpConnection, Shared
 from holdfast.wire.http_messages import HttpRequest
@@ -55,11 +62,11 @@ def _read(request: HttpRequest) -> bool:
     dialect = DIALECTS[route.dialect]
     try:
         body = checked_body(request)
-        asked_of(body, request, route)
-        sent = as_checked(request, body)
-        if as_checked(sent, checked_body(sent)) != sent:
+        model_and_stream(body, request, route)
+        sent = canonical_request(request, body)
+        if canonical_request(sent, checked_body(sent)) != sent:
             raise AssertionError("a body that was checked and written again reads differently")
-        asked_tokens(sent, body, route)
+        requested_tokens(sent, body, route)
         if route.operation == "embeddings":
             embeddings.parse(request)
             return True

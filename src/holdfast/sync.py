@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from holdfast.bridge import agent_bridge
     from holdfast.bridge.function_model import ModelFunction
     from holdfast.bridge.limits import Spent
-    from holdfast.bridge.normal import Delta, ModelReply, ModelRequest
     from holdfast.bridge.record import CallRecord
+    from holdfast.bridge.types import Delta, ModelReply, ModelRequest
     from holdfast.bridge.upstream import Upstream
     from holdfast.sandboxes.sandbox_kind import Place
 
@@ -752,7 +752,7 @@ def sandbox_agent_bridge(
 
 def _blocking_model(model: Any) -> Any:
     """The model as the bridge takes it: a function in a thread, everything else as it is."""
-    from holdfast.bridge.normal import ModelReply
+    from holdfast.bridge.types import ModelReply
 
     if not callable(model):
         return model

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
 from holdfast.service.clock import SystemClock, WallClock
-from holdfast.service.policy.profiles import Rules
+from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
 from holdfast.service.sessions.backend.connections import SandboxPool
@@ -26,8 +26,15 @@ from holdfast.service.sessions.ports import MetricEvent, SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
-from holdfast.service.store.pages import decode_token, encode_token
-from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.store.types import (
+    Fence,
+    Page,
+    RowNotice,
+    SessionFilter,
+    SessionLease,
+    decode_token,
+    encode_token,
+)
 from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, ResourceUsage, SessionRecord
 from holdfast.types import EnvironmentInfo
 
@@ -58,12 +65,12 @@ class MemoryStore:
     def __init__(self, clock: WallClock) -> None:
         self._clock = clock
         self.records: dict[str, SessionRecord] = {}
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, SessionLease] = {}
         self.log: list[AuditRow] = []
         self._seqs: dict[str, int] = {}
         #: Of leases that were given up.
         self._epochs: dict[str, int] = {}
-        self._listeners: set[asyncio.Queue[Notice]] = set()
+        self._listeners: set[asyncio.Queue[RowNotice]] = set()
         self._approvals: dict[str, Approval] = {}
         self._usages: dict[str, ResourceUsage] = {}
         self._waiters: set[asyncio.Event] = set()
@@ -87,7 +94,7 @@ class MemoryStore:
         self.records[record.session_id] = record
         if replica:
             expires = self._clock.time() + seconds
-            self._leases[record.session_id] = Lease(record.session_id, replica, 1, expires)
+            self._leases[record.session_id] = SessionLease(record.session_id, replica, 1, expires)
         return record
 
     async def session(self, session_id: str) -> SessionRecord:
@@ -118,15 +125,15 @@ class MemoryStore:
             self._changed()
         return record
 
-    async def claim(self, replica: str, seconds: float, limit: int) -> list[Lease]:
+    async def claim(self, replica: str, seconds: float, limit: int) -> list[SessionLease]:
         self._fail()
         now = self._clock.time()
-        taken: list[Lease] = []
+        taken: list[SessionLease] = []
         for session_id, record in self.records.items():
             lease = self._leases.get(session_id)
             if not record.over and (lease is None or lease.expires_at <= now) and len(taken) < limit:
                 epoch = self._epochs.get(session_id, 0) if lease is None else lease.epoch
-                taken.append(Lease(session_id, replica, epoch + 1, now + seconds))
+                taken.append(SessionLease(session_id, replica, epoch + 1, now + seconds))
         self._leases |= {each.session_id: each for each in taken}
         return taken
 
@@ -178,7 +185,7 @@ class MemoryStore:
         self._changed()
         for row in rows:
             for listener in self._listeners:
-                listener.put_nowait(Notice(row.session_id, row.seq))
+                listener.put_nowait(RowNotice(row.session_id, row.seq))
         return rows
 
     async def rows(self, which: AuditFilter = _ALL_ROWS, page: Page = _FIRST) -> tuple[list[AuditRow], str]:
@@ -195,8 +202,8 @@ class MemoryStore:
         found = found[: page.size]
         return found, encode_token(*_place(found[-1], one)) if more else ""
 
-    async def listen(self) -> AsyncIterator[Notice]:
-        queue: asyncio.Queue[Notice] = asyncio.Queue()
+    async def listen(self) -> AsyncIterator[RowNotice]:
+        queue: asyncio.Queue[RowNotice] = asyncio.Queue()
         self._listeners.add(queue)
         try:
             while True:
@@ -338,7 +345,7 @@ def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> EnforcementPla
     return EnforcementPlan(None, None, (), ("filesystem",))
 
 
-def rules(text: str = "") -> Rules:
+def rules(text: str = "") -> PolicyRules:
     return load_rules(OPEN_RULES + text, "rules.toml")
 
 

@@ -19,7 +19,7 @@ from holdfast.service.assembly import ServiceReplica, own_files
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.housekeeping import DAY_SECONDS, PING_SECONDS, Housekeeping
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.observability.observer import Calls, count_metrics, count_sessions
+from holdfast.service.observability.observer import ServiceCallObserver, count_metrics, count_sessions
 from holdfast.service.observability.tracing import NullTracer, OtelTracer
 from holdfast.service.problems import Exists, Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.rules_file import read_rules, shown_rules
@@ -237,7 +237,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_and_command() -> None:
     metrics = Metrics(own_process=False)
-    call = Calls(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
+    call = ServiceCallObserver(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
     call.identified(Caller("anna"))
     assert structlog.contextvars.get_contextvars() == {"request_id": "r1", "agent_id": "anna"}
     call.concerns("s1", "")

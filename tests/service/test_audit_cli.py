@@ -94,7 +94,7 @@ def test_verify_names_the_row_that_was_changed(url: str, capsys: pytest.CaptureF
     code, lines, _ = run(capsys, "verify")
     assert code == 1
     assert lines == [
-        "session s1, row 2: its content does not have its hash: it was changed",
+        "session s1, row 2: its content does not match its hash: it was changed",
         "the audit does not hold",
     ]
     code, lines, _ = run(capsys, "verify", "--json")
@@ -111,7 +111,7 @@ def test_a_log_with_a_key_is_verified_with_it(
     file = tmp_path / "key"
     file.write_bytes(KEY + b"\n")
     code, _, error = run(capsys, "verify", "--store", sqlite_url)
-    assert (code, error) == (1, "holdfast: the audit was written with a key: without it nothing can be told\n")
+    assert (code, error) == (1, "holdfast: the audit was written with a key and cannot be verified without it\n")
     assert run(capsys, "verify", "--store", sqlite_url, "--key-file", str(file))[0] == 0
     assert run(capsys, "--store", sqlite_url)[0] == 0
 
@@ -123,7 +123,7 @@ def test_errors_are_one_line_and_nothing_is_made(tmp_path: Path, capsys: pytest.
     code, _, error = run(capsys, "--store", "mysql://x")
     assert (code, error.count("\n")) == (1, 1)
     code, _, error = run(capsys, "--since", "yesterday", "--store", "sqlite:////x")
-    assert "is no time" in error
+    assert "is not a time" in error
     code, _, error = run(capsys, "verify", "--head", "x", "--store", "sqlite:////x")
     assert "SEQ:HASH" in error
 

@@ -148,11 +148,11 @@ async def test_a_rewritten_log_is_found_with_a_key_alone(open_store: OpenStore) 
 
 async def test_without_its_key_a_log_is_read_and_not_verified(open_store: OpenStore) -> None:
     await (await open_store(audit_key=KEY)).append([entry()])
-    looking = await open_store(look_only=True)
+    looking = await open_store(read_only=True)
     assert len((await looking.rows())[0]) == 2
     with pytest.raises(NotNow, match="written with a key"):
         await looking.verify()
-    assert (await (await open_store(look_only=True, audit_key=KEY)).verify()).holds
+    assert (await (await open_store(read_only=True, audit_key=KEY)).verify()).holds
 
 
 async def test_a_session_that_closed_before_its_first_row_is_no_finding(store: Store) -> None:

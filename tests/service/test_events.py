@@ -11,7 +11,7 @@ from holdfast.service.api import CreateRequest, SessionEvent
 from holdfast.service.problems import BadToken, Unavailable
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.store.types import MISSED, Notice
+from holdfast.service.store.types import MISSED, RowNotice
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
 from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
@@ -171,7 +171,7 @@ async def test_the_bell_rings_again_after_the_store_failed(store: MemoryStore, c
             super().__init__(clock)
             self.tries = 0
 
-        async def listen(self) -> AsyncIterator[Notice]:
+        async def listen(self) -> AsyncIterator[RowNotice]:
             self.tries += 1
             if self.tries == 1:
                 raise Unavailable("away", reason="STORE_UNAVAILABLE")

@@ -15,7 +15,7 @@ import holdfast
 from holdfast import Sandbox
 from holdfast.errors import SandboxError
 from holdfast.service.monitor.monitor import MonitorEvent, MonitorSettings, ResourceMonitor, is_long_running
-from holdfast.service.monitor.thresholds import Step
+from holdfast.service.monitor.thresholds import Escalation
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.types import Guard, Kind, Resources, ResourceUsage, SessionPolicy, SessionRecord
 from holdfast.testing import FakeClock
@@ -57,7 +57,7 @@ class FakeOutside:
         self.strays: tuple[int, ...] = ()
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[MonitorEvent] = []
-        self.steps: list[tuple[str, Step]] = []
+        self.steps: list[tuple[str, Escalation]] = []
         self.broken: set[str] = set()
         self.hangs: dict[str, asyncio.Event] = {}
         self.report_fails = False
@@ -85,7 +85,7 @@ class FakeOutside:
             raise SandboxError("no database")
         self.events.append(event)
 
-    async def escalate(self, session_id: str, step: Step) -> None:
+    async def escalate(self, session_id: str, step: Escalation) -> None:
         self.steps.append((session_id, step))
 
 
@@ -218,7 +218,7 @@ async def test_a_sandbox_s_new_server_does_not_set_the_output_back(bench: Bench)
         bench.outside.uses(printed_bytes=printed)
         await bench.looks()
     violations = [event.detail for event in bench.outside.events if event.type == "POLICY_VIOLATION"]
-    assert violations == ["161 of 160 bytes of output; what runs in the foreground is ended next"]
+    assert violations == ["161 of 160 bytes of output; the foreground process is ended next"]
 
 
 async def test_what_a_session_used_before_it_was_taken_over_is_not_counted_again(bench: Bench) -> None:
@@ -360,10 +360,10 @@ async def test_what_runs_on_after_its_session_was_closed_is_told_once(bench: Ben
     await bench.looks(5)
     (event,) = bench.outside.events
     assert (event.session_id, event.type, event.reason) == ("s", "POLICY_VIOLATION", "ORPHANED_PROCESSES")
-    assert event.detail == "2 processes of the closed session run on: 7, 8"
+    assert event.detail == "2 processes of the closed session are still running: 7, 8"
     assert bench.value("holdfast_orphaned_processes") == 2
     bench.outside.uses(process_count=0, pids=())
-    await bench.looks(bench.settings.orphan_looks)
+    await bench.looks(bench.settings.orphan_samples)
     assert bench.value("holdfast_orphaned_processes") == 0
     asked = len(bench.outside.asked)
     await bench.looks(3)
@@ -460,7 +460,7 @@ async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> 
             """The sample that shows it: a shell that starts, and one that starts others, take a moment."""
             async with asyncio.timeout(SAFETY_NET):
                 while True:
-                    await monitor.look()
+                    await monitor.sample()
                     found = monitor.latest("t")
                     if found is not None and holds(found):
                         return found
@@ -474,6 +474,6 @@ async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> 
         assert metrics.registry.get_sample_value("holdfast_session_processes") == 5
         await terminal.close("force")
         monitor.closed("t")
-        await monitor.look()
+        await monitor.sample()
         assert metrics.registry.get_sample_value("holdfast_orphaned_processes") == 0
         await monitor.stop()

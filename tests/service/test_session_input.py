@@ -112,7 +112,7 @@ async def test_a_denied_line_that_is_no_utf_8_is_refused_and_written_down(
 
 async def test_keys_whose_effect_only_the_shell_knows_are_refused(manager: SessionManager, fake: FakeExec) -> None:
     session_id, stub = await at_a_prompt(manager, fake)
-    with pytest.raises(Denied, match="only the shell knows"):
+    with pytest.raises(Denied, match="content of the line is unknown"):
         await manager.send_input(ANN, session_id, b"\x1b[A\n")
     assert stub.typed == []
 
@@ -189,7 +189,7 @@ async def test_a_command_that_was_not_typed_leaves_the_line_as_it_was(
     await settle()
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
-    with pytest.raises(Denied, match="only the shell knows"):
+    with pytest.raises(Denied, match="content of the line is unknown"):
         await manager.send_input(ANN, session_id, b"\n")
     assert stub.typed == [b"sleep 10\n", b"rm -rf x"]
 
@@ -201,7 +201,7 @@ async def test_the_name_of_an_earlier_request_lets_nothing_through(manager: Sess
         await manager.send_input(ANN, session_id, b"rm -rf x\n", request_id="r1")
     # Its terminal may have forgotten the first, and type it.
     await manager.send_input(ANN, session_id, b"rm -rf x", request_id="r1")
-    with pytest.raises(Denied, match="only the shell knows"):
+    with pytest.raises(Denied, match="content of the line is unknown"):
         await manager.send_input(ANN, session_id, b"\n")
     assert stub.typed == [b"echo rm -rf x\n"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.service.problems import Exhausted, Exists, Invalid, NotFound, NotNow, Problem
-from holdfast.service.store import Fence, Lease, Page, SessionFilter, Store
+from holdfast.service.store import Fence, Page, SessionFilter, SessionLease, Store
 from holdfast.service.types import Resources, ResourceUsage, SessionRecord
 from holdfast.testing import FakeClock
 from tests.service.conftest import OpenStore
@@ -47,7 +47,7 @@ async def test_no_such_session(store: Store) -> None:
 async def test_creation_limits_hold_for_each_agent_and_for_all(store: Store) -> None:
     for number in range(2):
         await store.add_session(record(f"a{number}"), per_agent=2, total=3)
-    with pytest.raises(Exhausted, match="agent 'a' has 2 sessions open") as refused:
+    with pytest.raises(Exhausted, match="agent 'a' has 2 open sessions") as refused:
         await store.add_session(record("a2"), per_agent=2, total=3)
     assert refused.value.reason == "SESSION_LIMIT"
     await store.add_session(record("b0", "b"), per_agent=2, total=3)
@@ -159,12 +159,12 @@ async def test_a_lease_is_claimed_once_renewed_and_released(open_store: OpenStor
         await one.add_session(record(f"s{number}", created_at=1000.0 + number), **MANY)
     await one.update_session("s4", state="CLOSED")
     assert [each.session_id for each in await one.claim("r1", 30.0, 3)] == ["s0", "s1", "s2"]
-    assert await other.claim("r2", 30.0, 10) == [Lease("s3", "r2", 1, 1030.0)]
+    assert await other.claim("r2", 30.0, 10) == [SessionLease("s3", "r2", 1, 1030.0)]
     await clock.advance(20)
     assert await one.renew("r1", 30.0) == ["s0", "s1", "s2"]
     assert {each.expires_at for each in await one.leases("r1")} == {1050.0}
     assert await one.release("r1", "s1") == 1
-    assert await other.claim("r2", 30.0) == [Lease("s1", "r2", 2, 1050.0)]
+    assert await other.claim("r2", 30.0) == [SessionLease("s1", "r2", 2, 1050.0)]
     assert await one.release("r1") == 2
     assert sorted(each.session_id for each in await other.claim("r2", 30.0)) == ["s0", "s2"]
 
@@ -173,11 +173,11 @@ async def test_an_expired_lease_is_taken_over_and_its_former_owner_hears_of_it(o
     clock = FakeClock()
     one, other = await open_store(clock=clock), await open_store(clock=clock)
     await one.add_session(record(), **MANY, replica="r1", seconds=30.0)
-    assert await one.leases("r1") == [Lease("s1", "r1", 1, 1030.0)]
+    assert await one.leases("r1") == [SessionLease("s1", "r1", 1, 1030.0)]
     await clock.advance(29)
     assert await other.claim("r2", 30.0) == []
     await clock.advance(1)
-    assert await other.claim("r2", 30.0) == [Lease("s1", "r2", 2, 1060.0)]
+    assert await other.claim("r2", 30.0) == [SessionLease("s1", "r2", 2, 1060.0)]
     assert await one.renew("r1", 30.0) == []
 
 
@@ -198,7 +198,7 @@ async def test_a_replica_knows_when_the_first_lease_of_another_ends(open_store: 
 async def test_all_leases_can_be_given_up_by_who_is_alone(open_store: OpenStore) -> None:
     store = await open_store(clock=FakeClock())
     await store.add_session(record("s1"), **MANY, replica="dead", seconds=3600.0)
-    await store.release_everybody()
+    await store.release_all()
     assert [lease.replica for lease in await store.claim("r1", 30.0)] == ["r1"]
 
 

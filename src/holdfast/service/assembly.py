@@ -43,9 +43,9 @@ from holdfast.service.monitor.thresholds import ThresholdSettings
 from holdfast.service.observability.logs import LogSettings, configure_logs
 from holdfast.service.observability.metered_store import MeteredStore
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.observability.observer import Calls, count_metrics, count_sessions
+from holdfast.service.observability.observer import ServiceCallObserver, count_metrics, count_sessions
 from holdfast.service.observability.tracing import Tracer, open_tracer
-from holdfast.service.policy.profiles import Rules
+from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.problems import Problem
 from holdfast.service.rules_file import read_rules
 from holdfast.service.sessions.backend.connections import SandboxPool
@@ -54,9 +54,8 @@ from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
-from holdfast.service.store import Store
-from holdfast.service.store.database.file_claim import claim_file
-from holdfast.service.store.opening import open_store
+from holdfast.service.store import Store, open_store
+from holdfast.service.store.database.sqlite_file import claim_file
 from holdfast.service.types import ServiceStruct
 
 #: Time for pending calls to finish when the service stops. `docker stop` waits 10 s in all.
@@ -98,7 +97,7 @@ class ServiceReplica:
         self._parts = AsyncExitStack()
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> PolicyRules:
         """The current rules."""
         return self._rulebook.rules
 
@@ -119,7 +118,7 @@ class ServiceReplica:
         if store.database.is_sqlite:
             parts.callback(claim_file(str(store.database.url.database)).close)
             # The claim on the file proves that the replicas of these leases have exited.
-            await store.release_everybody()
+            await store.release_all()
         token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
         housekeeping = Housekeeping(store, self.readiness, clock, settings)
@@ -127,7 +126,7 @@ class ServiceReplica:
         parts.push_async_callback(housekeeping.stop)
 
         access = Access(store, clock, _access(settings))
-        admission = Admission(access, Rates(settings, clock), Calls(self.metrics, self._tracer))
+        admission = Admission(access, Rates(settings, clock), ServiceCallObserver(self.metrics, self._tracer))
         started = await self._fronts(Handler(manager), admission)
         self.readiness.set("service")
         return replace(started, store=store.database.place, operator_token=token)

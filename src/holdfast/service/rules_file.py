@@ -9,7 +9,7 @@ import os
 from typing import Any, Final
 
 from holdfast.service.policy.command_rules import warnings
-from holdfast.service.policy.profiles import Rules
+from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Invalid
 from holdfast.service.settings import default_store_path
@@ -29,7 +29,7 @@ def workspaces() -> str:
     return beside
 
 
-def read_rules(path: str) -> Rules:
+def read_rules(path: str) -> PolicyRules:
     """Return the rules in a file; the built-in rules for an empty path."""
     if not path:
         return default_rules(workspaces())
@@ -42,7 +42,7 @@ def read_rules(path: str) -> Rules:
     return load_rules(text, path, workspaces=workspaces())
 
 
-def shown_rules(rules: Rules) -> dict[str, Any]:
+def shown_rules(rules: PolicyRules) -> dict[str, Any]:
     """Return a summary of the rules, for `holdfast service rules`."""
     return {
         "name": rules.name,

@@ -6,11 +6,21 @@ pieces are the body as it comes.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 #: The service that the proxy calls, and its one method.
 MODEL_SERVICE = "model"
 HTTP_METHOD = "http"
+
+#: Headers of one connection (RFC 9110, section 7.6.1), never forwarded; `host` names only the proxy.
+HOP_BY_HOP_HEADERS: Final = frozenset(
+    (
+        *("connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+    )
+)
 
 Headers = tuple[tuple[str, str], ...]
 

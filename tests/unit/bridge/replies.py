@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     DialectName,
     ModelReply,
     ModelRequest,

@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.deltas import Gathering, deltas_of
-from holdfast.bridge.dialects import DIALECTS, Dialect, Route, dialect_of, embeddings, model_lists, route_of
-from holdfast.bridge.normal import Delta, ModelReply, ModelRequest, Usage
-from holdfast.bridge.token_estimate import estimate_tokens
+from holdfast.bridge.dialects import (
+    DIALECTS,
+    ProviderDialect,
+    Route,
+    dialect_of,
+    embeddings,
+    render_model,
+    render_models,
+    route_of,
+)
+from holdfast.bridge.dialects.streaming import ReplyBuilder, deltas_of
+from holdfast.bridge.limits import estimate_tokens
+from holdfast.bridge.types import Delta, ModelReply, ModelRequest, Usage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -72,9 +81,9 @@ class ScriptedModel:
 
     def _other(self, request: HttpRequest, route: Route) -> bytes:
         if route.operation == "models":
-            return model_lists.render_models(["small", "large"], route.dialect, 1_700_000_000)
+            return render_models(["small", "large"], route.dialect, 1_700_000_000)
         if route.operation == "model":
-            return model_lists.render_model(route.model, route.dialect, 1_700_000_000)
+            return render_model(route.model, route.dialect, 1_700_000_000)
         if route.operation == "embeddings":
             wanted = embeddings.parse(request)
             return embeddings.render([[0.5, -0.25, float(i)] for i in range(len(wanted.input))], wanted, Usage(7))
@@ -86,13 +95,13 @@ def gathered(says: Script) -> ModelReply:
     assert not isinstance(says, Failure)
     if isinstance(says, ModelReply):
         return says
-    gathering = Gathering()
+    builder = ReplyBuilder()
     for delta in says:
-        gathering.feed(delta)
-    return gathering.reply()
+        builder.feed(delta)
+    return builder.reply()
 
 
-def streamed(dialect: Dialect, request: ModelRequest, says: Script) -> Iterator[bytes]:
+def streamed(dialect: ProviderDialect, request: ModelRequest, says: Script) -> Iterator[bytes]:
     stream = DIALECTS[request.dialect].stream(request)
     yield from stream.begin()
     if isinstance(says, Failure):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     FilePart,
     Format,
     ImagePart,

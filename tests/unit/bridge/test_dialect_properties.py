@@ -10,10 +10,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from fuzz.bridge_targets import PATHS, fuzz_requests
-from holdfast.bridge.deltas import Gathering, deltas_of
-from holdfast.bridge.dialects import DIALECTS, asked_of, embeddings, route_of
+from holdfast.bridge.dialects import DIALECTS, embeddings, model_and_stream, route_of
 from holdfast.bridge.dialects.fields import checked_body
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import ReplyBuilder, deltas_of
+from holdfast.bridge.sse import SseReader
+from holdfast.bridge.types import (
     Delta,
     DialectName,
     ModelReply,
@@ -29,7 +30,6 @@ from holdfast.bridge.normal import (
     ToolCallPart,
     Usage,
 )
-from holdfast.bridge.sse import SseReader
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -60,10 +60,10 @@ def in_pieces(reply: ModelReply, size: int) -> list[Delta]:
 @given(replies(), st.integers(1, 7))
 @settings(max_examples=60)
 def test_deltas_add_up_to_the_reply(reply: ModelReply, size: int) -> None:
-    gathering = Gathering()
+    builder = ReplyBuilder()
     for delta in in_pieces(reply, size):
-        gathering.feed(delta)
-    assert gathering.reply() == reply
+        builder.feed(delta)
+    assert builder.reply() == reply
 
 
 def events_of(name: DialectName, reply: ModelReply, size: int) -> list[dict[str, Any]]:
@@ -294,7 +294,7 @@ def refusal_of(path: str, body: Any) -> InvalidParams | None:
         if route.operation == "embeddings":
             assert embeddings.parse(request).raw == body
         else:
-            asked_of(checked_body(request), request, route)
+            model_and_stream(checked_body(request), request, route)
             assert DIALECTS[route.dialect].parse(request).raw == body
     except InvalidParams as refusal:
         return refusal
@@ -345,7 +345,7 @@ def test_the_samples_are_read(path: str) -> None:
     request = HttpRequest("POST", path, "", (), json.dumps(SAMPLES[path]).encode())
     route = route_of(request)
     assert route is not None
-    model, _ = asked_of(checked_body(request), request, route)
+    model, _ = model_and_stream(checked_body(request), request, route)
     assert model == "m"
     if route.operation == "embeddings":
         assert embeddings.parse(request).input == ("a", (1, 2))
@@ -354,28 +354,28 @@ def test_the_samples_are_read(path: str) -> None:
 
 
 def test_late_pieces_of_a_call_are_refused() -> None:
-    gathering = Gathering()
-    gathering.feed(ToolCallDelta(0, "a", "f", "{"))
-    gathering.feed(ToolCallDelta(1, "b", "g", "{"))
+    builder = ReplyBuilder()
+    builder.feed(ToolCallDelta(0, "a", "f", "{"))
+    builder.feed(ToolCallDelta(1, "b", "g", "{"))
     with pytest.raises(InvalidParams, match="tool call 0: a piece came after"):
-        gathering.feed(ToolCallDelta(0, arguments="}"))
+        builder.feed(ToolCallDelta(0, arguments="}"))
     with pytest.raises(InvalidParams, match="tool call 2: its first piece has no name"):
-        gathering.feed(ToolCallDelta(2, arguments="{}"))
+        builder.feed(ToolCallDelta(2, arguments="{}"))
 
 
 def test_a_stop_reason_left_out_follows_from_the_content() -> None:
-    gathering = Gathering("call_7")
-    gathering.feed(ToolCallDelta(0, name="f"))
-    gathering.feed(StopDelta())
-    reply = gathering.reply()
+    builder = ReplyBuilder("call_7")
+    builder.feed(ToolCallDelta(0, name="f"))
+    builder.feed(StopDelta())
+    reply = builder.reply()
     assert reply.content == (ToolCallPart("call_7_0", "f", "{}"),)
     assert reply.reason == "tool_use"
 
 
 def test_a_look_at_the_reply_changes_nothing() -> None:
-    gathering = Gathering()
+    builder = ReplyBuilder()
     for text in ("one", " two"):
-        gathering.feed(TextDelta(text))
-        gathering.reply()
-    assert gathering.reply().content == (TextPart("one two"),)
-    assert len(gathering.close()) == 1
+        builder.feed(TextDelta(text))
+        builder.reply()
+    assert builder.reply().content == (TextPart("one two"),)
+    assert len(builder.close()) == 1

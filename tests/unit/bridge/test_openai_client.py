@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     Delta,
     FilePart,
     Format,
@@ -260,7 +260,7 @@ def test_an_error_in_the_middle_of_a_chat_stream() -> None:
 
 def test_a_malformed_request_is_told_by_field() -> None:
     client = client_of(ScriptedModel(ModelReply()))
-    with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.role: 'robot' is none of"):
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.role: 'robot' is not one of"):
         client.chat.completions.create(model="m", messages=[{"role": "robot", "content": "?"}])
     with pytest.raises(openai.NotFoundError, match="no such route"):
         client.images.generate(model="m", prompt="a cat")

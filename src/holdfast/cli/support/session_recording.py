@@ -84,9 +84,9 @@ async def from_store(url: str | None, session_id: str, *, input: bool) -> str:
     from holdfast.service.settings import load_settings
 
     with service_extra():
-        from holdfast.service.store.opening import open_store
+        from holdfast.service.store import open_store
 
-    async with await open_store(load_settings(store=url), look_only=True) as store:
+    async with await open_store(load_settings(store=url), read_only=True) as store:
         record = await store.session(session_id)
     if record.kind != "terminal":
         raise InvalidParams(f"{session_id}: a shell has no terminal to record; with --service its output is played")

@@ -24,6 +24,7 @@ import h11
 
 from holdfast.errors import SandboxError
 from holdfast.proxies.egress.rules import Rules, port_number, split_port
+from holdfast.wire.http_messages import HOP_BY_HOP_HEADERS
 
 #: A request's line and headers; cookies and tokens make a few kilobytes.
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -39,12 +40,7 @@ MAX_VISITS: Final = 64
 SOCKETS_BEFORE_SWEEP: Final = 16
 _PIECE: Final = 64 * 1024
 _SIOCGSKNS: Final = 0x894C
-_OF_THE_CONNECTION: Final = frozenset(
-    (
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
-        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host"),
-    )
-)
+_HOP_BY_HOP_HEADERS: Final = frozenset(name.encode() for name in HOP_BY_HOP_HEADERS)
 
 Tell = Callable[[dict[str, object]], None]
 
@@ -311,7 +307,7 @@ async def _pass_on(
 ) -> None:
     """One request and its answer; both sides close then."""
     authority = urlsplit(request.target.decode("ascii", "replace")).netloc.rpartition("@")[2]
-    headers = [(name, value) for name, value in request.headers if name not in _OF_THE_CONNECTION]
+    headers = [(name, value) for name, value in request.headers if name not in _HOP_BY_HOP_HEADERS]
     chunked = any(name == b"transfer-encoding" for name, _ in request.headers)
     headers += [(b"host", authority.encode()), (b"connection", b"close")]
     if chunked:
@@ -339,7 +335,7 @@ async def _pass_on(
             async with asyncio.timeout(IDLE_SECONDS):
                 event = await _next_event(outside, up_reader)
             if isinstance(event, h11.Response):
-                kept = [(name, value) for name, value in event.headers if name not in _OF_THE_CONNECTION]
+                kept = [(name, value) for name, value in event.headers if name not in _HOP_BY_HOP_HEADERS]
                 if not any(name == b"content-length" for name, _ in kept):
                     kept.append((b"transfer-encoding", b"chunked"))
                 kept.append((b"connection", b"close"))

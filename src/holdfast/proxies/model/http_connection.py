@@ -15,7 +15,7 @@ from typing import Final
 
 import h11
 
-from holdfast.wire.http_messages import Headers, HttpRequest
+from holdfast.wire.http_messages import HOP_BY_HOP_HEADERS, Headers, HttpRequest
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,8 @@ LINGER_SECONDS: Final = 2.0
 #: Connections beyond the limit that are told so; further ones are dropped, so that descriptors do not run out.
 REFUSED_CONNECTIONS: Final = 32
 
-#: Headers that are about one connection and are not passed on; nor is the host, which names only the proxy.
-_OF_THE_CONNECTION: Final = frozenset(
-    (
-        *("connection", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"),
-        *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
-    )
-)
+#: Headers that are not forwarded. The proxy sends `100 Continue` itself, so `expect` ends here.
+_DROPPED_HEADERS: Final = HOP_BY_HOP_HEADERS | {"expect"}
 
 
 class BadAnswer(Exception):
@@ -234,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
             passed = [
                 (name.encode("ascii"), value.encode("latin-1"))
                 for name, value in headers
-                if name.lower() not in _OF_THE_CONNECTION
+                if name.lower() not in _DROPPED_HEADERS
             ]
             response = h11.Response(status_code=status, headers=passed)
         except (h11.LocalProtocolError, UnicodeEncodeError) as error:
@@ -347,7 +342,7 @@ def error_body(status: int, message: str) -> bytes:
 def _unpacked(request: h11.Request, body: bytes) -> HttpRequest:
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
     named = [value for name, value in headers if name == "connection"]
-    left_out = {word.strip().lower() for value in named for word in value.split(",")} | _OF_THE_CONNECTION
+    left_out = {word.strip().lower() for value in named for word in value.split(",")} | _DROPPED_HEADERS
     target = request.target.decode("latin-1")
     if target.lower().startswith(("http://", "https://")):  # as clients say it that take us for their proxy
         target = "/" + target.partition("://")[2].partition("/")[2]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from holdfast.service.access.tokens import hash_token, new_token
 from holdfast.service.policy.profiles import valid_agent_id
 from holdfast.service.problems import Exists, Invalid, NotFound
-from holdfast.service.store import Agent, Store
+from holdfast.service.store import AgentRecord, Store
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, Role
 
 #: The operator that the first start creates.
@@ -52,7 +52,7 @@ async def assigned_profile(store: Store, agent_id: str) -> str:
     return ""
 
 
-async def listed(store: Store) -> list[Agent]:
+async def listed(store: Store) -> list[AgentRecord]:
     return await store.agents()
 
 

@@ -1,6 +1,6 @@
-"""Between the monitor and the sessions: asks sandboxes what sessions use, writes findings down, does the steps.
+"""Connects the monitor with the sessions: samples sandboxes, records alerts, carries out escalation steps.
 
-Implements `monitor.Outside` with the sessions' pool, store and manager. Touches sandboxes through the pool.
+Implements `monitor.MonitorBackend` with the sessions' pool, store and manager. Touches sandboxes through the pool.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 from holdfast.service.clock import WallClock
 from holdfast.service.monitor.monitor import ORPHANED, MonitorEvent
-from holdfast.service.monitor.thresholds import Step
+from holdfast.service.monitor.thresholds import Escalation
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.ports import SessionStore
@@ -50,7 +50,7 @@ class MonitorGateway:
                 detail += f" ({event.step})"
             await self._store.append([event_entry(record, event.at, event.type, detail)])
 
-    async def escalate(self, session_id: str, step: Step) -> None:
+    async def escalate(self, session_id: str, step: Escalation) -> None:
         record = await self._store.session(session_id)
         if not record.over and step != "warn":
             await self._enforce(record, step)

@@ -28,7 +28,7 @@ from holdfast.service.sessions.following.leases import Leases
 from holdfast.service.sessions.handles import SessionHandles
 from holdfast.service.sessions.ports import AssignedProfile, MetricEvent, PlanEnforcement, Prepare
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
 
 #: Characters of one variable, and of all variables, in the row of a new session: a row has a limit.
@@ -188,7 +188,7 @@ class SessionCreator:
             [event_entry(stored, context.clock.time(), "SESSION_CREATED", f"{stored.kind} in {stored.sandbox}")]
         )
         expires = context.clock.time() + context.settings.lease_seconds
-        self._leases.follow(stored, Lease(record.session_id, context.replica, _FIRST_EPOCH, expires))
+        self._leases.follow(stored, SessionLease(record.session_id, context.replica, _FIRST_EPOCH, expires))
         context.emit(MetricEvent("session_opened", stored.kind))
         return stored
 

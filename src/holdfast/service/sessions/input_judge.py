@@ -89,7 +89,7 @@ class InputJudge:
         decision = result.decision
         typed_lines = tuple(text.rstrip("\r\n") for text in result.entered if text.strip())
         lines = tuple(_printable(text) for text in typed_lines)
-        judged = Judgement(decision.verdict, lines, decision.place, decision.reason, result.buffer)
+        judged = Judgement(decision.verdict, lines, decision.location, decision.reason, result.buffer)
         if judged.verdict == "ask" and (not lines or judged.open or lines != typed_lines):
             # The operator must approve exactly what is typed.
             reason = f"{decision.reason}; it could not be held for an approval"
@@ -136,7 +136,7 @@ class InputJudge:
         decision = max(found, key=lambda each: _STRICTNESS[each.verdict], default=None)
         if decision is None:
             return Judgement("allow", commands)
-        return Judgement(decision.verdict, commands, decision.place, decision.reason)
+        return Judgement(decision.verdict, commands, decision.location, decision.reason)
 
 
 def _line_unknown(record: SessionRecord, why: str) -> Denied:

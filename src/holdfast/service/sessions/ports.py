@@ -12,8 +12,7 @@ import msgspec
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
-from holdfast.service.store.pages import encode_token
-from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.store.types import Fence, Page, RowNotice, SessionFilter, SessionLease, encode_token
 from holdfast.service.types import (
     Approval,
     AuditEntry,
@@ -48,7 +47,7 @@ class SessionStore(Protocol):
 
     async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord: ...
 
-    async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[Lease]:
+    async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[SessionLease]:
         """Take the leases of open sessions without a valid lease."""
         ...
 
@@ -71,7 +70,7 @@ class SessionStore(Protocol):
 
     async def rows(self, which: AuditFilter = ..., page: Page = ...) -> tuple[list[AuditRow], str]: ...
 
-    def listen(self) -> AsyncIterator[Notice]: ...
+    def listen(self) -> AsyncIterator[RowNotice]: ...
 
     async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         """Store the last sample of each session, for the other replicas."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.service.api import ControlType, CreateRequest
+from holdfast.service.policy.deadlines import Deadline, next_deadline
 from holdfast.service.policy.engine import (
     Decision,
     decide_command,
@@ -19,8 +20,7 @@ from holdfast.service.policy.engine import (
     refusal,
     resolve,
 )
-from holdfast.service.policy.keep_alive import Deadline, next_deadline
-from holdfast.service.policy.profiles import Profile, Rules
+from holdfast.service.policy.profiles import PolicyRules, Profile
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
 from holdfast.service.types import SessionPolicy, SessionRecord
 
@@ -28,7 +28,7 @@ from holdfast.service.types import SessionPolicy, SessionRecord
 class Rulebook:
     """The decisions of the rules that sessions need."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: PolicyRules) -> None:
         self.rules = rules
 
     def profile(self, policy: SessionPolicy) -> Profile:

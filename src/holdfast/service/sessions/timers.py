@@ -1,6 +1,6 @@
 """Timers of sessions: idle warnings, idle close, the end of the lifetime.
 
-One heap and one timer of the injected clock serve all sessions of this replica. `policy.keep_alive` computes the
+One heap and one timer of the injected clock serve all sessions of this replica. `policy.deadlines` computes the
 deadlines; a deadline that moved is computed again when its entry is due, not searched in the heap.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Final
 
 from holdfast.service.clock import ClockTimer, WallClock
-from holdfast.service.policy.keep_alive import Deadline, Due
+from holdfast.service.policy.deadlines import Deadline, Due
 from holdfast.service.problems import Problem
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.following.follower import SessionFollower

@@ -189,7 +189,7 @@ async def _opened(store: str | None, config: str | None, key_file: str | None) -
     settings = load_settings(config, store=store, audit_key_file=key_file)
     # SQLAlchemy and a database driver: only now, so that --help needs neither.
     with service_extra():
-        from holdfast.service.store.opening import open_store
+        from holdfast.service.store import open_store
 
-    async with await open_store(settings, look_only=True) as opened:
+    async with await open_store(settings, read_only=True) as opened:
         yield opened

@@ -27,7 +27,7 @@ from holdfast.cli.support.typed_verb import run_async
 if TYPE_CHECKING:
     from holdfast.service.assembly import StartupReport
     from holdfast.service.settings import ServiceSettings
-    from holdfast.service.store import Agent, Store
+    from holdfast.service.store import AgentRecord, Store
 
 ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")]
 StoreOption = Annotated[
@@ -170,7 +170,7 @@ def agent(
     return run_async(_with_store(settings, work))
 
 
-def _show_agents(agents: list[Agent], as_json: bool) -> None:
+def _show_agents(agents: list[AgentRecord], as_json: bool) -> None:
     if as_json:
         shown = [
             {
@@ -195,7 +195,7 @@ def _show_agents(agents: list[Agent], as_json: bool) -> None:
 
 async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitable[int]]) -> int:
     with service_extra():
-        from holdfast.service.store.opening import open_store
+        from holdfast.service.store import open_store
 
     store = await open_store(settings)
     try:

@@ -21,7 +21,7 @@ from holdfast.service.api import AuditFilter, SessionEvent
 from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import BadToken, NotFound, Problem
 from holdfast.service.sessions.ports import SessionStore, body_of, first_row, page_after
-from holdfast.service.store.types import MISSED, Notice, Page
+from holdfast.service.store.types import MISSED, Page, RowNotice
 from holdfast.service.types import AuditEntry, AuditRow, Caller, EventType, SessionRecord, State
 
 _PAGE: Final = 100
@@ -87,7 +87,7 @@ class NoticeHub:
             self._notify(MISSED)
             await sleep(self._clock, _RETRY_SECONDS)
 
-    def _notify(self, notice: Notice) -> None:
+    def _notify(self, notice: RowNotice) -> None:
         if notice == MISSED:
             for watch in [each for all_ in self._watchers.values() for each in all_]:
                 watch.notify(notice)
@@ -105,7 +105,7 @@ class Watch:
         self.first: dict[str, int] = {}
         self.missed = False
 
-    def notify(self, notice: Notice) -> None:
+    def notify(self, notice: RowNotice) -> None:
         if notice == MISSED:
             self.missed = True
         else:
@@ -172,7 +172,7 @@ class EventStreams:
             others: set[str] = set()
             if session_id:
                 delivered[session_id] = position.seq if position else await self._last_seq(session_id)
-                watch.notify(Notice(session_id, delivered[session_id] + 1))
+                watch.notify(RowNotice(session_id, delivered[session_id] + 1))
             elif position is not None:
                 which = AuditFilter(agent_id=agent_id, kinds=("event",))
                 async for row in self._after(which, *position):

@@ -19,7 +19,7 @@ from holdfast.service.sessions.backend.connections import is_gone
 from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.events import audit_entry, event_entry
 from holdfast.service.sessions.ports import MetricEvent, first_row
-from holdfast.service.store.types import Fence, Lease
+from holdfast.service.store.types import Fence, SessionLease
 from holdfast.service.types import AuditEntry, AuditRow, ServiceStruct, SessionRecord, State
 
 #: The position of a session's last rows, after all possible output.
@@ -48,7 +48,9 @@ class Ending(ServiceStruct, frozen=True):
 class SessionFollower:
     """Follows one session. `TerminalFollower` and `ShellFollower` read the two kinds."""
 
-    def __init__(self, record: SessionRecord, lease: Lease, context: SessionContext, on_change: OnChange) -> None:
+    def __init__(
+        self, record: SessionRecord, lease: SessionLease, context: SessionContext, on_change: OnChange
+    ) -> None:
         #: The record, ahead of the database by up to `metadata_seconds`.
         self.record = record
         self.lease = lease

@@ -19,7 +19,7 @@ from holdfast.service.sessions.following.shell import ShellFollower
 from holdfast.service.sessions.following.terminal import TerminalFollower
 from holdfast.service.sessions.ports import MetricEvent, SessionWatcher
 from holdfast.service.sessions.timers import SessionTimers
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SessionRecord
 
 #: Between two attempts to claim expired leases, if another replica claims them at the same time.
@@ -72,7 +72,7 @@ class Leases:
         for watcher in self._watchers:
             watcher.closed(session_id)
 
-    def follow(self, record: SessionRecord, lease: Lease) -> SessionFollower:
+    def follow(self, record: SessionRecord, lease: SessionLease) -> SessionFollower:
         """Follow an open session."""
         self._creating.discard(record.session_id)
         kind = TerminalFollower if record.kind == "terminal" else ShellFollower
@@ -163,7 +163,7 @@ class Leases:
             if len(leases) < limit:
                 return
 
-    async def _take_follower_done(self, lease: Lease) -> None:
+    async def _take_follower_done(self, lease: SessionLease) -> None:
         if lease.session_id in self._creating:
             return
         known = self._followers.get(lease.session_id)

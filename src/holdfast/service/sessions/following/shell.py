@@ -15,7 +15,7 @@ from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.command_log import CommandLog, LoggedCommand
 from holdfast.service.sessions.following.follower import END_POSITION, Ending, OnChange, SessionFollower
 from holdfast.service.sessions.ports import MetricEvent, body_of
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SessionRecord
 from holdfast.types import ReadResult
 
@@ -28,7 +28,9 @@ _ATTEMPTS: Final = 100
 class ShellFollower(SessionFollower):
     """A session with a shell."""
 
-    def __init__(self, record: SessionRecord, lease: Lease, context: SessionContext, on_change: OnChange) -> None:
+    def __init__(
+        self, record: SessionRecord, lease: SessionLease, context: SessionContext, on_change: OnChange
+    ) -> None:
         super().__init__(record, lease, context, on_change)
         #: The last command that was read to its end.
         self._read_number = 0

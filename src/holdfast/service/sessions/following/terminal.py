@@ -14,7 +14,7 @@ from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.follower import END_POSITION, Ending, OnChange, SessionFollower
 from holdfast.service.sessions.ports import MetricEvent, body_of
-from holdfast.service.store.types import Lease, Page
+from holdfast.service.store.types import Page, SessionLease
 from holdfast.service.types import AuditEntry, SessionRecord
 from holdfast.types import TerminalEvent
 
@@ -71,7 +71,9 @@ class TypeAhead:
 class TerminalFollower(SessionFollower):
     """A session with a terminal."""
 
-    def __init__(self, record: SessionRecord, lease: Lease, context: SessionContext, on_change: OnChange) -> None:
+    def __init__(
+        self, record: SessionRecord, lease: SessionLease, context: SessionContext, on_change: OnChange
+    ) -> None:
         super().__init__(record, lease, context, on_change)
         self._type_ahead = TypeAhead()
         self._running: _Running | None = None

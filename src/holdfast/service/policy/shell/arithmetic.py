@@ -1,8 +1,8 @@
-"""Arithmetic of the shell: whether evaluating a text can run a command; pure.
+"""Shell arithmetic: decides whether evaluating an expression can run a command; pure.
 
 bash evaluates the text of a variable again, and expands the index of an array once more: with `x='a[$(id)]'`,
 `((x))` runs `id`. An expression is harmless only if everything in it is a number: digits, operators, and variables
-that this text itself gave a number. The reader of words replaces an expansion by `NUMBER` or `TEXT`.
+that this text itself assigned a number. The word parser replaces an expansion by `NUMBER` or `TEXT`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.service.types import ServiceStruct
 
-#: What stands for an expansion that yields a number (`$?`, `${#x}`, `$((...))`), and for any other one.
+#: Placeholders of an expansion that yields a number (`$?`, `${#x}`, `$((...))`), and of any other one.
 NUMBER: Final = "\x01"
 TEXT: Final = "\x02"
 _TOKEN: Final = re.compile(
@@ -23,43 +23,43 @@ _TOKEN: Final = re.compile(
     re.ASCII,
 )
 _CHANGES: Final = frozenset(["<<=", ">>=", "-=", "+=", "*=", "/=", "%=", "&=", "^=", "|=", "++", "--"])
-#: A leading 0 makes a number octal, which may be an error; so may be one that is too long.
+#: A leading 0 makes a number octal, which may be an error, as may a number that is too long.
 _DIGITS: Final = r"(?:0|[1-9][0-9]{0,17})"
-#: An assignment that cannot fail. Others leave what the variable held before: `((x=1/0))`.
+#: An assignment that cannot fail. Others may leave the former value: `((x=1/0))`.
 _CERTAIN: Final = re.compile(rf"\s*([A-Za-z_]\w*)\s*=\s*-?{_DIGITS}\s*", re.ASCII)
 _NUMBER: Final = re.compile(rf"-?(?:{_DIGITS}|{NUMBER})", re.ASCII)
 
 
-class Sum(ServiceStruct, frozen=True):
-    """What an expression does when it is evaluated."""
+class ArithmeticEffect(ServiceStruct, frozen=True):
+    """Effect of evaluating an expression."""
 
     #: No part of it can run a command.
     harmless: bool = True
     #: Variables that it may set.
     assigned: tuple[str, ...] = ()
-    #: Variables that hold a number afterwards in any case.
+    #: Variables that certainly hold a number afterwards.
     numbers: tuple[str, ...] = ()
 
 
 def is_number(reduced: str) -> bool:
-    """Whether a word with its expansions replaced is one number."""
+    """True if a word with its expansions replaced is one number."""
     return _NUMBER.fullmatch(reduced) is not None
 
 
-def read_sum(reduced: str, numbers: AbstractSet[str]) -> Sum:
-    """An expression with its expansions replaced; `numbers` are the variables that hold numbers."""
+def analyse_arithmetic(reduced: str, numbers: AbstractSet[str]) -> ArithmeticEffect:
+    """Analyse an expression with its expansions replaced; `numbers` are the variables that hold numbers."""
     known = set(numbers)
     certain: list[str] = []
     assigned: list[str] = []
     harmless = True
-    # Parts of a list are evaluated in turn, unless parentheses or conditions say otherwise.
+    # The parts of a list are evaluated in order, unless there are parentheses or conditions.
     in_turn = not re.search(r"[()?&|]", reduced)
     for part in reduced.split(",") if in_turn else [reduced]:
         harmless = _part(part, known, assigned) and harmless
         if in_turn and (first := _CERTAIN.fullmatch(part)):
             known.add(first[1])
             certain.append(first[1])
-    return Sum(harmless, tuple(assigned), tuple(certain))
+    return ArithmeticEffect(harmless, tuple(assigned), tuple(certain))
 
 
 def _part(text: str, known: AbstractSet[str], assigned: list[str]) -> bool:

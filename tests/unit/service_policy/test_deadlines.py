@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.service.policy.keep_alive import Deadline, next_deadline
+from holdfast.service.policy.deadlines import Deadline, next_deadline
 from holdfast.service.types import SessionPolicy, SessionRecord
 
 POLICY = SessionPolicy("default", idle_timeout=100, max_lifetime=1_000, idle_grace=10, lifetime_warning=50)

@@ -1,7 +1,6 @@
-"""The service `model` of a bridge: takes requests that the proxy packed, has the chosen model answer, keeps count.
+"""The host calls `model` of a bridge: admits requests from the proxy, calls the selected model, records usage.
 
-Every decision about a call is taken here: its route and dialect, whether it is let in, who answers, how long that
-may take, what is written down. Touches only the models.
+Decides route and dialect, admission, model, time limit and record of each call. Touches only the models.
 """
 
 from __future__ import annotations
@@ -15,23 +14,26 @@ from types import TracebackType
 
 import msgspec
 
-from holdfast.bridge.bridge_call import JSON, BridgeCall, refused
+from holdfast.bridge.bridge_call import BridgeCall, refused
 from holdfast.bridge.dialects import (
     Route,
-    as_checked,
-    asked_of,
-    asked_tokens,
+    canonical_request,
     embeddings,
-    only_a_provider_can,
+    model_and_stream,
+    render_model,
+    render_models,
+    requested_tokens,
+    unsupported_by_function,
 )
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
 from holdfast.bridge.dialects.fields import Fields, checked_body
-from holdfast.bridge.dialects.model_lists import render_model, render_models
-from holdfast.bridge.function_model import FunctionAnswer, ModelError, ModelFunction
+from holdfast.bridge.forwarding import ForwardedAnswer
+from holdfast.bridge.function_model import JSON_HEADERS, FunctionAnswer, ModelError, ModelFunction
 from holdfast.bridge.limits import (
-    Limits,
+    BridgeLimits,
     Refusal,
     Spent,
+    estimate_tokens,
     refuse_model,
     refuse_request,
     refuse_unmetered,
@@ -40,11 +42,9 @@ from holdfast.bridge.limits import (
     reserve,
 )
 from holdfast.bridge.model_choice import Model, ModelChoice
-from holdfast.bridge.normal import Usage
-from holdfast.bridge.passing import PassedAnswer
 from holdfast.bridge.record import CallRecord, CallRecords
-from holdfast.bridge.token_estimate import estimate_tokens
-from holdfast.bridge.upstream import UpstreamSession
+from holdfast.bridge.types import TokenUsage
+from holdfast.bridge.upstream import ProviderClient
 from holdfast.errors import InvalidParams, MethodNotFound
 from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_head, unpack_request
 
@@ -53,23 +53,27 @@ log = logging.getLogger(__name__)
 Pieces = AsyncGenerator[HttpHead | bytes, None]
 
 
-class ModelService:
+class ModelCalls:
     """The models of one bridge, its limits and its records."""
 
     def __init__(
-        self, model: Model, limits: Limits | None = None, *, on_call: Callable[[CallRecord], None] | None = None
+        self,
+        model: Model,
+        limits: BridgeLimits | None = None,
+        *,
+        on_call: Callable[[CallRecord], None] | None = None,
     ) -> None:
         self._models = ModelChoice(model)
         self._redaction = self._models.redaction
-        self._limits = limits or Limits()
+        self._limits = limits or BridgeLimits()
         self._on_call = on_call
         self.calls = CallRecords()
         self.spent = Spent()
 
     async def handle(self, method: str, body: bytes) -> AsyncIterator[bytes]:
-        """The handler of the service. What cannot be answered is answered with an error of its dialect."""
+        """Handle a host call. Failures become error responses in the caller's dialect."""
         if method != HTTP_METHOD:
-            raise MethodNotFound(f"the service takes calls of {HTTP_METHOD!r}, not of {method!r}")
+            raise MethodNotFound(f"the bridge accepts calls of {HTTP_METHOD!r}, not of {method!r}")
         try:
             request = unpack_request(body)
         except msgspec.DecodeError as error:
@@ -83,23 +87,23 @@ class ModelService:
         call = BridgeCall(request, time.monotonic)
         try:
             try:
-                self._let_in(call)
+                self._admit(call)
                 source = self._source(call)
                 async with aclosing(source), aclosing(_in_time(source, self._limits)) as pieces:
                     async for piece in pieces:
-                        call.saw(piece)
+                        call.note(piece)
                         yield pack_head(piece) if isinstance(piece, HttpHead) else piece
             except Exception as error:  # noqa: BLE001 - a function of the host's program may raise anything
                 head, body = call.failure(error)
-                call.saw(head)
+                call.note(head)
                 yield pack_head(head)
-                call.saw(body)
+                call.note(body)
                 yield body
             call.complete = True
         finally:
             self._ended(call)
 
-    def _let_in(self, call: BridgeCall) -> None:
+    def _admit(self, call: BridgeCall) -> None:
         request = call.request
         refusal = refuse_request(self._limits, self.spent, request.path, len(request.body))
         if refusal is not None:
@@ -108,10 +112,10 @@ class ModelService:
         call.counted = True
 
     def _source(self, call: BridgeCall) -> Pieces:
-        """Whoever answers, with the request in hand; nothing has been asked yet."""
+        """Return the response generator of the selected model; nothing has been sent yet."""
         request, route = call.request, call.route
         if request.header("sec-websocket-key") is not None:
-            # Codex asks for a WebSocket first, and takes this status alone as a reason to use HTTP at once.
+            # Codex tries a WebSocket first, and falls back to HTTP at once only for this status.
             raise ModelError(f"{request.path}: the bridge has no WebSockets; use POST", 426)
         if route is None:
             provider = self._models.only_provider
@@ -119,22 +123,22 @@ class ModelService:
                 raise ModelError(f"{request.method} {request.path}: the bridge has no such route", 404)
             if (refusal := refuse_unmetered_route(self._limits, request.method, request.path)) is not None:
                 raise refused(refusal)
-            # The limits allow it by name, so it is passed on, whatever it is.
-            return self._passed(call, provider)
+            # The limits allow this path by name, so the request is forwarded unparsed.
+            return self._forwarded(call, provider)
         body = Fields({})
         if request.method == "POST":
             body = checked_body(request)
-            # What was checked is what is sent, and what everything below reads.
-            call.request = request = as_checked(request, body)
-        call.model, call.stream = asked_of(body, request, route)
+            # The parsed body is encoded again, so that the provider reads exactly the fields that were checked.
+            call.request = request = canonical_request(request, body)
+        call.model, call.stream = model_and_stream(body, request, route)
         if route.operation != "models" and (refusal := refuse_model(self._limits, call.model)) is not None:
             raise refused(refusal)
         if route.operation in ("models", "model"):
             provider = self._models.only_provider
-            return self._listed(route) if provider is None else self._passed(call, provider)
+            return self._listed(route) if provider is None else self._forwarded(call, provider)
         chosen = self._models.choose(call.model)
         call.paid_model = call.model
-        if isinstance(chosen, UpstreamSession):
+        if isinstance(chosen, ProviderClient):
             call.paid_model = chosen.upstream.model or call.model
             if (refusal := refuse_unmetered(self._limits, body.value)) is not None:
                 raise refused(refusal)
@@ -142,28 +146,28 @@ class ModelService:
             raise refused(refusal)
         if self._limits.has_budget and route.operation in ("generate", "embeddings"):
             self._reserve(call, body, route)
-        if isinstance(chosen, UpstreamSession):
-            return self._passed(call, chosen)
+        if isinstance(chosen, ProviderClient):
+            return self._forwarded(call, chosen)
         if route.operation == "embeddings":
             return _embedded(chosen, embeddings.parse(request))
         parsed = call.dialect.parse(request)
         if route.operation == "count_tokens":
             return _whole(call.dialect.render_count(estimate_tokens(parsed)))
-        if (reason := only_a_provider_can(parsed)) is not None:
+        if (reason := unsupported_by_function(parsed)) is not None:
             raise ModelError(reason, 400)
         call.answering = FunctionAnswer(chosen, parsed, call.dialect)
         return call.answering.pieces()
 
     def _reserve(self, call: BridgeCall, body: Fields, route: Route) -> None:
         price = self._limits.price_of(call.paid_model)
-        found = reserve(self._limits, self.spent, asked_tokens(call.request, body, route), price)
+        found = reserve(self._limits, self.spent, requested_tokens(call.request, body, route), price)
         if isinstance(found, Refusal):
             raise refused(found)
         call.reservation = found
         self.spent = self.spent.reserved(found)
 
-    def _passed(self, call: BridgeCall, provider: UpstreamSession) -> Pieces:
-        answer = PassedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
+    def _forwarded(self, call: BridgeCall, provider: ProviderClient) -> Pieces:
+        answer = ForwardedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
         if call.route is not None and call.route.operation in ("generate", "embeddings"):
             call.answering = answer
         return answer.pieces()
@@ -189,23 +193,23 @@ class ModelService:
 
 
 async def _whole(body: bytes) -> Pieces:
-    yield HttpHead(200, JSON)
+    yield HttpHead(200, JSON_HEADERS)
     yield body
 
 
 async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
-    """By the `embed` that a function may have beside it: from a request to one vector for each input."""
+    """Call the `embed` attribute of a model function: a request in, one vector for each input out."""
     embed = getattr(model, "embed", None)
     if embed is None:
         raise ModelError(f"model {request.model!r}: has no embeddings", 404)
     vectors = await embed(request)
     tokens = sum(len(each) // 4 if isinstance(each, str) else len(each) for each in request.input)
-    yield HttpHead(200, JSON)
-    yield embeddings.render(vectors, request, Usage(input=tokens))
+    yield HttpHead(200, JSON_HEADERS)
+    yield embeddings.render(vectors, request, TokenUsage(input=tokens))
 
 
-async def _in_time(pieces: Pieces, limits: Limits) -> Pieces:
-    """The same pieces; ModelError (504) if the first of the body, or the last, does not come in time."""
+async def _in_time(pieces: Pieces, limits: BridgeLimits) -> Pieces:
+    """Yield the same pieces; raise ModelError (504) if the body does not begin, or end, in time."""
     now = asyncio.get_running_loop().time()
     last = None if limits.timeout is None else now + limits.timeout
     first = None if limits.first_token_timeout is None else now + limits.first_token_timeout
@@ -220,7 +224,7 @@ async def _in_time(pieces: Pieces, limits: Limits) -> Pieces:
                 if not deadline.has_passed:
                     raise
                 what = "ended" if has_begun else "begun"
-                raise ModelError(f"the answer has not {what} in time", 504) from None
+                raise ModelError(f"the response has not {what} in time", 504) from None
             if piece is None:
                 return
             if not has_begun and isinstance(piece, bytes):
@@ -232,9 +236,9 @@ async def _in_time(pieces: Pieces, limits: Limits) -> Pieces:
 
 
 class _Deadline:
-    """As `asyncio.timeout_at`, for a block that is entered again for every piece: one timer for all of them.
+    """Like `asyncio.timeout_at`, for a block that is entered again for every piece: one timer for all pieces.
 
-    A deadline that passes outside of the block is noticed when it is entered next.
+    A deadline that passes outside of the block takes effect when the block is entered next.
     """
 
     def __init__(self, when: float | None) -> None:
@@ -272,6 +276,6 @@ class _Deadline:
         task, self._task = self._task, None
         if self._cancelled and task is not None:
             self._cancelled = False
-            # Somebody else's cancellation goes first, as with asyncio's own.
+            # Another cancellation takes precedence, as with asyncio's timeouts.
             if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
                 raise TimeoutError from error

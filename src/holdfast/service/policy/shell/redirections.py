@@ -1,7 +1,7 @@
 """Redirections, here-documents and the ends of lines; pure.
 
-They belong together: a here-document's text begins where its line ends. A command that is given such a
-text is told once that is read, since a shell may read commands from it.
+They are parsed together: a here-document's text begins after its line. A command with a here-document is reported
+once that text is parsed, since a shell may read commands from it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.service.policy.shell_words import META, Incomplete, Unreadable, Word, WordReader
+from holdfast.service.policy.shell.words import META, Incomplete, Unreadable, Word, WordReader
 from holdfast.service.types import ServiceStruct
 
-#: How many levels a script within a script counts for: it costs more of the stack than a substitution.
+#: Nesting levels that a script within a script counts for: it uses more of the stack than a substitution.
 SCRIPT_LEVELS: Final = 6
 _REDIRECTION: Final = re.compile(
     r"(?P<target>[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})?(?P<op><<<|<<-|<<|<>|<&|>&|>>|>\||&>>|&>|<|>)"
@@ -39,18 +39,18 @@ class Assignment(ServiceStruct, frozen=True):
 
 
 class SimpleCommand(ServiceStruct, frozen=True):
-    """A command as it was typed. Without words, it only assigns or redirects."""
+    """A command as typed. Without words, it only assigns or redirects."""
 
     words: tuple[Word, ...]
     assignments: tuple[Assignment, ...] = ()
     redirections: tuple[Redirection, ...] = ()
-    #: Where it stands: variables that hold numbers, and within a function those of its own.
+    #: In its context: variables that hold numbers, and the local ones of its function.
     numbers: frozenset[str] = frozenset()
     local_names: frozenset[str] | None = None
 
 
 class HereDocument:
-    """One that was announced by `<<`; its text begins after the line."""
+    """A here-document announced by `<<`; its text begins after the line."""
 
     def __init__(self, delimiter: str, *, strip: bool, literal: bool) -> None:
         self.delimiter = delimiter
@@ -61,8 +61,8 @@ class HereDocument:
         self.known = False
 
 
-class Findings(Protocol):
-    """Who hears what is found."""
+class CommandListener(Protocol):
+    """Receives the results of the grammar."""
 
     def simple(self, command: SimpleCommand, depth: int) -> None: ...
 
@@ -80,15 +80,15 @@ class Findings(Protocol):
 
 
 class RedirectionReader(WordReader):
-    """Reads what stands between and behind the words of commands."""
+    """Parses the text between and after the words of commands."""
 
-    def __init__(self, text: str, findings: Findings, *, posix: bool, history: bool, depth: int) -> None:
+    def __init__(self, text: str, findings: CommandListener, *, posix: bool, history: bool, depth: int) -> None:
         super().__init__(text, posix=posix, history=history, depth=depth)
         self._findings = findings
         self._announced: list[HereDocument] = []
-        #: Those that the text around us announced: their lines must not begin within us.
+        #: Here-documents of the enclosing text: their lines must not begin inside this one.
         self._around = 0
-        #: Commands with here-documents wait for the text of these.
+        #: Commands whose here-documents have not been read yet.
         self._waiting: list[tuple[SimpleCommand, list[HereDocument]]] = []
 
     def script(self, text: str) -> None:
@@ -104,7 +104,7 @@ class RedirectionReader(WordReader):
         return self._findings.holds_numbers(name)
 
     def _blanks(self, *, lines: bool = False) -> None:
-        """Over blanks and comments, and with `lines` over the ends of lines."""
+        """Skip blanks and comments, and with `lines` also line ends."""
         while char := self.peek():
             if char in " \t":
                 self.at += 1
@@ -130,7 +130,7 @@ class RedirectionReader(WordReader):
             self._finish(command, documents)
 
     def _finish(self, command: SimpleCommand, documents: list[HereDocument]) -> None:
-        """With the texts of its here-documents as what it reads."""
+        """Report the command with the texts of its here-documents as its input."""
         texts = {id(each.redirection): Word(each.text, known=each.known) for each in documents}
         redirections = tuple(
             Redirection("<<", texts[id(each)], each.target) if id(each) in texts else each
@@ -139,7 +139,7 @@ class RedirectionReader(WordReader):
         self._findings.simple(msgspec.structs.replace(command, redirections=redirections), self.depth)
 
     def _flush(self) -> None:
-        """Commands whose here-documents did not come: without these."""
+        """Report commands without the here-documents that are missing."""
         waiting, self._waiting = self._waiting, []
         for command, _ in waiting:
             self._findings.simple(command, self.depth)
@@ -207,7 +207,7 @@ class RedirectionReader(WordReader):
         lines: list[str] = []
         while True:
             if self.at >= len(self.text):
-                # A shell may take what is there: at the end of its input, or at a ^D.
+                # A shell may accept an unfinished one at the end of its input, or at a ^D.
                 if not document.literal:
                     self._read_here_text("".join(lines))
                 raise Incomplete(f"the end {document.delimiter!r} of a here-document is missing")

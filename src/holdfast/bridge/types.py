@@ -1,7 +1,7 @@
-"""What is asked of a model and what it answers, in words of no provider: the types of a function that is a model.
+"""Provider-neutral requests and replies: the types of a function that is a model; pure.
 
-Pure. A dialect turns its own JSON into a `ModelRequest`, and a `ModelReply` or a run of deltas into its own JSON;
-what has no word here stays in `raw`, `OtherPart` and `extra`.
+A dialect converts its JSON to a `ModelRequest`, and a `ModelReply` or deltas to its JSON; fields without a neutral
+form stay in `raw`, `OtherPart` and `extra`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import msgspec
 
 from holdfast.errors import InvalidParams
 
-#: A JSON object that belongs to somebody else.
+#: A JSON object of a provider or client.
 JsonObject = Mapping[str, Any]
 
 DialectName = Literal["openai_chat", "openai_responses", "openai_completions", "anthropic", "google"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-#: A `custom` tool takes free text rather than JSON; a `builtin` one runs at the provider and has no schema here.
+#: A `custom` tool takes free text instead of JSON; a `builtin` one runs at the provider and has no schema here.
 ToolKind = Literal["function", "custom", "builtin"]
 StopReason = Literal["end", "length", "stop_sequence", "tool_use", "refusal", "pause"]
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
-    """Words. A refusal is words too: `refusal` is true where the model says why it will not answer."""
+    """Text. `refusal` is true where the model explains why it does not answer."""
 
     text: str
     refusal: bool = False
-    #: Google signs any part; it wants the signature back with the part.
+    #: Google signs any part, and requires the signature back with the part.
     signature: str = ""
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
-    """An image: by its bytes, by where it is, or by the provider's id of an upload."""
+    """An image: by its bytes, by URL, or by the provider's id of an upload."""
 
     data: bytes = b""
     media_type: str = ""
@@ -45,7 +45,7 @@ class ImagePart(msgspec.Struct, frozen=True, tag="image"):
 
 
 class FilePart(msgspec.Struct, frozen=True, tag="file"):
-    """A document, a sound, a film: given as an image is; a plain text by its bytes. `media_type` says which."""
+    """A document, audio or video, given like an image; plain text is given by its bytes."""
 
     data: bytes = b""
     media_type: str = ""
@@ -55,7 +55,7 @@ class FilePart(msgspec.Struct, frozen=True, tag="file"):
 
 
 class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
-    """What the model thought. Signature and encrypted text are the provider's: they go back to it untouched."""
+    """Reasoning of the model. Signature and encrypted text go back to the provider unchanged."""
 
     text: str = ""
     signature: str = ""
@@ -65,7 +65,7 @@ class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
-    """The model wants a tool run. `arguments` is the JSON as the model wrote it, or the text of a custom tool."""
+    """A tool call by the model. `arguments` is the JSON as the model wrote it, or the text of a custom tool."""
 
     id: str
     name: str
@@ -75,7 +75,7 @@ class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
     signature: str = ""
 
     def parsed_arguments(self) -> dict[str, Any]:
-        """The arguments as an object. A model may have written something that is none: InvalidParams says so."""
+        """Return the arguments as an object; raise InvalidParams if the model wrote anything else."""
         try:
             value = msgspec.json.decode(self.arguments or "{}")
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -86,7 +86,7 @@ class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
 
 
 class OtherPart(msgspec.Struct, frozen=True, tag="other"):
-    """Something with no word here (a search result, a compaction), as it came. Rendered only in its own dialect."""
+    """A part without a neutral form (a search result, a compaction), unparsed. Rendered only in its own dialect."""
 
     dialect: DialectName
     kind: str
@@ -94,12 +94,12 @@ class OtherPart(msgspec.Struct, frozen=True, tag="other"):
 
 
 class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):
-    """What a tool gave back."""
+    """Result of a tool call."""
 
     call_id: str
     content: tuple[TextPart | ImagePart | FilePart | OtherPart, ...] = ()
     is_error: bool = False
-    #: Google names the tool rather than the call.
+    #: Google refers to the tool instead of the call.
     name: str = ""
     kind: ToolKind = "function"
 
@@ -108,7 +108,7 @@ Part = TextPart | ImagePart | FilePart | ThinkingPart | ToolCallPart | ToolResul
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn. Results of tools are turns of role `tool` in every dialect; results in a row are one turn."""
+    """One turn. Tool results have role `tool` in every dialect; consecutive results are one turn."""
 
     role: Role
     content: tuple[Part, ...] = ()
@@ -116,12 +116,12 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """All its words, without thoughts and refusals."""
+        """All text, without reasoning and refusals."""
         return "".join(part.text for part in self.content if isinstance(part, TextPart) and not part.refusal)
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool that the model may call; `raw` is its definition as it came, with the settings of its dialect."""
+    """A tool that the model may call; `raw` is its unparsed definition with the settings of its dialect."""
 
     name: str
     description: str = ""
@@ -140,7 +140,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Format(msgspec.Struct, frozen=True):
-    """What the words of the answer must be: any JSON, or JSON of this schema."""
+    """Required format of the text: any JSON, or JSON of this schema."""
 
     kind: Literal["json", "json_schema"]
     schema: JsonObject = {}
@@ -148,7 +148,7 @@ class Format(msgspec.Struct, frozen=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """How much the model should think, as far as the caller says. `effort` is the dialect's own word."""
+    """Requested amount of reasoning. `effort` is the dialect's own value."""
 
     enabled: bool = True
     budget: int | None = None
@@ -156,7 +156,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class Params(msgspec.Struct, frozen=True):
-    """How to sample. What the caller left out is None."""
+    """Sampling parameters. None: not given."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -164,7 +164,7 @@ class Params(msgspec.Struct, frozen=True):
     top_k: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    #: How many answers. A function gives one.
+    #: Number of replies. A function gives one.
     n: int = 1
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -181,7 +181,7 @@ def _now() -> int:
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One request, read. `system` has the instructions before the first turn; later ones are turns of their own."""
+    """One parsed request. `system` has the instructions before the first turn; later ones are turns."""
 
     model: str
     dialect: DialectName
@@ -191,17 +191,17 @@ class ModelRequest(msgspec.Struct, frozen=True):
     tool_choice: ToolChoice = ToolChoice()
     params: Params = Params()
     stream: bool = False
-    #: The body as it came, whole: logprobs, metadata, cache marks, whatever is newer than this file.
+    #: The whole body: logprobs, metadata, cache marks, fields newer than this module.
     raw: JsonObject = {}
-    #: Server-sent events, or Google's older JSON array, when it streams.
+    #: Streams as server-sent events, or as Google's older JSON array.
     sse: bool = True
-    #: For answers that name no id and no time of their own.
+    #: For replies without an id and a time of their own.
     id: str = msgspec.field(default_factory=_new_id)
     created: int = msgspec.field(default_factory=_now)
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens. `input` includes the cached and the cache-written, `output` includes thinking, in every dialect."""
+class TokenUsage(msgspec.Struct, frozen=True):
+    """Token counts. In every dialect `input` includes cached tokens and `output` includes reasoning."""
 
     input: int = 0
     output: int = 0
@@ -213,9 +213,9 @@ class Usage(msgspec.Struct, frozen=True):
     def total(self) -> int:
         return self.input + self.output
 
-    def merged(self, later: Usage) -> Usage:
-        """Streams tell their counts in steps, each count growing: the largest of each is the true one."""
-        return Usage(
+    def merged(self, later: TokenUsage) -> TokenUsage:
+        """Return the larger of each count: streams report growing counts."""
+        return TokenUsage(
             max(self.input, later.input),
             max(self.output, later.output),
             max(self.cached, later.cached),
@@ -224,17 +224,21 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
 
+#: The public name in `holdfast.bridge`.
+Usage = TokenUsage
+
+
 class ModelReply(msgspec.Struct, frozen=True):
-    """A whole answer. A stop reason left out is `tool_use` if it calls a tool and `end` otherwise."""
+    """A whole reply. A missing stop reason is `tool_use` if it calls a tool and `end` otherwise."""
 
     content: tuple[Part, ...] = ()
     stop_reason: StopReason | None = None
-    usage: Usage = Usage()
-    #: The model's name; left out, the one that was asked for.
+    usage: TokenUsage = TokenUsage()
+    #: Name of the model; by default the requested one.
     model: str = ""
     id: str = ""
     stop_sequence: str = ""
-    #: By dialect: fields to lay over the rendered body. `choice` (OpenAI) and `candidate` (Google) reach inside.
+    #: By dialect: fields to merge into the rendered body. `choice` (OpenAI) and `candidate` (Google) are nested.
     extra: Mapping[str, JsonObject] = {}
 
     @property
@@ -249,7 +253,7 @@ class ModelReply(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):
-    """More words. `begins` starts a new part where the last one was words too."""
+    """More text. `begins` starts a new part after a text part."""
 
     text: str
     refusal: bool = False
@@ -258,7 +262,7 @@ class TextDelta(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking"):
-    """More thought; signature, encrypted text and id come with any piece, the last given counts."""
+    """More reasoning; signature, encrypted text and id may come with any piece, the last value counts."""
 
     text: str = ""
     signature: str = ""
@@ -268,8 +272,10 @@ class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
-    """More of tool call `index`, which the answer counts from 0. Its first piece has id and name; a call's pieces
-    come together, as models write them."""
+    """More of tool call `index`, counted from 0 within the reply.
+
+    The first piece has id and name; the pieces of one call are consecutive.
+    """
 
     index: int
     id: str = ""
@@ -281,16 +287,16 @@ class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
 
 
 class PartDelta(msgspec.Struct, frozen=True, tag="part"):
-    """A part that comes whole: an image, something with no word here."""
+    """A part that arrives whole: an image, or a part without a neutral form."""
 
     part: ImagePart | FilePart | OtherPart
 
 
 class StopDelta(msgspec.Struct, frozen=True, tag="stop"):
-    """The end, with what is only known then."""
+    """The end, with facts that are known only then."""
 
     stop_reason: StopReason | None = None
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
     stop_sequence: str = ""
     model: str = ""
     extra: Mapping[str, JsonObject] = {}

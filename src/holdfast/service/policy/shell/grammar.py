@@ -1,7 +1,7 @@
-"""The shell's grammar as far as it says which simple commands there are, at every level; pure.
+"""The shell's grammar, as far as needed to find the simple commands at every level; pure.
 
-Every shell refuses what is wrong by this grammar; we call it `Unreadable`, and say so. A construct that ends too
-early is `Incomplete`. What a command does with its words is the business of `command_line`.
+A text that every shell rejects is `Unreadable`, and reported as such. A construct that ends too early is
+`Incomplete`. `command_line` interprets the words of a command.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from holdfast.service.policy.shell_arithmetic import is_number
-from holdfast.service.policy.shell_redirections import (
+from holdfast.service.policy.shell.arithmetic import is_number
+from holdfast.service.policy.shell.redirections import (
     Assignment,
-    Findings,
+    CommandListener,
     HereDocument,
     Redirection,
     RedirectionReader,
     SimpleCommand,
 )
-from holdfast.service.policy.shell_words import LATER, META, Incomplete, Unreadable, Word
+from holdfast.service.policy.shell.words import META, UNKNOWN_WORDS, Incomplete, Unreadable, Word
 
 _COMPOUND: Final = ("if", "while", "until", "for", "select", "case", "function", "[[", "{", "coproc")
 _CLOSERS: Final = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 _RESERVED: Final = frozenset([*_COMPOUND, *_CLOSERS, "!", "time"])
-#: Words that dash does not have.
+#: Reserved words that dash does not have.
 _BASH_ONLY: Final = frozenset(["select", "function", "[[", "coproc", "time"])
 _RESERVED_WORD: Final = re.compile(
     "(" + "|".join(re.escape(word) for word in sorted(_RESERVED, key=len, reverse=True)) + r")(?=[ \t\n;&|()<>]|\Z)"
@@ -37,10 +37,10 @@ _NAMED_COPROC: Final = re.compile(
 _ASSIGNED_INDEX: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\[")
 _ELEMENT: Final = re.compile(r"\[([^\]]*)\]\+?=")
 _RANGE: Final = re.compile(r"\{-?[0-9]+\.\.-?[0-9]+(?:\.\.-?[0-9]+)?\}")
-#: Operators of `[[` that evaluate what stands before and after them.
+#: Operators of `[[` that evaluate their operands.
 _COMPARISONS: Final = frozenset(["-eq", "-ne", "-lt", "-le", "-gt", "-ge"])
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Builtins that make variables of a function's own.
+#: Builtins that declare variables of a function.
 _DECLARING: Final = ("local", "declare", "typeset")
 _PARENTHESES: Final = re.compile(r"\([ \t]*\)")
 _TIME: Final = re.compile(r"time[ \t]+(-p(?=[ \t])|(?=-))?")
@@ -49,16 +49,16 @@ _END: Final = "the end"
 
 
 class Grammar(RedirectionReader):
-    """Tells `Findings` each simple command, at every level."""
+    """Reports each simple command, at every level, to a `CommandListener`."""
 
-    def __init__(self, text: str, findings: Findings, *, posix: bool, history: bool, depth: int) -> None:
+    def __init__(self, text: str, findings: CommandListener, *, posix: bool, history: bool, depth: int) -> None:
         super().__init__(text, findings, posix=posix, history=history, depth=depth)
-        #: Up to here there are whole lines that a shell has taken.
+        #: End of the complete lines that a shell would have executed.
         self.taken = 0
-        self._words_of_ours = _RESERVED - _BASH_ONLY if posix else _RESERVED
+        self._reserved_words = _RESERVED - _BASH_ONLY if posix else _RESERVED
 
     def read(self) -> None:
-        """All of it. A shell at a prompt goes on at the next line after one that it refused: so do we."""
+        """Parse the whole text. A shell at a prompt continues after a rejected line, and so does this parser."""
         if self.history and re.search(r"(?m)^\^", self.text):
             self.unknown("a line that begins with `^` changes the command before it")
         depth = self.depth
@@ -95,8 +95,7 @@ class Grammar(RedirectionReader):
 
     @contextlib.contextmanager
     def _scope(self) -> Iterator[None]:
-        """Commands that may not be run at all, or not to their end, or in a process of their own: afterwards only
-        those variables hold numbers, and are local, that did before."""
+        """Restore the variables after commands that may not run, not to their end, or in a subshell."""
         numbers, local_names = set(self.numbers), self.local_names
         self.local_names = None if local_names is None else set(local_names)
         yield
@@ -108,13 +107,14 @@ class Grammar(RedirectionReader):
     # --- lists -----------------------------------------------------------------------------------------------
 
     def _list(self, stops: tuple[str, ...]) -> str:
-        """Commands up to one of these, which is taken and returned."""
+        """Parse commands up to one of these words, which is consumed and returned."""
         while True:
             self._blanks(lines=True)
             if _END in stops:
                 taken = self.text.rfind("\n", 0, self.at) + 1
                 if taken != self.taken:
-                    # An error or a ^C ends the line before, and not this one: what that line set may not be set.
+                    # An error or a ^C ends the previous line and not this one, so its assignments may not have
+                    # happened.
                     self.numbers = set()
                 self.taken = taken
             if not self.peek():
@@ -155,7 +155,7 @@ class Grammar(RedirectionReader):
     def _reserved(self) -> str:
         match = _RESERVED_WORD.match(self.text, self.at)
         word = match[1] if match else ""
-        return word if word in self._words_of_ours else ""
+        return word if word in self._reserved_words else ""
 
     def _and_or(self) -> None:
         self._pipeline()
@@ -169,7 +169,7 @@ class Grammar(RedirectionReader):
                 self._pipeline()
 
     def _continue(self) -> None:
-        """A command must follow, on the same line or a later one."""
+        """Require a command, on the same line or a later one."""
         self._blanks(lines=True)
         if not self.peek():
             raise Incomplete("a command is missing at the end")
@@ -196,7 +196,7 @@ class Grammar(RedirectionReader):
                 return
             self.at += 2 if self.peek(2) == "|&" and not self.posix else 1
             self._continue()
-            # Each part of a pipe has variables of its own.
+            # Each part of a pipeline has its own variables.
             self.numbers = set(before)
             with self._scope():
                 self._command()
@@ -289,7 +289,7 @@ class Grammar(RedirectionReader):
         self._list(("done" if stop == "do" else "}",))
 
     def _words(self) -> bool:
-        """The words of a loop; whether all are numbers."""
+        """Parse the words of a loop; return True if all are numbers."""
         numbers = True
         while True:
             self._blanks()
@@ -357,10 +357,10 @@ class Grammar(RedirectionReader):
     def _function_body(self, name: Word) -> None:
         self._findings.function(name)
         self._continue()
-        # It is run later, when no variable need hold what it holds now.
+        # The function runs later, when variables may hold other values.
         numbers, local_names = self.numbers, self.local_names
         self.numbers, self.local_names = set(), set()
-        # dash takes any command for a body, so we do.
+        # dash accepts any command as a body, and so does this parser.
         self._command()
         self._redirections()
         self.numbers, self.local_names = numbers, local_names
@@ -389,7 +389,7 @@ class Grammar(RedirectionReader):
                 return
         except Unreadable:
             if words:
-                self._findings.simple(self._made([*words, LATER], assignments, redirections), self.depth)
+                self._findings.simple(self._made([*words, UNKNOWN_WORDS], assignments, redirections), self.depth)
             raise
         if not words and not assignments and not redirections:
             raise Unreadable(f"a command is missing before {self.peek()!r}")
@@ -411,7 +411,7 @@ class Grammar(RedirectionReader):
         )
 
     def _declared(self, words: list[Word]) -> None:
-        """Variables that a function makes its own, and `local i=0`."""
+        """Return the variables that a function declares, and handle `local i=0`."""
         if self.local_names is None or not words or words[0] not in map(Word, _DECLARING):
             return
         options = [word.text for word in words if word.text.startswith(("-", "+"))]
@@ -430,7 +430,7 @@ class Grammar(RedirectionReader):
         redirections: list[Redirection],
         documents: list[HereDocument],
     ) -> bool:
-        """What a simple command is made of; whether it was a function's definition after all."""
+        """Parse the parts of a simple command; return True if it was a function definition."""
         while True:
             self._blanks()
             if self._redirection(redirections, documents):
@@ -451,7 +451,7 @@ class Grammar(RedirectionReader):
             elif _ASSIGNED_INDEX.match(self.mask):
                 self.unknown("an index that cannot be read")
                 words.append(word)
-            elif word.plain and word.text in self._words_of_ours - {"time"}:
+            elif word.plain and word.text in self._reserved_words - {"time"}:
                 raise Unreadable(f"`{word.text}` is not expected here")
             else:
                 words.append(word)

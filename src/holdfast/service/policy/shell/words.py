@@ -1,7 +1,7 @@
-"""Words of a shell's language: quoting is taken off, and what only a running shell can know is told; pure.
+"""Parses shell words: removes quoting, and marks parts that only a running shell can know; pure.
 
-Expansions run commands too (`$(...)`, backticks, `<(...)`), at any depth of quoting. Those are handed to
-`commands_until` and `script`, which the grammar (`shell_grammar`) gives.
+Expansions run commands too (`$(...)`, backticks, `<(...)`), at any depth of quoting. Those go to `commands_until`
+and `script`, which `grammar` implements.
 """
 
 from __future__ import annotations
@@ -9,45 +9,45 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from holdfast.service.policy.shell_arithmetic import NUMBER, TEXT, read_sum
+from holdfast.service.policy.shell.arithmetic import NUMBER, TEXT, analyse_arithmetic
 from holdfast.service.types import ServiceStruct
 
-#: What ends a word that is not quoted.
+#: Characters that end an unquoted word.
 META: Final = " \t\n;&|()<>"
-#: Levels of nesting; a `$(...)` counts as three. People write a handful; each costs a few frames of Python's stack,
+#: Nesting levels; a `$(...)` counts as three. People write a handful; each uses a few frames of Python's stack,
 #: which has 1,000.
 MAX_DEPTH: Final = 60
 
-#: `\\x{...}` and `\\c...` differ between versions of bash, so they are none of these.
+#: `\\x{...}` and `\\c...` differ between versions of bash and are excluded.
 _ANSI: Final = re.compile(
     r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|(.))", re.S
 )
 _ANSI_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.S)
 _ANSI_LETTERS: Final = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
-#: Letters that mean nothing to a shell, taken at once: most of what is typed.
+#: Characters without a meaning to a shell, consumed at once: most of the input.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
 _PLAIN_QUOTED: Final = re.compile(r'[^"\\$`!]+')
 _PLAIN_TEXT: Final = re.compile(r"[^\\$`]+")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
-#: The inside of `${...}`: `#` or `!`, the parameter, its index, and the operator with what follows.
+#: The inside of `${...}`: `#` or `!`, the parameter, its index, and the operator with its operand.
 _PARAMETER: Final = re.compile(r"([#!]?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([^\[\]]*)\])?(.*)", re.S | re.ASCII)
-#: Parameters whose value is a number, or empty.
+#: Parameters with a value that is a number, or empty.
 _NUMBERS: Final = frozenset("#?$!")
 _DEFAULTS: Final = (":-", ":=", ":?", ":+", "-", "=", "?", "+")
-#: Operators that only change text: `@P` is not among them, it expands the text as a prompt.
+#: Operators that only change text; not `@P`, which expands the text as a prompt.
 _TRANSFORMATIONS: Final = frozenset(["@Q", "@E", "@A", "@K", "@a", "@k", "@U", "@u", "@L"])
 
 
 class Unreadable(Exception):
-    """What a shell would refuse, or what we cannot follow."""
+    """A text that a shell would reject, or that this parser cannot follow."""
 
 
 class Incomplete(Unreadable):
-    """The text ends within something; a shell at a prompt would ask for more."""
+    """The text ends within a construct; a shell at a prompt would read more."""
 
 
 class Word(ServiceStruct, frozen=True):
-    """A word. Where it is not `known`, `text` is as it was typed."""
+    """A word. Where it is not `known`, `text` is as typed."""
 
     text: str
     known: bool = True
@@ -55,12 +55,12 @@ class Word(ServiceStruct, frozen=True):
     quoted: bool = False
     #: An expansion may make several words of it, or none.
     splits: bool = False
-    #: It begins with `~`, which stands for somebody's home.
+    #: It begins with `~`, a home directory.
     tilde: bool = False
 
     @property
     def exact(self) -> bool:
-        """Whether the program gets just this text."""
+        """True if the program gets exactly this text."""
         return self.known and not self.tilde
 
     @property
@@ -68,59 +68,59 @@ class Word(ServiceStruct, frozen=True):
         return self.known and not self.quoted
 
 
-#: What stands for words that are known later: what `xargs` reads, what `find` finds, what is not typed yet.
-LATER: Final = Word("...", known=False, splits=True)
+#: Stands for words that are known only at run time: input of `xargs`, results of `find`, text not typed yet.
+UNKNOWN_WORDS: Final = Word("...", known=False, splits=True)
 
 
 class WordReader:
-    """Reads words from `text`, beginning at `at`."""
+    """Parses words from `text`, beginning at `at`."""
 
     def __init__(self, text: str, *, posix: bool, history: bool, depth: int) -> None:
         self.text = text
         self.at = 0
-        #: As dash reads: no `$'...'`, no `<(...)`, no `{a,b}`.
+        #: Parse like dash: no `$'...'`, no `<(...)`, no `{a,b}`.
         self.posix = posix
-        #: `!` stands for earlier commands, as at a prompt.
+        #: `!` refers to earlier commands, as at a prompt.
         self.history = history
         self.depth = depth
-        #: The last word with quoted letters as NUL: says what of it has a meaning for the shell.
+        #: The last word with quoted characters as NUL: the remaining ones have a meaning for the shell.
         self.mask = ""
-        #: The last word, or the last part of one, with each expansion as `NUMBER` or `TEXT`. Aligned with `mask`.
+        #: The last word, or its last part, with each expansion as `NUMBER` or `TEXT`. Aligned with `mask`.
         self.reduced = ""
-        #: Variables that hold numbers here: every way to this place gave them one.
+        #: Variables that hold numbers here on every path.
         self.numbers: set[str] = set()
-        #: Within a function, the variables of its own; None outside of one.
+        #: Local variables within a function; None outside of one.
         self.local_names: set[str] | None = None
         #: Variables that hold numbers if the last expression was evaluated.
         self.held: tuple[str, ...] = ()
-        #: Whether the last quoted part may become several words: `"$@"`.
+        #: True if the last quoted part may become several words: `"$@"`.
         self._many = False
-        #: Where `((` turned out to begin no arithmetic; else each would be tried again within each.
+        #: Positions where `((` begins no arithmetic, so that nested ones are not tried repeatedly.
         self._no_arithmetic: set[int] = set()
 
-    # --- what the grammar gives ------------------------------------------------------------------------------
+    # --- implemented by the grammar ---------------------------------------------------------------------------
 
     def commands_until(self, closer: str) -> None:
-        """Commands up to `)` or `}`, which is taken."""
+        """Parse commands up to `)` or `}`, which is consumed."""
         raise NotImplementedError
 
     def script(self, text: str) -> None:
-        """Commands that stand in a text of their own."""
+        """Parse commands in a text of their own."""
         raise NotImplementedError
 
     def unknown(self, reason: str) -> None:
-        """Something runs that nobody can know from the text."""
+        """Report a command that the text does not determine."""
         raise NotImplementedError
 
     def variable(self, name: str, *, number: bool) -> None:
-        """This one is set, to a number or to any text."""
+        """Report that this variable is set, to a number or to any text."""
         raise NotImplementedError
 
     def assign(self, name: str, *, number: bool = False) -> None:
         """Report a variable that is set here."""
         self.variable(name, number=number)
         if not number and not self.posix and self.local_names is not None and name not in self.local_names:
-            # Between `x=5` and `((x))` any command may be a function: none may put a text into `x`.
+            # Between `x=5` and `((x))` any command may be a function, which must not assign text to `x`.
             self.unknown(f"a function gives {name}, which is not its own, a text")
 
     # --- words -----------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class WordReader:
         return Word(text[begin : self.at], known=False, quoted=quoted, splits=splits, tilde=tilde)
 
     def _expands(self, mask: str) -> bool:
-        """Whether names of files, or braces, come into it."""
+        """True if the word contains file name patterns or braces."""
         if "*" in mask or "?" in mask or -1 < mask.find("[") < mask.rfind("]"):
             return True
         opened, closed = mask.find("{"), mask.rfind("}")
@@ -200,7 +200,7 @@ class WordReader:
         return not self.posix and ("," in inside or ".." in inside)
 
     def _escaped(self) -> str | None:
-        """A backslash and what follows; None: a line that goes on."""
+        """Return the character after a backslash; None for a continued line."""
         if self.at + 1 >= len(self.text):
             raise Incomplete("it ends with a backslash")
         char = self.text[self.at + 1]
@@ -250,7 +250,7 @@ class WordReader:
         return made if known else None
 
     def _history_mark(self, *, within_quotes: bool = False) -> None:
-        """`!x` at a prompt is an earlier command. `! x`, `!=`, `[!a]`, `${!x}` and `$!` are not."""
+        """True if `!x` refers to an earlier command; not `! x`, `!=`, `[!a]`, `${!x}` and `$!`."""
         if not self.history or self.text[self.at] != "!":
             return
         following = self.text[self.at + 1 : self.at + 2]
@@ -260,7 +260,7 @@ class WordReader:
         if not inert and not in_brackets and not (within_quotes and following == '"'):
             self.unknown("`!` stands for an earlier command")
 
-    # --- expansions; None: not to be known --------------------------------------------------------------------
+    # --- expansions; None: unknown -----------------------------------------------------------------------------
 
     def _dollar(self, *, within_quotes: bool) -> str | None:
         self.deeper()
@@ -318,7 +318,7 @@ class WordReader:
         return None if TEXT in made else made
 
     def _braced(self, within_quotes: bool) -> tuple[str, bool]:
-        """What the expansion yields, `NUMBER` or `TEXT`, and whether it may be several words in quotes."""
+        """Parse an expansion; return `NUMBER` or `TEXT`, and whether it may be several words in quotes."""
         self.at += 1
         # `${ command; }` and `${| command; }` run it in the shell itself.
         if self.peek() in (" ", "\t", "\n", "|"):
@@ -367,7 +367,7 @@ class WordReader:
         return NUMBER if name in self.numbers and not mark and index is None and not rest else TEXT
 
     def _expansion(self, within_quotes: bool = True) -> str:
-        """One letter, or the expansion that begins here; as `reduced`."""
+        """Parse one character, or the expansion that begins here; return it as in `reduced`."""
         char = self.peek()
         if char == "\\":
             continued = self.peek(2) == "\\\n"
@@ -389,21 +389,21 @@ class WordReader:
         return char
 
     def sum(self, reduced: str) -> None:
-        """An expression that may be evaluated here. `held` are the variables that hold numbers if it is."""
-        found = read_sum(reduced, self.numbers)
+        """Analyse an expression that may be evaluated here. `held` are the variables that hold numbers if it is."""
+        found = analyse_arithmetic(reduced, self.numbers)
         for name in found.assigned:
             self.assign(name, number=True)
-        # dash takes nothing but numbers from variables.
+        # dash takes only numbers from variables.
         if not found.harmless and not self.posix:
             self.unknown(f"arithmetic evaluates the text of variables: `{_shown(reduced)}`")
         self.held = found.numbers
 
     def holds_numbers(self, name: str) -> bool:
-        """Whether all that sets this variable gives it a number."""
+        """True if all assignments of this variable are numbers."""
         raise NotImplementedError
 
     def reduced_until(self, closers: tuple[str, ...]) -> str:
-        """An expression up to one of these, which is not taken."""
+        """Parse an expression up to one of these characters, which is not consumed."""
         out: list[str] = []
         while not self.text.startswith(closers, self.at):
             if not self.peek():
@@ -412,7 +412,7 @@ class WordReader:
         return "".join(out)
 
     def here_text(self) -> bool:
-        """All of the text as a here-document reads it; whether it has no expansion."""
+        """Parse the whole text as a here-document; return True if it has no expansion."""
         while self.at < len(self.text):
             if run := _PLAIN_TEXT.match(self.text, self.at):
                 self.at = run.end()
@@ -421,7 +421,7 @@ class WordReader:
         return not re.search(r"[$`\\]", self.text)
 
     def arithmetic(self) -> bool:
-        """From `((` to `))`, if that is what it is; else nothing is taken: it is a subshell in another."""
+        """Parse from `((` to `))` if it is arithmetic; otherwise consume nothing: it is a nested subshell."""
         begin = self.at
         if begin in self._no_arithmetic:
             return False
@@ -436,7 +436,7 @@ class WordReader:
                     return True
                 break
             if char in ";'\"\\":
-                # A shell tells the two apart by rules of its own, and may run what we took for a sum.
+                # A shell distinguishes the two by rules of its own, and may run what was parsed as arithmetic.
                 raise Unreadable("`((` with quotes or `;` inside")
             opened += (char == "(") - (char == ")")
             out.append(self._expansion())
@@ -470,7 +470,7 @@ def _shown(reduced: str) -> str:
 
 
 def _ansi_character(match: re.Match[str]) -> str:
-    """The letter, or `TEXT` where that depends on the version of bash or on the locale."""
+    """Return the character, or `TEXT` where it depends on the version of bash or on the locale."""
     octal, hex_byte, short, long, letter = match.groups()
     if octal or hex_byte or short or long:
         value = int(octal, 8) & 0xFF if octal else int(hex_byte or short or long, 16)

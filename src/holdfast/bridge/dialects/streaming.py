@@ -1,20 +1,23 @@
-"""From deltas to parts and back: which part a delta opens, grows or closes, and the whole reply at the end.
+"""Converts deltas to part events and back, assembles whole replies, and has the base class of streamed replies.
 
-Pure, and the one place that knows the rules, so that every dialect streams the same parts. A part is open until a
-delta comes that does not belong to it; a closed part stays closed.
+Pure, and the only place with these rules, so that every dialect streams the same parts. A part is open until a
+delta arrives that does not belong to it; a closed part stays closed.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.sse import CONTENT_TYPE
+from holdfast.bridge.types import (
     Delta,
     FilePart,
     ImagePart,
     ModelReply,
+    ModelRequest,
     OtherPart,
     Part,
     PartDelta,
@@ -30,44 +33,44 @@ from holdfast.bridge.normal import (
 from holdfast.errors import InvalidParams
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """Part `index` begins; `part` has what never changes (kind, id, name) and nothing of what grows."""
+class PartOpened(msgspec.Struct, frozen=True):
+    """Part `index` begins; `part` has the constant fields (kind, id, name) and nothing that grows."""
 
     index: int
     part: Part
 
 
-class Grew(msgspec.Struct, frozen=True):
-    """Words, thought or arguments were added to the open part."""
+class PartGrew(msgspec.Struct, frozen=True):
+    """Text, reasoning or arguments were added to the open part."""
 
     index: int
     part: Part
     text: str
 
 
-class Closed(msgspec.Struct, frozen=True):
-    """Part `index` is whole."""
+class PartClosed(msgspec.Struct, frozen=True):
+    """Part `index` is complete."""
 
     index: int
     part: Part
 
 
-Step = Opened | Grew | Closed
+PartEvent = PartOpened | PartGrew | PartClosed
 
 
-class Gathering:
-    """Deltas in, steps out; holds the parts so far. `prefix` names calls that come without an id."""
+class ReplyBuilder:
+    """Converts deltas to part events and collects the parts. `prefix` names calls without an id."""
 
     def __init__(self, prefix: str = "call") -> None:
         self._prefix = prefix
         self._parts: list[Part] = []
-        # Of the open part: pieces are joined once, when it closes, so a long answer is not copied at each token.
+        # Pieces of the open part are joined once, when it closes: a long reply is not copied at each token.
         self._open: Part | None = None
         self._pieces: list[str] = []
         self._call = -1
         self._stop = StopDelta()
 
-    def feed(self, delta: Delta) -> list[Step]:
+    def feed(self, delta: Delta) -> list[PartEvent]:
         match delta:
             case TextDelta():
                 return self._text(delta)
@@ -82,22 +85,22 @@ class Gathering:
                 self._stop = delta
                 return self.close()
 
-    def close(self) -> list[Step]:
-        """Close the open part, if one is."""
+    def close(self) -> list[PartEvent]:
+        """Close the open part, if any."""
         if self._open is None:
             return []
-        steps: list[Step] = []
+        steps: list[PartEvent] = []
         if isinstance(self._open, ToolCallPart) and self._open.kind == "function" and not self._pieces:
-            # A call without arguments: clients decode what they were sent, and nothing is not JSON.
+            # A call without arguments: clients decode the arguments, and an empty text is not JSON.
             steps = self._grow("{}")
         whole = _with_text(self._open, "".join(self._pieces))
         self._parts.append(whole)
         self._open = None
         self._pieces = []
-        return [*steps, Closed(len(self._parts) - 1, whole)]
+        return [*steps, PartClosed(len(self._parts) - 1, whole)]
 
     def reply(self, model: str = "", id: str = "") -> ModelReply:
-        """Everything so far, as a whole answer. Changes nothing: an open part goes on."""
+        """Return everything so far as a whole reply, without closing the open part."""
         stop = self._stop
         unfinished = () if self._open is None else (_with_text(self._open, "".join(self._pieces)),)
         return ModelReply(
@@ -110,18 +113,18 @@ class Gathering:
             stop.extra,
         )
 
-    def _begin(self, part: Part) -> list[Step]:
+    def _begin(self, part: Part) -> list[PartEvent]:
         self._open = part
-        return [Opened(len(self._parts), part)]
+        return [PartOpened(len(self._parts), part)]
 
-    def _grow(self, text: str) -> list[Step]:
+    def _grow(self, text: str) -> list[PartEvent]:
         if not text or self._open is None:
             return []
         self._pieces.append(text)
-        return [Grew(len(self._parts), self._open, text)]
+        return [PartGrew(len(self._parts), self._open, text)]
 
-    def _text(self, delta: TextDelta) -> list[Step]:
-        steps: list[Step] = []
+    def _text(self, delta: TextDelta) -> list[PartEvent]:
+        steps: list[PartEvent] = []
         current = self._open
         if delta.begins or not isinstance(current, TextPart) or current.refusal != delta.refusal:
             steps = [*self.close(), *self._begin(TextPart("", delta.refusal))]
@@ -129,8 +132,8 @@ class Gathering:
             self._open = TextPart("", delta.refusal, delta.signature)
         return [*steps, *self._grow(delta.text)]
 
-    def _thinking(self, delta: ThinkingDelta) -> list[Step]:
-        steps: list[Step] = []
+    def _thinking(self, delta: ThinkingDelta) -> list[PartEvent]:
+        steps: list[PartEvent] = []
         current = self._open
         if delta.begins or not isinstance(current, ThinkingPart):
             current = ThinkingPart("", delta.signature, delta.encrypted, delta.id)
@@ -140,7 +143,7 @@ class Gathering:
         )
         return [*steps, *self._grow(delta.text)]
 
-    def _tool_call(self, delta: ToolCallDelta) -> list[Step]:
+    def _tool_call(self, delta: ToolCallDelta) -> list[PartEvent]:
         current = self._open
         if isinstance(current, ToolCallPart) and delta.index == self._call:
             if delta.signature:
@@ -148,7 +151,7 @@ class Gathering:
             return self._grow(delta.arguments)
         if delta.index <= self._call:
             raise InvalidParams(
-                f"tool call {delta.index}: a piece came after the call had ended; send its pieces together"
+                f"tool call {delta.index}: a piece came after the call had ended; send its pieces consecutively"
             )
         if not delta.name:
             raise InvalidParams(f"tool call {delta.index}: its first piece has no name")
@@ -169,7 +172,7 @@ def _with_text(part: Part, text: str) -> Part:
 
 
 def deltas_of(reply: ModelReply) -> Iterator[Delta]:
-    """A whole reply as deltas: for a caller that asked for a stream of a function that answers whole."""
+    """Yield a whole reply as deltas, for a caller that requested a stream."""
     calls = 0
     for part in reply.content:
         match part:
@@ -187,3 +190,46 @@ def deltas_of(reply: ModelReply) -> Iterator[Delta]:
             case ToolResultPart():
                 raise InvalidParams("a reply holds a tool result: only callers send those")
     yield StopDelta(reply.stop_reason, reply.usage, reply.stop_sequence, reply.model, reply.extra)
+
+
+class AnswerStream(abc.ABC):
+    """One streamed reply: `begin`, `delta` for each, then `end`, or `error` when it fails.
+
+    Each method returns the bytes to send.
+    """
+
+    #: Content type of the response.
+    content_type = CONTENT_TYPE
+    #: Prefix of ids for tool calls that have none.
+    call_prefix = "call"
+
+    def __init__(self, request: ModelRequest) -> None:
+        self.request = request
+        self._builder = ReplyBuilder(f"{self.call_prefix}_{request.id}")
+
+    @abc.abstractmethod
+    def begin(self) -> list[bytes]:
+        """Return the bytes before the first delta, so that the caller sees the reply begin."""
+
+    def delta(self, delta: Delta) -> list[bytes]:
+        return self.written(self._builder.feed(delta))
+
+    def end(self) -> list[bytes]:
+        """Return the end, with or without a preceding StopDelta."""
+        return [*self.written(self._builder.close()), *self.finish(self.reply())]
+
+    @abc.abstractmethod
+    def error(self, status: int, kind: str, message: str) -> list[bytes]:
+        """Return the end of a failed reply. The status was already sent, so the error goes into the body."""
+
+    def reply(self) -> ModelReply:
+        """Return everything so far: after the end, the whole reply."""
+        return self._builder.reply()
+
+    @abc.abstractmethod
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
+        """Render part events in this dialect."""
+
+    @abc.abstractmethod
+    def finish(self, reply: ModelReply) -> list[bytes]:
+        """Return the bytes after the last part."""
