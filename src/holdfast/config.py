@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import msgspec
 
 from holdfast.errors import InvalidParams
+from holdfast.types import MAX_MESSAGE_BYTES
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -89,8 +90,8 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     abandoned_upload_seconds: float = 600.0
 
     # --- the wire --------------------------------------------------------------------------------------------
-    #: The largest message taken. A 50 MiB body of a model call as base64 fits with room.
-    max_message_bytes: int = 96 * MIB
+    #: The largest accepted message. A 50 MiB body of a model call as base64 fits with room.
+    max_message_bytes: int = MAX_MESSAGE_BYTES
     #: Requests of one connection that may be unanswered at a time; a further one is refused.
     max_pending_requests: int = 4_096
     #: Bytes of replies queued for a connection that does not read, before we stop reading its requests.

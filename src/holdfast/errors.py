@@ -55,6 +55,12 @@ from typing import Any, ClassVar, Final, Literal
 
 Fault = Literal["caller", "sandbox", "process", "transport"]
 
+#: Exit codes with the meaning that they have in `timeout`, `env` and shells.
+EXIT_TIMED_OUT: Final = 124
+EXIT_NOT_EXECUTABLE: Final = 126
+EXIT_NOT_FOUND: Final = 127
+EXIT_INTERRUPTED: Final = 130
+
 
 class HoldfastError(Exception):
     """The root. `message` names the offending thing; `details` holds what a program may want to know."""

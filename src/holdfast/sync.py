@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 import msgspec
 
-from holdfast.client import exec_remote, host_service, process, sandbox, shell, terminal, unified_exec
+from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
 from holdfast.client.collect import StreamTails
 from holdfast.client.defaults import StrPath
 from holdfast.config import ExecServerConfig
@@ -472,8 +472,8 @@ class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_re
 BlockingHandler = Callable[[str, bytes], bytes | Iterable[bytes]]
 
 
-class HostService(_Facade[host_service.HostService]):
-    """`holdfast.client.host_service.HostService`, blocking."""
+class HostService(_Facade[host_call.HostService]):
+    """`holdfast.client.host_call.HostService`, blocking."""
 
     @property
     def name(self) -> str:
@@ -484,7 +484,7 @@ class HostService(_Facade[host_service.HostService]):
         """What programs inside must know in order to call it."""
         return self._inner.instance
 
-    wait = _Blocking(host_service.HostService.wait)
+    wait = _Blocking(host_call.HostService.wait)
 
 
 async def _read_in_threads(pieces: Iterable[T]) -> AsyncIterator[T]:
@@ -569,11 +569,11 @@ class Sandbox(_Facade[sandbox.Sandbox]):
         `handler` runs in a thread for each call. One that is called off is not interrupted: it goes on to its end.
         """
 
-        async def answer(method: str, body: bytes) -> host_service.Answer:
+        async def answer(method: str, body: bytes) -> host_call.Answer:
             answered = await asyncio.to_thread(handler, method, body)
             return answered if isinstance(answered, bytes) else _read_in_threads(answered)
 
-        async def begin() -> host_service.HostService:
+        async def begin() -> host_call.HostService:
             offered = self._inner.offer(name, answer)
             await offered.start()
             return offered

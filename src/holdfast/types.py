@@ -29,13 +29,21 @@ JobsAtClose = Literal["kill", "keep"]
 ConfinementMode = Literal["bubblewrap", "landlock", "none"]
 ConfinedNetwork = Literal["none", "host", "proxy"]
 FileType = Literal["file", "directory", "symlink", "fifo", "socket", "character", "block", "other"]
-#: What a command typed in a terminal returns of its output, if nobody says how much: the latest.
+#: The default limit of the output that a command typed in a terminal returns: the latest part.
 TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
-#: How much of a file goes in one message: large enough that a round trip counts little, and 8 are not much.
+#: The largest message that servers and clients accept by default. A 50 MiB body of a model call as base64 fits.
+MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
+#: Larger input is written in pieces of this size; a process accepts about as much before the writer has to wait.
+WRITE_PIECE_BYTES: Final = 256 * 1024
+#: Rows or columns of a terminal: the kernel has 16 bits for each.
+MAX_TERMINAL_SIDE: Final = 65_535
+#: Ended commands of a shell that stay readable, for a client whose connection broke.
+KEPT_SHELL_COMMANDS: Final = 4
+#: A piece of a file in one message: large enough that a round trip counts little, and 8 of them fit in memory.
 FILE_PIECE_BYTES: Final = 1024 * 1024
-#: Names that one page of a directory holds.
+#: Entries of one page of a directory.
 DIRECTORY_PAGE: Final = 5_000
-#: Pids that a sample of usage names for one process: a fork bomb has more than anybody reads.
+#: Pids that a usage sample lists for one process; a fork bomb has more.
 USAGE_PIDS: Final = 1_000
 
 

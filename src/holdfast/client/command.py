@@ -17,7 +17,7 @@ from typing import Final, Literal, Protocol, runtime_checkable
 from holdfast.client.clean_up import clean_up_cancelled, shielded
 from holdfast.client.collect import MIB, StreamTails, leading_continuation, shown
 from holdfast.client.defaults import StrPath
-from holdfast.client.process import READER_WINDOW_BYTES, write_pieces
+from holdfast.client.process import write_pieces
 from holdfast.errors import (
     CommandNotFound,
     DuplicateProcess,
@@ -112,9 +112,9 @@ class StartsStreaming(Protocol):
 async def start_streaming(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo, EventStream]:
     """Start a process and read it from its first byte, in one round trip where the implementation can."""
     if isinstance(api, StartsStreaming):
-        return await api.start_streaming(spec, window=READER_WINDOW_BYTES)
+        return await api.start_streaming(spec)
     info = await api.start(spec)
-    return info, api.events(spec.process_id, window=READER_WINDOW_BYTES)
+    return info, api.events(spec.process_id)
 
 
 async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo, EventStream, bool]:
@@ -128,7 +128,7 @@ async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo,
         info = await api.describe(spec.process_id)
         if info.argv != spec.argv or info.tty:
             raise
-        return info, api.events(spec.process_id, window=READER_WINDOW_BYTES), False
+        return info, api.events(spec.process_id), False
 
 
 def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
@@ -190,7 +190,7 @@ async def run_command(
     `attach`: the same command under the same id is read, and not started a second time. `earlier` are the times of
     attempts that timed out before this one.
     """
-    run = _Run(api, spec, attach=attach)
+    run = _CommandRun(api, spec, attach=attach)
     try:
         async with asyncio.timeout(timeout) as deadline:
             return await run.to_end(input)
@@ -217,7 +217,7 @@ async def run_command(
         await run.aclose()
 
 
-class _Run:
+class _CommandRun:
     """The reading of one command that nobody else sees."""
 
     def __init__(self, api: ExecApi, spec: ProcessSpec, *, attach: bool) -> None:
@@ -258,7 +258,7 @@ class _Run:
             running = await shielded(self._api.terminate(process_id, force=True))
             # The timeout cancelled the old reader in the middle of a step; a new one goes on behind its last chunk.
             await self.aclose()
-            self._stream = self._api.events(process_id, after_seq=self._last_seq, window=READER_WINDOW_BYTES)
+            self._stream = self._api.events(process_id, after_seq=self._last_seq)
             async with asyncio.timeout(_END_AFTER_KILL_SECONDS):
                 exit_code = await self._exit_code(self._stream)
         except (UnknownProcess, builtins.TimeoutError):

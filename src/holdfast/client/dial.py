@@ -10,9 +10,11 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-from holdfast.client.connection import CLIENT_NAME, MAX_MESSAGE_BYTES, Connection, Dial
+from holdfast.client.channel_connection import ChannelConnection, Dial
+from holdfast.client.connection import CLIENT_NAME
 from holdfast.errors import InvalidParams
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import MAX_MESSAGE_BYTES
 
 #: A word for where to connect, or the command whose stdin and stdout lead there.
 Address = str | Sequence[str]
@@ -57,10 +59,10 @@ async def open_connection(
     env: Mapping[str, str] | None = None,
     client_name: str = CLIENT_NAME,
     reconnect_deadline: float = 60.0,
-) -> Connection:
+) -> ChannelConnection:
     """A connection to `address` that is open and comes back by itself."""
     dial = dialer(address, token=token, env=env)
-    connection = Connection(
+    connection = ChannelConnection(
         dial, address=describe(address), client_name=client_name, reconnect_deadline=reconnect_deadline
     )
     await connection.open()

@@ -1,26 +1,250 @@
-"""A call of a service that the host offers, from inside: its answer comes in pieces, as the host makes them.
+"""Host calls: functions that this program offers to programs in the sandbox, and the calls from inside.
 
-Touches only the connection. A call is never repeated by itself: whether the host did its work twice would be
-nobody's to tell. So open the connection with a `reconnect_deadline` of 0.
+`HostService` polls for calls, runs a handler for each and sends the answers; all its requests may be repeated, so a
+call is handled once and answered once whatever happens to the channel. `call_host` is the caller's side: a call is
+never repeated, because the host's work might be done twice. Touches only the connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from types import TracebackType
 from typing import Final
 
-from holdfast.client.connection import Connection
-from holdfast.errors import HoldfastError
+from holdfast.client.connection import ClientConnection, PendingCall
+from holdfast.errors import HoldfastError, InternalError
 from holdfast.wire import messages as m, methods
+from holdfast.wire.host_call_keys import PING, instance_of
+
+log = logging.getLogger(__name__)
+
+#: How long one poll waits: it is asked again at once, so this only bounds how long a dead server goes unnoticed.
+POLL_MS: Final = 30_000
+#: The largest piece that is sent at once. A larger one is cut: no message grows with an answer.
+PIECE_BYTES: Final = 1024 * 1024
+#: Pieces in one message at most.
+BATCH_PIECES: Final = 64
+#: Messages of one answer, and their bytes, that may be on their way: a stream of tokens does not wait for a round
+#: trip a token, and what is on its way when the caller turns slow still fits into memory.
+WINDOW_MESSAGES: Final = 64
+WINDOW_BYTES: Final = 1024 * 1024
+
+Answer = bytes | AsyncIterator[bytes]
+#: Given the method and the body of a call; returns the answer, whole or in pieces. What it raises the caller gets.
+Handler = Callable[[str, bytes], Awaitable[Answer]]
+
+
+class HostService:
+    """One service, from `start` (or the beginning of a `with` block) to `aclose`.
+
+    Programs inside reach it by `name` and `instance`; who does not know the instance cannot call it, and nobody in
+    the sandbox can answer in its place.
+    """
+
+    def __init__(self, connection: ClientConnection, name: str, handler: Handler) -> None:
+        self.name = name
+        self._key = secrets.token_urlsafe(32)
+        self.instance = instance_of(name, self._key)
+        self._connection = connection
+        self._handler = handler
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._polling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """On return it can be called."""
+        first = await self._connection.call(methods.HOST_OFFER, m.HostOfferParams(self.name, self._key))
+        self._polling = asyncio.create_task(self._poll(first.epoch))
+
+    @property
+    def failed(self) -> HoldfastError | None:
+        """Why it takes no more calls, if something went wrong."""
+        if self._polling is None or not self._polling.done() or self._polling.cancelled():
+            return None
+        error = self._polling.exception()
+        return error if isinstance(error, HoldfastError) else None
+
+    async def wait(self) -> None:
+        """Until it takes no more calls: it was closed, or the connection did not come back, which is raised."""
+        assert self._polling is not None
+        await asyncio.wait((self._polling,))
+        if not self._polling.cancelled():
+            self._polling.result()
+
+    async def aclose(self) -> None:
+        """Take no more calls, and call off those that run."""
+        tasks = [*self._calls.values(), *([] if self._polling is None else [self._polling])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        # A server that is gone offers nothing any more, and one that is out of reach will notice.
+        withdrawn = m.HostWithdrawParams(self.name, self._key)
+        with contextlib.suppress(HoldfastError):
+            await self._connection.clean_up(self._connection.call(methods.HOST_WITHDRAW, withdrawn))
+
+    async def __aenter__(self) -> HostService:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    async def _poll(self, epoch: str) -> None:
+        seq = 0
+        while True:
+            params = m.HostOfferParams(self.name, self._key, epoch, seq, POLL_MS)
+            told = await self._connection.call(methods.HOST_OFFER, params)
+            if told.epoch != epoch:
+                # The server was restarted: whoever called has been told, and is gone.
+                epoch, seq = told.epoch, 0
+                self._cancel_all()
+            for event in told.events:
+                seq = event.seq
+                if isinstance(event, m.HostCallBegun):
+                    self._begin(event)
+                elif (task := self._calls.get(event.call_id)) is not None:
+                    task.cancel()
+
+    def _begin(self, event: m.HostCallBegun) -> None:
+        if event.call_id not in self._calls:
+            task = asyncio.create_task(self._answer(event))
+            self._calls[event.call_id] = task
+            task.add_done_callback(lambda _: self._calls.pop(event.call_id, None))
+
+    def _cancel_all(self) -> None:
+        for task in self._calls.values():
+            task.cancel()
+
+    async def _answer(self, event: m.HostCallBegun) -> None:
+        sending = _Sending(self._connection, event.call_id, self._key)
+        try:
+            answer = b"" if event.method == PING else await self._handler(event.method, event.body)
+            if isinstance(answer, bytes):
+                await sending.send(answer, end=True)
+            else:
+                await sending.stream(answer)
+        except HoldfastError as error:
+            await sending.fail(error)
+        except Exception as error:
+            log.error("service %s: %s failed", self.name, event.method, exc_info=error)
+            await sending.fail(InternalError(f"service {self.name!r}: {type(error).__name__}"))
+        finally:
+            sending.abandon()
+
+
+class _Sending:
+    """The pieces of one answer, in their order; some are on their way while the next is made.
+
+    Pieces that are made in one turn of the loop leave in one message, in that turn.
+    """
+
+    def __init__(self, connection: ClientConnection, call_id: str, key: str) -> None:
+        self._connection = connection
+        self._call_id = call_id
+        self._key = key
+        self._seq = 1
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._flushing: asyncio.Handle | None = None
+        self._under_way: deque[PendingCall[m.HostAnswerResult]] = deque()
+        self._bytes = 0
+        #: Why a message could not be sent, for whoever sends next.
+        self._error: HoldfastError | None = None
+
+    async def send(self, data: bytes, *, end: bool = False) -> bool:
+        """Returns, once there is room for more, whether anybody wants it; after the end, once all has arrived."""
+        for at in range(0, len(data) or 1, PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            if len(self._batch) >= BATCH_PIECES or self._batch_bytes + len(piece) > PIECE_BYTES:
+                self._flush()
+                if not await self._settle():
+                    return False
+            self._batch.append(piece)
+            self._batch_bytes += len(piece)
+        if end:
+            self._flush(end=True)
+        elif self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+        return await self._settle(all=end)
+
+    def _flush(self, *, end: bool = False, failure: m.HostCallFailure | None = None) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        first, *more = self._batch or [b""]
+        params = m.HostAnswerParams(self._call_id, self._key, self._seq, first, tuple(more), end, failure)
+        self._seq += 1 + len(more)
+        self._batch.clear()
+        self._batch_bytes = 0
+        try:
+            call = self._connection.begin(methods.HOST_ANSWER, params)
+        except HoldfastError as error:
+            self._error = error
+            return
+        self._under_way.append(call)
+        self._bytes += call.size
+
+    async def _settle(self, *, all: bool = False) -> bool:
+        """Take the replies that are there, and wait for those that must be."""
+        if self._error is not None:
+            raise self._error
+        while self._under_way and (all or self._is_full or self._under_way[0].future.done()):
+            first = self._under_way.popleft()
+            self._bytes -= first.size
+            if not (await self._connection.reply(first)).wanted:
+                return False
+        return True
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._under_way) >= WINDOW_MESSAGES or self._bytes >= WINDOW_BYTES
+
+    async def stream(self, pieces: AsyncIterator[bytes]) -> None:
+        try:
+            async for piece in pieces:
+                if not await self.send(piece):
+                    return
+            await self.send(b"", end=True)
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def fail(self, error: HoldfastError) -> None:
+        """Whatever was made before it goes first."""
+        if self._batch:
+            self._flush()
+        self._flush(failure=m.HostCallFailure(error.code, error.message))
+        with contextlib.suppress(HoldfastError):  # the connection is gone, and so is the caller
+            await self._settle(all=True)
+
+    def abandon(self) -> None:
+        """Nobody waits for the replies that are missing."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+        for call in self._under_way:
+            if call.future.done():
+                call.future.exception()  # looked at, so that the loop does not complain
+            else:
+                self._connection.give_up(call)
+        self._under_way.clear()
+
 
 #: How long one request waits for pieces: it is made again at once.
 WAIT_MS: Final = 30_000
 
 
 async def call_service(
-    connection: Connection, service: str, instance: str, method: str, body: bytes
+    connection: ClientConnection, service: str, instance: str, method: str, body: bytes
 ) -> AsyncGenerator[bytes, None]:
     """The pieces of the answer, as they come. Who reads on only when there is room slows the host down.
 
@@ -30,20 +254,20 @@ async def call_service(
     call_id = secrets.token_hex(16)
     is_over = False
     try:
-        params = m.ServiceCallParams(service, instance, method, body, WAIT_MS, call_id)
-        got = await connection.call(methods.SERVICE_CALL, params)
+        params = m.HostCallParams(service, instance, method, body, WAIT_MS, call_id)
+        got = await connection.call(methods.HOST_CALL, params)
         while True:
             for piece in got.pieces:
                 yield piece
             if got.ended:
                 is_over = True
                 return
-            further = m.ServiceReceiveParams(call_id, got.seq, WAIT_MS)
-            got = await connection.call(methods.SERVICE_RECEIVE, further)
+            further = m.HostReceiveParams(call_id, got.seq, WAIT_MS)
+            got = await connection.call(methods.HOST_RECEIVE, further)
     except HoldfastError:
         is_over = True
         raise
     finally:
         if not is_over:
             with contextlib.suppress(HoldfastError):  # without a connection it is called off anyway
-                await connection.call(methods.SERVICE_CANCEL, m.ServiceCancelParams(call_id))
+                await connection.call(methods.HOST_CANCEL, m.HostCancelParams(call_id))

@@ -33,6 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.exec_api import EventStream, ExecApi
 from holdfast.types import (
+    WRITE_PIECE_BYTES,
     Closed,
     Exited,
     ExitStatus,
@@ -45,10 +46,6 @@ from holdfast.types import (
     TerminalSize,
 )
 
-#: Input goes in pieces of this size: the sandbox takes about as much before it makes the writer wait.
-WRITE_PIECE_BYTES: Final = 256 * 1024
-#: Output on its way to a reader that does not take it. Beyond this it stays in the sandbox's log.
-READER_WINDOW_BYTES: Final = 4 * MIB
 #: What one step of `collect` asks for.
 _COLLECT_STEP_BYTES: Final = 1 * MIB
 #: What `collect` still takes when its time is over: a backlog as large as the sandbox keeps by default. Without a
@@ -96,7 +93,7 @@ class Process:
         Every call makes a reader of its own; readers do not take output from each other. Close it with `aclose()`
         when leaving before its end.
         """
-        return self._api.events(self.id, after_seq=since, window=READER_WINDOW_BYTES)
+        return self._api.events(self.id, after_seq=since)
 
     async def output(self, since: int = 0) -> AsyncGenerator[OutputChunk | OutputGap, None]:
         """Output after the position `since`, as it comes, until all streams have ended."""

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.client.connection import DEFAULT_WINDOW, Connection
+from holdfast.client.clean_up import take_error
+from holdfast.client.connection import ClientConnection, PendingCall
 from holdfast.client.files.remote import RemoteFiles
-from holdfast.client.remote_command import RemoteCommand, milliseconds
 from holdfast.client.subscription import Subscription
-from holdfast.errors import HoldfastError, StdinClosed, UnknownProcess
+from holdfast.errors import HoldfastError, InternalError, StdinClosed, UnknownProcess
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
+    WRITE_PIECE_BYTES,
     CloseMode,
+    CommandEvent,
     CommandSpec,
     EnvironmentInfo,
+    Exited,
     ExitStatus,
     JobsAtClose,
+    OutputChunk,
+    OutputGap,
     ProcessInfo,
     ProcessSpec,
     ReadResult,
@@ -29,6 +35,7 @@ from holdfast.types import (
     ShellSpec,
     ShellStatus,
     Snapshot,
+    Stream,
     TerminalCommandEnded,
     TerminalRead,
     TerminalSize,
@@ -39,16 +46,13 @@ from holdfast.types import (
 )
 from holdfast.wire import messages as m, methods
 
-#: Larger input goes in pieces: no single message grows with it, and a repeated piece is cheap.
-WRITE_PIECE_BYTES: Final = 1024 * 1024
-
 _EMPTY: Final = m.Empty()
 
 
 class RemoteExec:
     """Processes of a server at the other end of `connection`, which it closes with itself."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
         self.files = RemoteFiles(connection)
         #: Ids of writes and signals: ours among all clients, and counted.
@@ -84,7 +88,7 @@ class RemoteExec:
         return await self.connection.call(methods.PROCESS_READ, params)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> Subscription:
-        return self.connection.reader(process_id, after_seq, window or DEFAULT_WINDOW)
+        return self.connection.reader(process_id, after_seq, window)
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
         write_id = write_id or self._new_id()
@@ -264,9 +268,97 @@ class RemoteExec:
         await self.connection.aclose()
 
 
+class RemoteCommand:
+    """`CommandStream` over a connection. The command is sent when it is made."""
+
+    def __init__(
+        self, connection: ClientConnection, shell_id: str, spec: CommandSpec, *, live: bool, window: int | None
+    ) -> None:
+        self._connection = connection
+        self._reader = connection.reader(spec.command_id, window=window)
+        self._over = False
+        #: What came with the reply.
+        self._last: deque[CommandEvent] = deque()
+        self._shell_id = shell_id
+        self._params = m.ShellRunParams(
+            shell_id,
+            spec.command_id,
+            spec.command,
+            cwd=spec.cwd,
+            env=spec.env,
+            input=spec.input,
+            timeout_ms=None if spec.timeout is None else _milliseconds(spec.timeout),
+            subscribe=self._reader.spec(),
+            live=live,
+            pipe_stdin=spec.pipe_stdin,
+        )
+        self._call: PendingCall[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, self._params)
+        self._call.on_reply = self._replied
+        self._call.renew = self._renewed
+        connection.attach(self._reader, self._call)
+
+    def _renewed(self) -> m.ShellRunParams:
+        """The same for another channel: what has arrived need not come again."""
+        return msgspec.structs.replace(self._params, subscribe=self._reader.spec())
+
+    def _replied(self, result: m.ShellRunResult | None, error: HoldfastError | None) -> None:
+        """The reader waits for this too: it ends with a reply that has everything."""
+        if error is not None:
+            self._reader.fail(error)
+        elif result is not None and not result.pushed:
+            self._reader.finish()
+
+    def __aiter__(self) -> RemoteCommand:
+        return self
+
+    async def __anext__(self) -> CommandEvent:
+        while not self._last:
+            if self._over:
+                raise StopAsyncIteration
+            event = await anext(self._reader, None)
+            if isinstance(event, OutputChunk | OutputGap):
+                return event
+            result = await self._connection.reply(self._call)
+            self._over = True
+            if result.pushed and not isinstance(event, Exited):
+                raise InternalError("the output of a command ended without its end")
+            await self._reader.aclose()
+            if result.pushed:
+                return result.ended
+            self._last.extend(_inline(result, self._reader))
+        return self._last.popleft()
+
+    async def aclose(self) -> None:
+        """Withdraw it, if it has not ended."""
+        if self._call.future.done():
+            take_error(self._call.future)  # its reader has told it
+        if not self._over:
+            self._over = True
+            told = self._connection.connected
+            self._connection.give_up(self._call)
+            if not told and not self._call.future.done():
+                # The server does not know the request of a channel that broke: tell it of the command, once it is
+                # there again.
+                params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
+                with contextlib.suppress(HoldfastError):
+                    await self._connection.clean_up(self._connection.call(methods.SHELL_INTERRUPT, params))
+        await self._reader.aclose()
+
+
+def _inline(result: m.ShellRunResult, reader: Subscription) -> list[CommandEvent]:
+    """What came with the reply, without what a reader that polls has had before."""
+    events: list[CommandEvent] = []
+    streams: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout), ("stderr", result.stderr))
+    for seq, (stream, data) in enumerate(streams):
+        start = reader.arrived(stream)
+        if len(data) > start:
+            events.append(OutputChunk(stream, start, data[start:], seq + 1))
+    return [*events, result.ended]
+
+
 def _milliseconds(seconds: float) -> int:
-    """A wait of less than nothing is none."""
-    return max(0, milliseconds(seconds))
+    """Milliseconds, rounded up so that a short time does not become 0; a negative time is 0."""
+    return max(0, -int(-seconds * 1000 // 1))
 
 
 def _start_params(spec: ProcessSpec, subscribe: bool | m.SubscribeSpec) -> m.StartParams:

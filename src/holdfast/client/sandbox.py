@@ -22,13 +22,12 @@ from holdfast.client.command import (
     retry_timeouts,
     run_command,
 )
-from holdfast.client.connection import CLIENT_NAME
+from holdfast.client.connection import CLIENT_NAME, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
-from holdfast.client.event_loops import check_loop, running_loop
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
-from holdfast.client.files.files import FileMethods, Progress
+from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
-from holdfast.client.host_service import Handler, HostService
+from holdfast.client.host_call import Handler, HostService
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
 from holdfast.client.screen.screen import preload
@@ -87,7 +86,7 @@ _PLACES: Final = {
 _OF_THE_PLACE: Final = {"docker": ("user",), "podman": ("user",), "bwrap": ("env",)}
 
 
-class Sandbox(FileMethods):
+class Sandbox(SandboxFiles):
     """A place where commands run. `connect` makes one; it can be shared by any number of tasks of one loop."""
 
     def __init__(
@@ -434,7 +433,7 @@ class Sandbox(FileMethods):
         """Handles on all terminals: those that are open, and those that closed and are still kept."""
         return [Terminal(self._api, status, self._spawn) for status in await self._api.list_terminals()]
 
-    # --- files: the others are in `FileMethods` -------------------------------------------------------------------
+    # --- files: the others are in `SandboxFiles` ------------------------------------------------------------------
 
     async def upload(
         self, local: Path, remote: Path, *, user: str | None = None, progress: Progress | None = None

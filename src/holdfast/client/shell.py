@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, StreamTails
 from holdfast.client.defaults import StrPath, check_env, optional_path
-from holdfast.client.process import READER_WINDOW_BYTES, Process, write_pieces
+from holdfast.client.process import Process, write_pieces
 from holdfast.errors import (
     InternalError,
     InvalidParams,
@@ -236,7 +236,7 @@ class Shell:
         if spec.pipe_stdin and input is not None:
             raise InvalidParams("input: goes without stdin='open'; write it, and close stdin")
         try:
-            stream = self._api.run_in_shell(self.id, spec, live=live, window=READER_WINDOW_BYTES)
+            stream = self._api.run_in_shell(self.id, spec, live=live)
         except ShellClosed:
             self._state = "closed"
             raise

@@ -13,12 +13,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, Stream
+from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent, Stream
 from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeParams, SubscribeSpec
 
 if TYPE_CHECKING:
-    from holdfast.client.backoff import Timer
-    from holdfast.client.connection import Call, Connection
+    from holdfast.client.connection import ClientConnection, PendingCall, Timer
 
 #: Credit for less than half a window is given after this long: soon for a process, and rarely for the wire.
 LATE_CREDIT_SECONDS: Final = 0.02
@@ -34,7 +33,7 @@ class Subscription:
 
     _opened = False
 
-    def __init__(self, connection: Connection, id: str, process_id: str, after_seq: int, window: int) -> None:
+    def __init__(self, connection: ClientConnection, id: str, process_id: str, after_seq: int, window: int) -> None:
         self.id = id
         self.process_id = process_id
         self.window = window
@@ -52,7 +51,7 @@ class Subscription:
         self._credited_at = self._loop.time()
         self._not_due = 0
         #: The start that opens this reader in the same round trip.
-        self._starting: Call[Any] | None = None
+        self._starting: PendingCall[Any] | None = None
         self._deferred = False
         self._ended = False
         self._error: HoldfastError | None = None
@@ -137,7 +136,7 @@ class Subscription:
         """How many bytes of a stream have arrived, for a reader from the first event on."""
         return self._next_offset[stream]
 
-    def opened_by(self, call: Call[Any]) -> None:
+    def opened_by(self, call: PendingCall[Any]) -> None:
         """`call` starts the process and opens this reader."""
         self._starting = call
         self._opened = True
@@ -215,7 +214,7 @@ class Subscription:
         if params.seq <= self._seq or self._ended:
             return False
         self._seq = params.seq
-        self._events.append(Exited(params.seq, ExitStatus(params.exit_code, params.signal)))
+        self._events.append(Exited(params.seq, params.status))
         self._wake()
         return True
 

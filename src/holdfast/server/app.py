@@ -1,6 +1,6 @@
-"""Composes the server: settings, runtime, dispatch, listeners, signals. The only place where they meet.
+"""Composes the server from settings, runtime, dispatch, listeners and signal handlers, and runs it.
 
-Nothing here decides anything; it wires, waits for the word to stop, and takes apart in the reverse order.
+It waits for a signal or a shutdown request, and then closes the parts in the reverse order.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, Resour
 from holdfast.launch.keeper_client import door_of
 from holdfast.runtime.durability.recovery import Recovery
 from holdfast.runtime.local import LocalExec
-from holdfast.server.client_sessions import Sessions
+from holdfast.server.clients import ClientRegistry
 from holdfast.server.connection import ServerConnection
 from holdfast.server.dispatch import Dispatcher
+from holdfast.server.served_exec import ServedExec
 from holdfast.transport import stdio, stream, unix
 
 log = logging.getLogger("holdfast.server")
 
-#: What the keeper's keys of listening sockets begin with.
+#: Prefix of the keeper's keys for listening sockets.
 LISTENER_KEY: Final = "listen "
 
 
 class Listener(Protocol):
-    """Something that accepts connections until it is closed."""
+    """Accepts connections until it is closed."""
 
     @property
     def address(self) -> str: ...
@@ -56,14 +57,14 @@ def run_server(
 ) -> int:
     """Serve until SIGTERM, SIGINT or `server/shutdown`; returns the exit code.
 
-    Writes one JSON line to `ready_fd` once it listens, so that whoever started us need not guess. `keeper_fd` is
-    our line to the keeper that started us.
+    Writes one JSON line to `ready_fd` once it listens, so that the parent need not poll. `keeper_fd` is the socket
+    to the keeper that started this server.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     open_files = raise_descriptor_limit()
-    # What is loaded by now stays: the collector need not look at it again and again.
+    # Modules that are loaded by now stay, so the collector need not traverse them each time.
     gc.freeze()
     seal_descriptors({ready_fd} if ready_fd is not None else set())
     try:
@@ -75,9 +76,9 @@ def run_server(
 
 
 def raise_descriptor_limit() -> int | None:
-    """As many descriptors as we may have: a thousand processes need several thousand.
+    """Raise the soft limit to the hard limit, because a thousand processes need several thousand descriptors.
 
-    Returns the limit that processes are to have, if it is no longer ours.
+    Returns the former soft limit, which processes get, if it was lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
@@ -87,12 +88,12 @@ def raise_descriptor_limit() -> int | None:
 
 
 def seal_descriptors(keep: set[int]) -> None:
-    """What we inherited by accident does not go on to processes."""
+    """Make inherited descriptors close-on-exec, except `keep`, so that processes do not inherit them."""
     try:
         names = os.listdir("/proc/self/fd")
     except FileNotFoundError:
         raise ResourceExhausted(
-            "/proc is not mounted here: without it nothing tells which processes a command has started"
+            "/proc is not mounted here: without it the processes that a command starts cannot be found"
         ) from None
     for name in names:
         fd = int(name)
@@ -100,26 +101,26 @@ def seal_descriptors(keep: set[int]) -> None:
             try:
                 os.set_inheritable(fd, False)
             except OSError:
-                continue  # the descriptor of the listing itself
+                continue  # the descriptor that listed the directory
 
 
 class Server:
-    """One running server: the runtime, its sessions, and everybody who is connected."""
+    """One running server: the exec that it serves, its clients, connections and listeners."""
 
-    def __init__(self, exec_: LocalExec, recovery: Recovery | None = None) -> None:
+    def __init__(self, exec_: ServedExec, recovery: Recovery | None = None) -> None:
         self.exec = exec_
         self._recovery = recovery
-        self.sessions = Sessions(exec_, None if recovery is None else recovery.keeping.ledger)
+        self.clients = ClientRegistry(exec_, None if recovery is None else recovery.keeping.ledger)
         self.listeners: list[Listener] = []
         self.dispatcher = Dispatcher(
             exec_,
-            self.sessions,
+            self.clients,
             listening=lambda: tuple(listener.address for listener in self.listeners),
             shutdown=self._shutdown_requested,
         )
         self.connections: set[ServerConnection] = set()
         self.stopping = asyncio.Event()
-        #: We stop, and what runs stays with the keeper.
+        #: Whether processes are left to the keeper when the server stops.
         self.leaving = False
         self.grace = exec_.config.shutdown_grace_period_ms / 1000
         self._idle: asyncio.TimerHandle | None = None
@@ -127,7 +128,7 @@ class Server:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more connection is one too many; the log is told."""
+        """Whether `max_connections` is reached, which is also logged."""
         if len(self.connections) < self.exec.config.max_connections:
             return False
         log.warning("refused a connection: %d are open (max_connections)", len(self.connections))
@@ -135,13 +136,13 @@ class Server:
 
     def connect(self) -> ServerConnection:
         """The receiver for a new connection."""
-        connection = ServerConnection(self.exec, self.dispatcher, self.sessions)
+        connection = ServerConnection(self.exec, self.dispatcher, self.clients)
         self.connections.add(connection)
         connection.on_close = lambda: self._closed(connection)
         return connection
 
     def accept(self, sock: socket.socket) -> None:
-        """Take a connected Unix socket, or turn it away when there are too many."""
+        """Serve a connected Unix socket, or close it if there are too many."""
         if self.is_full:
             sock.close()
             return
@@ -151,7 +152,7 @@ class Server:
         connection.open(stream.from_socket(sock, connection, description="unix peer", max_message_bytes=limit))
 
     async def close(self) -> None:
-        """Stop listening, end every process, tell who is still there, leave."""
+        """Stop listening, end every process, close the connections."""
         if self._recovery is not None:
             self._recovery.keeping.link.stop()
         if self._idle is not None:
@@ -161,15 +162,15 @@ class Server:
         await self.exec.shutdown(self.grace)
         for connection in tuple(self.connections):
             connection.channel.close()
-        self.sessions.close()
-        # The channels tell their loss in the next turn of the loop.
+        self.clients.close()
+        # The channels report their loss in the next turn of the loop.
         await asyncio.sleep(0)
 
     def leave(self) -> NoReturn:
-        """Stop, and leave everything to the keeper for the next server.
+        """Exit and leave everything to the keeper for the next server.
 
-        As a killed server does, and no other way: nothing is undone, no task comes to its end. What the next server
-        needs is written down before each fact counts.
+        Exits as a killed server does: nothing is undone and no task is awaited. The ledger already holds all that
+        the next server needs, because each record is written before it takes effect.
         """
         assert self._recovery is not None
         self._recovery.keeping.ledger.settle()
@@ -177,19 +178,19 @@ class Server:
         os._exit(0)
 
     def taken(self, address: str) -> int | None:
-        """The socket that an earlier server listened on at this address."""
+        """The socket on which an earlier server listened at this address."""
         held = None if self._recovery is None else self._recovery.held(f"{LISTENER_KEY}{address}")
         return None if held is None else held.fds[0]
 
     def listening(self, address: str, listener: Listener) -> None:
-        """One more place where connections are accepted; while we are away they wait there."""
+        """Add a listener. The keeper holds its socket, so connections wait there while no server runs."""
         self.listeners.append(listener)
         if self._recovery is not None:
             path = address.removeprefix("unix:") if address.startswith("unix:") else ""
             self._recovery.keeping.link.keep(f"{LISTENER_KEY}{address}", [listener.fileno()], path)
 
     def keeper_lost(self) -> None:
-        """Our line to the keeper can be read though nothing was asked: it is gone."""
+        """Called when the keeper's socket is readable without a request: at end of file the keeper is gone."""
         assert self._recovery is not None
         link = self._recovery.keeping.link
         if link.check():
@@ -207,12 +208,12 @@ class Server:
             self.leaving = True
         if grace is not None:
             self.grace = grace
-        # After the reply to whoever asked.
+        # After the reply to the request.
         asyncio.get_running_loop().call_soon(self.stopping.set)
 
     def _have_keeper_wait(self) -> None:
         if self._recovery is None or not self._recovery.keeping.link.check():
-            raise InvalidRequest("this server has no keeper, and what runs would end with it: nothing was stopped")
+            raise InvalidRequest("this server has no keeper: its processes would end with it; nothing was stopped")
         paths = [each.address.removeprefix("unix:") for each in self.listeners if each.address.startswith("unix:")]
         if not paths:
             raise InvalidRequest("this server has no Unix socket to find its keeper by: nothing was stopped")
@@ -258,7 +259,7 @@ async def _serve(
         if recovery is not None:
             await recovery.end_doomed()
             recovery.take_over(exec_)
-            server.sessions.restore(recovery.memory.sessions.values(), recovery.memory.last_told())
+            server.clients.restore(recovery.memory.sessions.values(), recovery.memory.last_told())
         for address in listen:
             await _listen(server, address, token, no_auth)
         if recovery is not None:
@@ -271,7 +272,7 @@ async def _serve(
             with open(ready_fd, "w") as file:  # noqa: ASYNC230 - one line into a pipe
                 file.write(json.dumps({"pid": os.getpid(), "keeper": keeper, "listening": addresses}) + "\n")
     except BaseException:
-        # What an earlier server has started is not ours to end because we cannot go on with it: the next one may.
+        # Processes of an earlier server are not ended because this one fails: the next server may take them over.
         if recovery is None or recovery.is_first:
             await server.close()
         raise
@@ -284,7 +285,7 @@ async def _serve(
 
 
 def _home(listen: list[str]) -> str:
-    """What tells this server from others of the machine: its first address that has a path."""
+    """The identity of this server among those of the machine: its first address with a path."""
     paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
     return os.path.abspath(paths[0]) if paths else ""
 
@@ -307,7 +308,7 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         try:
             from holdfast.transport import websocket
         except ModuleNotFoundError as error:
-            raise InvalidParams(f"cannot listen on {address!r}: it needs {error.name}, which is not here") from None
+            raise InvalidParams(f"cannot listen on {address!r}: {error.name} is not installed") from None
 
         def accept(channel: websocket.WebSocketChannel) -> ServerConnection:
             full = server.is_full

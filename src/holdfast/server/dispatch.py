@@ -1,7 +1,7 @@
-"""The method table joined to the runtime: one short function a method. Translates, and does nothing else.
+"""The handlers of the method table: each translates one method to the served exec and does nothing else.
 
-A handler returns its result, and the reply leaves in the same turn of the loop; one that has to wait returns a
-coroutine, which becomes a task.
+A handler that returns a result is answered in the same turn of the event loop; one that has to wait returns a
+coroutine, which becomes a task, or a `DeferredReply`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.runtime.process.start import starts_at_once
 from holdfast.server.exec_remote import ExecRemote
 from holdfast.server.files import FileMethods
 from holdfast.server.fs import FsMethods
-from holdfast.server.host_calls import ServiceMethods
+from holdfast.server.host_calls import HostCallMethods
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.server.shells import ShellMethods
 from holdfast.server.terminals import TerminalMethods
@@ -35,12 +35,12 @@ from holdfast.wire import messages as m, methods as w
 from holdfast.wire.paths import encode_uri
 
 if TYPE_CHECKING:
-    from holdfast.runtime.local import LocalExec
     from holdfast.runtime.process.input import InputQueue
     from holdfast.runtime.process.process import ManagedProcess
-    from holdfast.server.client_sessions import Sessions
+    from holdfast.server.clients import ClientRegistry
     from holdfast.server.connection import ServerConnection
-    from holdfast.server.deferred_reply import Later
+    from holdfast.server.deferred_reply import DeferredReply
+    from holdfast.server.served_exec import ServedExec
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -55,18 +55,18 @@ class Dispatcher:
 
     def __init__(
         self,
-        exec_: LocalExec,
-        sessions: Sessions,
+        exec_: ServedExec,
+        clients: ClientRegistry,
         *,
         listening: Callable[[], tuple[str, ...]],
         shutdown: Callable[[float | None, bool], None] | None,
     ) -> None:
         self._exec = exec_
-        self._sessions = sessions
+        self._clients = clients
         self._listening = listening
         self._shutdown = shutdown
         self._exec_remote = ExecRemote(exec_)
-        self.methods: dict[str, tuple[w.Method[Any, Any], Handler]] = {}
+        self.methods: dict[str, tuple[w.WireMethod[Any, Any], Handler]] = {}
         remote = self._exec_remote
         self._add(w.PING, self._ping)
         self._add(w.ENVIRONMENT_INFO, self._info)
@@ -88,7 +88,7 @@ class Dispatcher:
         self._add(w.PROCESS_SUBSCRIBE, self._subscribe)
         self._add(w.PROCESS_UNSUBSCRIBE, self._unsubscribe)
         self._add(w.PORT_WAIT, self._wait_for_port)
-        shells = ShellMethods(exec_, sessions)
+        shells = ShellMethods(exec_, clients)
         self._add(w.SHELL_OPEN, shells.open)
         self._add(w.SHELL_RUN, shells.run)
         self._add(w.SHELL_START, shells.start)
@@ -96,7 +96,7 @@ class Dispatcher:
         self._add(w.SHELL_CLOSE, shells.close)
         self._add(w.SHELL_DESCRIBE, shells.describe)
         self._add(w.SHELL_LIST, shells.list)
-        terminals = TerminalMethods(exec_, sessions)
+        terminals = TerminalMethods(exec_, clients)
         self._add(w.TERMINAL_OPEN, terminals.open)
         self._add(w.TERMINAL_READ, terminals.read)
         self._add(w.TERMINAL_RUN, terminals.run)
@@ -107,14 +107,13 @@ class Dispatcher:
         self._add(w.TERMINAL_DESCRIBE, terminals.describe)
         self._add(w.TERMINAL_LIST, terminals.list)
         self._add_files(FileMethods(exec_), FsMethods(exec_))
-        services = ServiceMethods(exec_.config)
-        self.services = services
-        self._add(w.SERVICE_OFFER, services.offer)
-        self._add(w.SERVICE_ANSWER, services.answer)
-        self._add(w.SERVICE_WITHDRAW, services.withdraw)
-        self._add(w.SERVICE_CALL, services.call)
-        self._add(w.SERVICE_RECEIVE, services.receive)
-        self._add(w.SERVICE_CANCEL, services.cancel)
+        self.host_calls = host_calls = HostCallMethods(exec_.config)
+        self._add(w.HOST_OFFER, host_calls.offer)
+        self._add(w.HOST_ANSWER, host_calls.answer)
+        self._add(w.HOST_WITHDRAW, host_calls.withdraw)
+        self._add(w.HOST_CALL, host_calls.call)
+        self._add(w.HOST_RECEIVE, host_calls.receive)
+        self._add(w.HOST_CANCEL, host_calls.cancel)
         self._add(w.EXEC_REMOTE_START, lambda _, params: remote.start(params))
         self._add(w.EXEC_REMOTE_POLL, lambda _, params: remote.poll(params))
         self._add(w.EXEC_REMOTE_KILL, lambda _, params: remote.kill(params))
@@ -148,11 +147,11 @@ class Dispatcher:
         self._add(w.FS_CLOSE, fs.close)
 
     def _add(
-        self, method: w.Method[P, R], handler: Callable[[ServerConnection, P], R | Waiting[R] | Later]
+        self, method: w.WireMethod[P, R], handler: Callable[[ServerConnection, P], R | Waiting[R] | DeferredReply]
     ) -> None:
         self.methods[method.name] = (method, handler)
 
-    # --- the place -------------------------------------------------------------------------------------------
+    # --- the environment -------------------------------------------------------------------------------------
 
     def _ping(self, connection: ServerConnection, params: m.Empty) -> m.Empty:
         return m.Empty()
@@ -168,14 +167,14 @@ class Dispatcher:
         status = await self._exec.status()
         return msgspec.structs.replace(
             status,
-            sessions=self._sessions.attached,
+            sessions=self._clients.attached,
             listening=self._listening(),
-            clients=self._sessions.clients(without=connection.session),
+            clients=self._clients.clients(without=connection.client),
         )
 
     def _stop(self, connection: ServerConnection, params: m.ShutdownParams) -> m.Empty:
         if self._shutdown is None:
-            raise Forbidden("this server is not for clients to shut down")
+            raise Forbidden("this server does not accept shutdown requests from clients")
         self._shutdown(None if params.grace_ms is None else params.grace_ms / 1000, params.keep)
         return m.Empty()
 
@@ -186,23 +185,23 @@ class Dispatcher:
     # --- processes -------------------------------------------------------------------------------------------
 
     def _start(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult | Waiting[m.StartResult]:
-        assert connection.session is not None
-        self._exec.check_room(self._sessions.running(connection.session))
+        assert connection.client is not None
+        self._exec.check_room(self._clients.running(connection.client))
         params = _with_policy(params)
         if starts_at_once(params):
             return self._started(connection, params, self._exec.start_now(params))
-        return self._start_later(connection, params)
+        return self._start_through_launcher(connection, params)
 
-    async def _start_later(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult:
+    async def _start_through_launcher(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult:
         return self._started(connection, params, await self._exec.start_process(params))
 
     def _started(
         self, connection: ServerConnection, params: m.StartParams, process: ManagedProcess
     ) -> m.StartResult:
-        if connection.session is not None:  # else the connection broke while the launcher was at work
+        if connection.client is not None:  # else the connection broke while the launcher started the process
             bound = params.lifetime == "connection"
             pushed = params.subscribe is True
-            self._sessions.started(connection.session, params.process_id, bound=bound, pushed=pushed)
+            self._clients.started(connection.client, params.process_id, bound=bound, pushed=pushed)
             if pushed:
                 connection.outbox.subscribe(process)
             elif isinstance(params.subscribe, m.SubscribeSpec):
@@ -226,9 +225,9 @@ class Dispatcher:
             return m.WriteResult("unknownProcess")
         except StdinClosed:
             return m.WriteResult("stdinClosed")
-        return _ACCEPTED if queue.has_room else self._accept_later(queue)
+        return _ACCEPTED if queue.has_room else self._accept_when_room(queue)
 
-    async def _accept_later(self, queue: InputQueue) -> m.WriteResult:
+    async def _accept_when_room(self, queue: InputQueue) -> m.WriteResult:
         await queue.wait_for_room()
         return _ACCEPTED
 
@@ -291,7 +290,7 @@ class Dispatcher:
 
 
 def _with_policy(params: m.StartParams) -> m.StartParams:
-    """The same start with the confinement that its policy asks for."""
+    """The parameters with the confinement that their policy requires."""
     if params.enforce_managed_network or params.managed_network is not None or params.network_proxy is not None:
         raise Forbidden("this server has no managed network: `enforceManagedNetwork` and its details are refused")
     policy = read_policy(params.sandbox, os.environ.get("TMPDIR"))

@@ -19,7 +19,8 @@ from typing import Final
 
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
 from holdfast.transport.channel import Receiver
-from holdfast.transport.stream import MAX_MESSAGE_BYTES, StreamChannel
+from holdfast.transport.stream import StreamChannel
+from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import Oversized
 
 #: Kept of what the command wrote to stderr: enough for a traceback, and bounded for one that never stops.

@@ -16,10 +16,9 @@ from typing import Final, cast
 
 from holdfast.errors import ConnectionLost
 from holdfast.transport.channel import Receiver, Source, SpoolFrame
+from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
 
-#: The default of `max_message_bytes`, the same as the server's setting.
-MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 #: Asked for at a time while no large message is under way. What a small read holds of a large message is copied
 #: once more, so this is much smaller than such a message.
 READ_SIZE: Final = 64 * 1024

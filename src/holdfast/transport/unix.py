@@ -20,7 +20,8 @@ from typing import Final
 
 from holdfast.errors import ConnectionLost, Forbidden, InvalidParams
 from holdfast.transport.channel import Receiver
-from holdfast.transport.stream import MAX_MESSAGE_BYTES, StreamChannel, from_socket
+from holdfast.transport.stream import StreamChannel, from_socket
+from holdfast.types import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 Accept = Callable[[socket.socket], None]
 
 
-class Listener:
+class UnixListener:
     """A listening socket at `path`. `close` removes the file if it is still this one."""
 
     def __init__(self, sock: socket.socket, path: str, accept: Accept, refused: Callable[[str], None]) -> None:
@@ -102,7 +103,7 @@ class Listener:
 
 def listen(
     path: str, accept: Accept, *, refused: Callable[[str], None] | None = None, taken: int | None = None
-) -> Listener:
+) -> UnixListener:
     """Listen at `path`. A file left by a server that is gone is replaced; a live server is left alone.
 
     `refused` is told of every peer that was turned away; the log is, if it is not given. `taken` is the descriptor
@@ -113,7 +114,7 @@ def listen(
         sock.setblocking(False)
         # Once more: who connects is told the pid of the process that listened last.
         sock.listen(BACKLOG)
-        return Listener(sock, path, accept, refused or log.warning)
+        return UnixListener(sock, path, accept, refused or log.warning)
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise InvalidParams(
             f"unix:{path}: the path is longer than {MAX_PATH_BYTES} bytes, which sockets do not take"
@@ -129,7 +130,7 @@ def listen(
         sock = _bind(path)
     finally:
         os.close(lock)
-    return Listener(sock, path, accept, refused or log.warning)
+    return UnixListener(sock, path, accept, refused or log.warning)
 
 
 async def dial(

@@ -34,7 +34,7 @@ from holdfast.errors import (
     Unauthorized,
 )
 from holdfast.transport.channel import Receiver, Source, SpoolFrame
-from holdfast.transport.stream import MAX_MESSAGE_BYTES
+from holdfast.types import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ Content = bytes | bytearray | memoryview | str | IO[bytes] | os.PathLike[str] | 
 Progress = Callable[[int, int], object]
 
 
-class FileMethods:
+class SandboxFiles:
     """What a sandbox can do with its files. With `user`, all of it as that user of the sandbox.
 
     A relative path begins at the connection's `cwd`, and without one at the server's working directory.

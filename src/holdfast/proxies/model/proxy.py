@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.host_call import call_service
 from holdfast.errors import (
     HoldfastError,
@@ -32,8 +32,8 @@ from holdfast.errors import (
 from holdfast.proxies.model.http_connection import BadAnswer, HttpConnection, Shared
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.wire.host_call_keys import PING, check_instance
 from holdfast.wire.http_messages import HTTP_METHOD, MODEL_SERVICE, HttpHead, HttpRequest, pack_request, unpack_head
-from holdfast.wire.service_keys import PING, check_instance
 
 log = logging.getLogger(__name__)
 
@@ -101,15 +101,15 @@ class HostLink:
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
-        self._connection: Connection | None = None
+        self._connection: ChannelConnection | None = None
         self._opening = asyncio.Lock()
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> ChannelConnection:
         """An open one. Raises `TransportError` if the server is not there."""
         async with self._opening:
             if self._connection is None or not self._connection.connected:
                 await self.aclose()
-                connection = Connection(
+                connection = ChannelConnection(
                     self._dial,
                     address=f"unix:{self._path}",
                     client_name="holdfast-model-proxy",

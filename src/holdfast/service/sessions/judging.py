@@ -23,11 +23,12 @@ from holdfast.service.sessions.ports import SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store.types import Page
 from holdfast.service.types import SessionRecord
+from holdfast.types import KEPT_SHELL_COMMANDS
 
 #: Keys that end or stop the program in the foreground: what is typed after one of them may reach the shell.
 _LEAVING: Final = (b"\x03", b"\x04", b"\x1a", b"\x1c")
 #: Commands of a shell that may be over before the follower has read the first of them.
-UNREAD_COMMANDS: Final = 3
+UNREAD_COMMANDS: Final = KEPT_SHELL_COMMANDS - 1
 _STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 
 
