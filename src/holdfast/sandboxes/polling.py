@@ -191,7 +191,7 @@ class PolledConnection(ClientConnection):
                 if close_seq is not None:
                     reader.closed(m.ClosedParams(reader.process_id, close_seq))
                     return
-                after_seq = result.next_seq - 1
+                after_seq = result.after_seq
                 self._uncredited[reader.id] += sum(len(chunk.data) for chunk in result.chunks)
                 if result.chunks and not result.exited:
                     # Else a program that prints all the time would mean a command all the time.

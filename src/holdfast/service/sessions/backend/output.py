@@ -132,7 +132,7 @@ def command_chunks(
             _command_chunk(session_id, command_id, position, at, state, stream=gap.stream, skipped=length)
         )
     # The exit has a number of its own, after all output.
-    if found.exited and found.exit_code is not None and found.next_seq - 1 > position.seq:
+    if found.exited and found.exit_code is not None and found.after_seq > position.seq:
         ended = ended_chunk(session_id, command_id, position, found.exit_code, at, state)
         return Piece([*chunks, ended], done(position))
     return Piece(chunks, position, more=room <= 0)

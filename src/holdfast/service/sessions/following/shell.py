@@ -96,7 +96,7 @@ class ShellFollower(Follower):
                 await api.describe_shell(session_id)  # raises, if it is gone
                 raise
             self._count(found)
-            seq = found.next_seq - 1
+            seq = found.after_seq
             if found.exited:
                 break
         status = await api.describe_shell(session_id)
@@ -130,7 +130,7 @@ class ShellFollower(Follower):
             for chunk in found.chunks:
                 excerpt += chunk.data[: max(0, around.settings.audit_excerpt_bytes - len(excerpt))]
             printed += self._count(found)
-            seq = found.next_seq - 1
+            seq = found.after_seq
             if found.chunks:
                 self.touched("output")
             # The exit has a number of its own, after all output.
