@@ -334,7 +334,7 @@ class UsageSample(Struct, frozen=True, omit_defaults=True):
 
     #: For the requested ids that are known.
     usages: tuple[ProcessUsage, ...]
-    #: Pids of processes whose starter is no longer known; at most `USAGE_PIDS`.
+    #: Pids of leftover descendants of processes that are no longer known; at most `USAGE_PIDS`.
     strays: tuple[int, ...] = ()
 
 

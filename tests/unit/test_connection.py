@@ -1039,7 +1039,7 @@ async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cle
     assert task.done()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert "out of reach" in caught.value.__notes__[0]
+    assert "unreachable" in caught.value.__notes__[0]
 
 
 async def test_no_more_than_so_many_wait_to_be_cleaned_up(

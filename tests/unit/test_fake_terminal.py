@@ -244,9 +244,10 @@ def test_who_waits_for_input() -> None:
     driven(test)
 
 
-def test_live_properties_follow() -> None:
+def test_watched_properties_follow() -> None:
     async def test(stub: FakeTerminal, terminal: Terminal) -> None:
         assert terminal.status.state == "RUNNING"
+        await terminal.watch()
         stub.shows_prompt("here> ")
         await asyncio.sleep(0.2)
         assert (terminal.state, terminal.prompt, terminal.awaiting_input) == ("IDLE", "here> ", True)

@@ -517,7 +517,7 @@ def _is_final(error: Exception) -> bool:
 
 
 def _ignore(result: object, error: HoldfastError | None) -> None:
-    """For requests whose reply changes nothing."""
+    """The `on_reply` of requests without an effect of the reply."""
 
 
 def _set(waiter: asyncio.Future[None]) -> None:

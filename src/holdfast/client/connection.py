@@ -127,7 +127,7 @@ class ClientConnection(ABC):
         """Drop a call that no caller awaits, and cancel it on the server."""
 
     def forget(self, call: PendingCall[Any]) -> None:
-        """Release the state of a call whose caller has its reply."""
+        """Release the state of a call after its reply."""
         call.on_reply = call.renew = None
 
     @abstractmethod

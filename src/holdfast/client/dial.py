@@ -1,6 +1,6 @@
-"""Addresses, and how each is reached: `local`, `unix:/path`, `ws://…`, `wss://…`, or a command to talk through.
+"""Dialling an address: `local`, `unix:/path`, `ws://…`, `wss://…`, or a command that carries the connection.
 
-The transports are imported when an address asks for them, so that no client needs a library it does not use.
+Each transport is imported only for its addresses, so that no client needs a library that it does not use.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holdfast.errors import InvalidParams
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import MAX_MESSAGE_BYTES
 
-#: A word for where to connect, or the command whose stdin and stdout lead there.
+#: An address as text, or a command that serves on its stdin and stdout.
 Address = str | Sequence[str]
 
 
 def describe(address: Address) -> str:
-    """The address as people read it."""
+    """The address as text for messages."""
     return address if isinstance(address, str) else shlex.join(address)
 
 
@@ -32,7 +32,7 @@ def dialer(
     env: Mapping[str, str] | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> Dial:
-    """What opens a channel to `address`.
+    """A function that opens a channel to `address`.
 
     `token` is for WebSocket, HOLDFAST_TOKEN if it is not given; `env` is the environment of a command.
     """
@@ -60,7 +60,7 @@ async def open_connection(
     client_name: str = CLIENT_NAME,
     reconnect_deadline: float = 60.0,
 ) -> ChannelConnection:
-    """A connection to `address` that is open and comes back by itself."""
+    """An open connection to `address`, which reconnects by itself."""
     dial = dialer(address, token=token, env=env)
     connection = ChannelConnection(
         dial, address=describe(address), client_name=client_name, reconnect_deadline=reconnect_deadline
@@ -72,8 +72,8 @@ async def open_connection(
 class _Local:
     """The machine's own server, started when the first connection needs it.
 
-    A reconnect does not start it: a new server knows nothing of the processes that the caller waits for, and
-    `holdfast stop` must be able to stop it.
+    A reconnect does not start it: a new server would not have the caller's processes, and `holdfast stop` must be
+    able to stop it.
     """
 
     def __init__(self, max_message_bytes: int) -> None:

@@ -23,27 +23,27 @@ from holdfast.wire.host_call_keys import PING, instance_of
 
 log = logging.getLogger(__name__)
 
-#: How long one poll waits: it is asked again at once, so this only bounds how long a dead server goes unnoticed.
+#: How long one poll waits. It is repeated at once, so this only bounds how long a dead server goes unnoticed.
 POLL_MS: Final = 30_000
-#: The largest piece that is sent at once. A larger one is cut: no message grows with an answer.
+#: The largest piece of one message. A larger one is split, so that no message grows with an answer.
 PIECE_BYTES: Final = 1024 * 1024
-#: Pieces in one message at most.
+#: The most pieces in one message.
 BATCH_PIECES: Final = 64
-#: Messages of one answer, and their bytes, that may be on their way: a stream of tokens does not wait for a round
-#: trip a token, and what is on its way when the caller turns slow still fits into memory.
+#: Messages of one answer, and their bytes, that may be in flight: a stream of tokens does not wait for a round trip
+#: for each token, and memory stays bounded when the caller is slow.
 WINDOW_MESSAGES: Final = 64
 WINDOW_BYTES: Final = 1024 * 1024
 
 Answer = bytes | AsyncIterator[bytes]
-#: Given the method and the body of a call; returns the answer, whole or in pieces. What it raises the caller gets.
+#: Called with the method and the body of a call; returns the answer, whole or in pieces. The caller gets its error.
 Handler = Callable[[str, bytes], Awaitable[Answer]]
 
 
 class HostService:
     """One service, from `start` (or the beginning of a `with` block) to `aclose`.
 
-    Programs inside reach it by `name` and `instance`; who does not know the instance cannot call it, and nobody in
-    the sandbox can answer in its place.
+    Programs in the sandbox call it by `name` and `instance`. Without the instance they cannot call it, and they
+    cannot answer in its place.
     """
 
     def __init__(self, connection: ClientConnection, name: str, handler: Handler) -> None:
@@ -56,7 +56,7 @@ class HostService:
         self._polling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """On return it can be called."""
+        """Offer the service; on return it can be called."""
         first = await self._connection.call(methods.HOST_OFFER, m.HostOfferParams(self.name, self._key))
         self._polling = asyncio.create_task(self._poll(first.epoch))
 
@@ -69,20 +69,20 @@ class HostService:
         return error if isinstance(error, HoldfastError) else None
 
     async def wait(self) -> None:
-        """Until it takes no more calls: it was closed, or the connection did not come back, which is raised."""
+        """Wait until it takes no more calls: it was closed, or the connection was lost, which is raised."""
         assert self._polling is not None
         await asyncio.wait((self._polling,))
         if not self._polling.cancelled():
             self._polling.result()
 
     async def aclose(self) -> None:
-        """Take no more calls, and call off those that run."""
+        """Withdraw the service and cancel running calls."""
         tasks = [*self._calls.values(), *([] if self._polling is None else [self._polling])]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        # A server that is gone offers nothing any more, and one that is out of reach will notice.
+        # A stopped server has no offer to withdraw, and an unreachable one drops it after a while.
         withdrawn = m.HostWithdrawParams(self.name, self._key)
         with contextlib.suppress(HoldfastError):
             await self._connection.clean_up(self._connection.call(methods.HOST_WITHDRAW, withdrawn))
@@ -102,12 +102,12 @@ class HostService:
         seq = 0
         while True:
             params = m.HostOfferParams(self.name, self._key, epoch, seq, POLL_MS)
-            told = await self._connection.call(methods.HOST_OFFER, params)
-            if told.epoch != epoch:
-                # The server was restarted: whoever called has been told, and is gone.
-                epoch, seq = told.epoch, 0
+            result = await self._connection.call(methods.HOST_OFFER, params)
+            if result.epoch != epoch:
+                # The server was restarted, and the callers have failed.
+                epoch, seq = result.epoch, 0
                 self._cancel_all()
-            for event in told.events:
+            for event in result.events:
                 seq = event.seq
                 if isinstance(event, m.HostCallBegun):
                     self._begin(event)
@@ -125,7 +125,7 @@ class HostService:
             task.cancel()
 
     async def _answer(self, event: m.HostCallBegun) -> None:
-        sending = _Sending(self._connection, event.call_id, self._key)
+        sending = _AnswerSender(self._connection, event.call_id, self._key)
         try:
             answer = b"" if event.method == PING else await self._handler(event.method, event.body)
             if isinstance(answer, bytes):
@@ -141,10 +141,10 @@ class HostService:
             sending.abandon()
 
 
-class _Sending:
-    """The pieces of one answer, in their order; some are on their way while the next is made.
+class _AnswerSender:
+    """Sends the pieces of one answer in order, several messages at a time.
 
-    Pieces that are made in one turn of the loop leave in one message, in that turn.
+    Pieces that are added in one turn of the event loop leave in one message, in that turn.
     """
 
     def __init__(self, connection: ClientConnection, call_id: str, key: str) -> None:
@@ -155,13 +155,13 @@ class _Sending:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._flushing: asyncio.Handle | None = None
-        self._under_way: deque[PendingCall[m.HostAnswerResult]] = deque()
+        self._in_flight: deque[PendingCall[m.HostAnswerResult]] = deque()
         self._bytes = 0
-        #: Why a message could not be sent, for whoever sends next.
+        #: Why a message could not be sent; raised by the next `send`.
         self._error: HoldfastError | None = None
 
     async def send(self, data: bytes, *, end: bool = False) -> bool:
-        """Returns, once there is room for more, whether anybody wants it; after the end, once all has arrived."""
+        """Send a piece and wait for room, after the last for all replies; returns whether the caller reads on."""
         for at in range(0, len(data) or 1, PIECE_BYTES):
             piece = data[at : at + PIECE_BYTES]
             if len(self._batch) >= BATCH_PIECES or self._batch_bytes + len(piece) > PIECE_BYTES:
@@ -190,15 +190,15 @@ class _Sending:
         except HoldfastError as error:
             self._error = error
             return
-        self._under_way.append(call)
+        self._in_flight.append(call)
         self._bytes += call.size
 
     async def _settle(self, *, all: bool = False) -> bool:
-        """Take the replies that are there, and wait for those that must be."""
+        """Take the available replies, and wait for those that make room."""
         if self._error is not None:
             raise self._error
-        while self._under_way and (all or self._is_full or self._under_way[0].future.done()):
-            first = self._under_way.popleft()
+        while self._in_flight and (all or self._is_full or self._in_flight[0].future.done()):
+            first = self._in_flight.popleft()
             self._bytes -= first.size
             if not (await self._connection.reply(first)).wanted:
                 return False
@@ -206,7 +206,7 @@ class _Sending:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._under_way) >= WINDOW_MESSAGES or self._bytes >= WINDOW_BYTES
+        return len(self._in_flight) >= WINDOW_MESSAGES or self._bytes >= WINDOW_BYTES
 
     async def stream(self, pieces: AsyncIterator[bytes]) -> None:
         try:
@@ -220,37 +220,38 @@ class _Sending:
                 await close()
 
     async def fail(self, error: HoldfastError) -> None:
-        """Whatever was made before it goes first."""
+        """Send the error after the pieces before it."""
         if self._batch:
             self._flush()
         self._flush(failure=m.HostCallFailure(error.code, error.message))
-        with contextlib.suppress(HoldfastError):  # the connection is gone, and so is the caller
+        with contextlib.suppress(HoldfastError):  # the connection is lost, and with it the caller
             await self._settle(all=True)
 
     def abandon(self) -> None:
-        """Nobody waits for the replies that are missing."""
+        """Give up the missing replies."""
         if self._flushing is not None:
             self._flushing.cancel()
-        for call in self._under_way:
+        for call in self._in_flight:
             if call.future.done():
-                call.future.exception()  # looked at, so that the loop does not complain
+                call.future.exception()  # retrieved, so that the event loop does not log it
             else:
                 self._connection.give_up(call)
-        self._under_way.clear()
+        self._in_flight.clear()
 
 
-#: How long one request waits for pieces: it is made again at once.
+#: How long one request waits for pieces. It is repeated at once.
 WAIT_MS: Final = 30_000
 
 
-async def call_service(
+async def call_host(
     connection: ClientConnection, service: str, instance: str, method: str, body: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """The pieces of the answer, as they come. Who reads on only when there is room slows the host down.
+    """Call a service of the host and yield the pieces of the answer; a slow consumer slows the host down.
 
-    Close the generator (`contextlib.aclosing`): a call that is left before its end is called off.
+    Open the connection with a `reconnect_deadline` of 0. Close the generator (`contextlib.aclosing`): leaving it
+    before its end cancels the call.
     """
-    # Our own id: until the first reply there would be nothing to call it off by.
+    # Chosen here, so that the call can be cancelled before the first reply.
     call_id = secrets.token_hex(16)
     is_over = False
     try:
@@ -269,5 +270,9 @@ async def call_service(
         raise
     finally:
         if not is_over:
-            with contextlib.suppress(HoldfastError):  # without a connection it is called off anyway
+            with contextlib.suppress(HoldfastError):  # a lost connection cancels it anyway
                 await connection.call(methods.HOST_CANCEL, m.HostCancelParams(call_id))
+
+
+#: The documented name of `call_host`.
+call_service = call_host

@@ -1,4 +1,4 @@
-"""`ExecApi` over a connection: each call is one row of the method table. Touches nothing but the connection."""
+"""`ExecApi` over a connection: each call is one method of the wire. Touches only the connection."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _EMPTY: Final = m.Empty()
 
 
 class RemoteExec:
-    """Processes of a server at the other end of `connection`, which it closes with itself."""
+    """The processes of the server behind `connection`, which `aclose` closes."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
         self.files = RemoteFiles(connection)
-        #: Ids of writes and signals: ours among all clients, and counted.
+        #: The prefix of idempotency keys, unique among all clients.
         self._prefix = uuid.uuid4().hex
         self._count = 0
 
@@ -121,7 +121,7 @@ class RemoteExec:
         call = self.connection.begin(methods.PROCESS_TERMINATE, params)
         running = (await self.connection.reply(call)).running
         if not running and call.sent > 1:
-            # The first attempt may have ended it, and its reply was lost: then a signal did.
+            # The reply to a first attempt may be lost; if that attempt ended the process, a signal did.
             status = await self.wait(process_id, timeout=0.0)
             running = status is not None and status.signal is not None
         return running
@@ -152,7 +152,7 @@ class RemoteExec:
         except UnknownProcess:
             if call.sent < 2:
                 raise
-            # The first time it was forgotten, and the reply was lost.
+            # The reply to the first attempt was lost.
 
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
         if spec.start_id is None:
@@ -222,7 +222,7 @@ class RemoteExec:
             return await self.connection.call(methods.TERMINAL_RUN, params)
         except asyncio.CancelledError:
             if not self.connection.connected and params.run_id is not None:
-                # The server does not know the request of a channel that broke: tell it once it is there again.
+                # The server does not see the cancellation on a broken channel, so the run is withdrawn by a call.
                 withdrawn = m.TerminalWithdrawParams(terminal_id, params.run_id)
                 with contextlib.suppress(HoldfastError):
                     await self.connection.clean_up(self.connection.call(methods.TERMINAL_WITHDRAW, withdrawn))
@@ -269,7 +269,10 @@ class RemoteExec:
 
 
 class RemoteCommand:
-    """`CommandStream` over a connection. The command is sent when it is made."""
+    """`CommandStream` over a connection: one call, and a reader for more output than fits in its reply.
+
+    The command is sent at once. The call is repeated after a reconnect, and the command runs once all the same.
+    """
 
     def __init__(
         self, connection: ClientConnection, shell_id: str, spec: CommandSpec, *, live: bool, window: int | None
@@ -277,7 +280,7 @@ class RemoteCommand:
         self._connection = connection
         self._reader = connection.reader(spec.command_id, window=window)
         self._over = False
-        #: What came with the reply.
+        #: The events that came with the reply.
         self._last: deque[CommandEvent] = deque()
         self._shell_id = shell_id
         self._params = m.ShellRunParams(
@@ -298,11 +301,11 @@ class RemoteCommand:
         connection.attach(self._reader, self._call)
 
     def _renewed(self) -> m.ShellRunParams:
-        """The same for another channel: what has arrived need not come again."""
+        """The parameters for another channel, without the output that has arrived."""
         return msgspec.structs.replace(self._params, subscribe=self._reader.spec())
 
     def _replied(self, result: m.ShellRunResult | None, error: HoldfastError | None) -> None:
-        """The reader waits for this too: it ends with a reply that has everything."""
+        """End the reader if the reply has all the output, or is an error."""
         if error is not None:
             self._reader.fail(error)
         elif result is not None and not result.pushed:
@@ -329,16 +332,16 @@ class RemoteCommand:
         return self._last.popleft()
 
     async def aclose(self) -> None:
-        """Withdraw it, if it has not ended."""
+        """Withdraw the command if it has not ended."""
         if self._call.future.done():
-            take_error(self._call.future)  # its reader has told it
+            take_error(self._call.future)  # the reader has raised it
         if not self._over:
             self._over = True
-            told = self._connection.connected
+            cancelled = self._connection.connected
             self._connection.give_up(self._call)
-            if not told and not self._call.future.done():
-                # The server does not know the request of a channel that broke: tell it of the command, once it is
-                # there again.
+            if not cancelled and not self._call.future.done():
+                # The server does not see the cancellation on a broken channel, so the command is interrupted by a
+                # call.
                 params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
                 with contextlib.suppress(HoldfastError):
                     await self._connection.clean_up(self._connection.call(methods.SHELL_INTERRUPT, params))
@@ -346,7 +349,7 @@ class RemoteCommand:
 
 
 def _inline(result: m.ShellRunResult, reader: Subscription) -> list[CommandEvent]:
-    """What came with the reply, without what a reader that polls has had before."""
+    """The events in the reply, without the output that a polling reader already has."""
     events: list[CommandEvent] = []
     streams: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout), ("stderr", result.stderr))
     for seq, (stream, data) in enumerate(streams):
@@ -363,6 +366,6 @@ def _milliseconds(seconds: float) -> int:
 
 def _start_params(spec: ProcessSpec, subscribe: bool | m.SubscribeSpec) -> m.StartParams:
     fields = {name: getattr(spec, name) for name in ProcessSpec.__struct_fields__}
-    # Without one, a start that is sent again after a reconnect would meet itself as a duplicate.
+    # Without it, a repeated start after a reconnect would be refused as a duplicate.
     fields["start_id"] = spec.start_id or uuid.uuid4().hex
     return m.StartParams(**fields, subscribe=subscribe)

@@ -11,7 +11,7 @@ CANCELLED_BY_CALLER: Final = "request/cancel"
 
 
 class DeferredReply(ABC):
-    """What a handler returns in place of a result or a coroutine."""
+    """Returned by a handler in place of a result or a coroutine."""
 
     @abstractmethod
     def start(self, reply: Callable[[Any], None]) -> None:

@@ -157,7 +157,7 @@ class ExecRemote:
             await self._exec.forget(job.process_id)
 
     def _forget_dropped(self) -> None:
-        """Drop jobs whose process is no longer retained."""
+        """Drop jobs of processes that are no longer retained."""
         self._jobs = {pid: job for pid, job in self._jobs.items() if self._exec.is_known(job.process_id)}
 
 

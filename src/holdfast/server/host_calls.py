@@ -77,7 +77,7 @@ class HostCallMethods:
         return offer.take()
 
     def _expire(self, offer: HostOffer) -> None:
-        """Start the timer that withdraws an offer whose host stopped polling; shorter if its connection is lost."""
+        """Start the timer that withdraws an offer without polls; shorter if the host's connection is lost."""
         seconds = self._config.detached_session_seconds
         if offer.host is not None:
             seconds = max(seconds, MAX_WAIT_MS / 1000)
@@ -137,7 +137,7 @@ class HostCallMethods:
     # --- the caller's side -----------------------------------------------------------------------------------
 
     def call(self, connection: ServerConnection, params: m.HostCallParams) -> DeferredReply:
-        """Begin a call before this returns, so that the next request of its connection, a cancel say, finds it."""
+        """Begin a call before this returns, so that a later request of its connection, such as cancel, finds it."""
         check_name(params.service)
         check_instance(params.instance)
         if params.call_id is not None:

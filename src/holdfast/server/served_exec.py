@@ -73,7 +73,7 @@ class ServedExec(ExecApi, Protocol):
         ...
 
     def start_now(self, spec: ProcessSpec) -> ManagedProcess:
-        """Start a process whose spec `starts_at_once`, without waiting."""
+        """Start a process without waiting; its spec must satisfy `starts_at_once`."""
         ...
 
     async def start_process(self, spec: ProcessSpec) -> ManagedProcess:

@@ -180,7 +180,7 @@ class Codec:
 def _escape(value: Any) -> Any:
     """`value` with backslash escapes in place of surrogates, which neither encoding accepts.
 
-    Python decodes bytes that are not UTF-8, in a file name say, to surrogates.
+    Python decodes bytes that are not UTF-8, for example in a file name, to surrogates.
     """
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()

@@ -371,7 +371,7 @@ class TerminalWaitParams(Struct, frozen=True, omit_defaults=True):
     until: TerminalWait
     #: None waits without end.
     timeout_ms: int | None = None
-    #: With `change`: wait for a status whose `changes` is larger.
+    #: With `change`: wait for a status with a larger `changes`.
     changes: int = 0
 
 
@@ -384,7 +384,7 @@ class TerminalWaitResult(Struct, frozen=True):
 class TerminalCloseParams(Struct, frozen=True, omit_defaults=True):
     terminal_id: str
     mode: CloseMode = "graceful"
-    #: What becomes of background jobs.
+    #: Whether background jobs end with it.
     jobs: JobsAtClose = "kill"
     grace_ms: int = 5000
 

@@ -1,4 +1,4 @@
-"""`FileApi` over a connection: each call is one row of the method table. Touches nothing but the connection."""
+"""`FileApi` over a connection: each call is one method of the wire. Touches only the connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTHING = FileAttributes()
 
 
 class RemoteFiles:
-    """The files of a server at the other end of `connection`."""
+    """The files of the server behind `connection`."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from holdfast.client.channel_connection import ChannelConnection
-from holdfast.client.host_call import call_service
+from holdfast.client.host_call import call_host
 from holdfast.errors import (
     HoldfastError,
     InvalidParams,
@@ -151,7 +151,7 @@ class ModelProxy:
 
     async def _relay(self, call: bytes, client: HttpConnection) -> None:
         connection = await self._link.connection()
-        answer = call_service(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
+        answer = call_host(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
         async with contextlib.aclosing(answer) as pieces:
             async for piece in pieces:
                 if client.has_begun:
@@ -167,7 +167,7 @@ class ModelProxy:
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
                 connection = await self._link.connection()
-                answer = call_service(connection, MODEL_SERVICE, self._instance, PING, b"")
+                answer = call_host(connection, MODEL_SERVICE, self._instance, PING, b"")
                 async with contextlib.aclosing(answer) as pieces:
                     async for _ in pieces:
                         pass
