@@ -82,7 +82,6 @@ class FileApi(Protocol):
         self, path: str, *, offset: int = 0, size: int = FILE_PIECE_BYTES, user: str | None = None
     ) -> FilePiece:
         """Read a part of a regular file, at most `FILE_PIECE_BYTES`."""
-        ...
 
     async def write(
         self,
@@ -94,7 +93,6 @@ class FileApi(Protocol):
         user: str | None = None,
     ) -> None:
         """Write a whole file that fits in one piece, atomically."""
-        ...
 
     async def write_piece(
         self,
@@ -110,7 +108,6 @@ class FileApi(Protocol):
 
         The first piece, at offset 0, creates the file; the others may follow in any order.
         """
-        ...
 
     async def commit(
         self,
@@ -122,11 +119,9 @@ class FileApi(Protocol):
         user: str | None = None,
     ) -> FileInfo:
         """Give the uploaded file its name; `size` must be the number of bytes that were sent."""
-        ...
 
     async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:
         """Remove an upload; no effect if there is none."""
-        ...
 
     async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo: ...
 
@@ -134,7 +129,6 @@ class FileApi(Protocol):
         self, path: str, *, after: str = "", limit: int = DIRECTORY_PAGE, user: str | None = None
     ) -> DirPage:
         """Entries in the order of their names' bytes, after the name `after`."""
-        ...
 
     async def make_dir(
         self,
@@ -162,7 +156,6 @@ class FileApi(Protocol):
         self, source: str, target: str, *, user: str | None = None, request_id: str | None = None
     ) -> None:
         """Rename, also between file systems."""
-        ...
 
     async def copy(
         self,
@@ -176,13 +169,11 @@ class FileApi(Protocol):
 
     async def make_link(self, path: str, target: str, *, user: str | None = None) -> None:
         """Create a symbolic link, replacing a file or link of its name."""
-        ...
 
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None: ...
 
     async def real_path(self, path: str, *, user: str | None = None) -> str:
         """The path without symbolic links; `FileNotFound` if it does not exist."""
-        ...
 
 
 class ExecApi(Protocol):
@@ -191,11 +182,9 @@ class ExecApi(Protocol):
     @property
     def files(self) -> FileApi:
         """The files of the machine where the processes run."""
-        ...
 
     async def start(self, spec: ProcessSpec) -> ProcessInfo:
         """Start a process; a repeated `start_id` returns the existing one."""
-        ...
 
     async def read(
         self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
@@ -204,18 +193,15 @@ class ExecApi(Protocol):
 
         Returns at least one chunk if there is one, even if it is larger than `max_bytes`.
         """
-        ...
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:
         """Events after `after_seq` as they happen. `window` bounds the bytes in flight to the reader."""
-        ...
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
         """Write to stdin; returns when the data is accepted, and waits while the process does not read.
 
         The id may also be that of a command in a shell with `pipe_stdin`; so for `close_stdin`.
         """
-        ...
 
     async def close_stdin(self, process_id: str) -> None: ...
 
@@ -223,18 +209,15 @@ class ExecApi(Protocol):
 
     async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
         """Send a signal by name (`INT`, `SIGINT`, `interrupt`) to the process's group, once a `signal_id`."""
-        ...
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
         """End the whole tree: TERM, up to `grace` seconds, KILL. Returns whether it was running.
 
         `force` sends KILL at once. On return no process of the tree is left.
         """
-        ...
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
         """The exit status, or None if the process still runs after `timeout` seconds."""
-        ...
 
     async def snapshot(self, process_id: str) -> Snapshot: ...
 
@@ -244,21 +227,17 @@ class ExecApi(Protocol):
 
     async def usage(self, process_ids: Sequence[str]) -> UsageSample:
         """Resources of processes, terminals and shells with all that they started. Unknown ids are left out."""
-        ...
 
     async def forget(self, process_id: str) -> None:
         """Drop an ended process and its output before its retention ends."""
-        ...
 
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
         """Start a shell; a repeated `start_id` returns the existing one. On return it takes commands."""
-        ...
 
     def run_in_shell(
         self, shell_id: str, command: CommandSpec, *, live: bool = False, window: int | None = None
     ) -> CommandStream:
         """Queue a command. With `live`, output is sent as it is printed; otherwise a little may come at the end."""
-        ...
 
     async def start_in_shell(
         self,
@@ -273,15 +252,12 @@ class ExecApi(Protocol):
 
         Its stdin is empty, or writable with `pipe_stdin`.
         """
-        ...
 
     async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:
         """End the running command and its foreground processes. Returns whether one was running."""
-        ...
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
         """End a shell and all that it started; `keep` leaves its background jobs running."""
-        ...
 
     async def describe_shell(self, shell_id: str) -> ShellStatus: ...
 
@@ -292,7 +268,6 @@ class ExecApi(Protocol):
 
         Its id is also a process id: `write`, `resize`, `signal`, `events` and the other calls accept it.
         """
-        ...
 
     async def read_terminal(
         self,
@@ -308,7 +283,6 @@ class ExecApi(Protocol):
 
         `timing` splits output of different times into separate events; `marks` gives prompt marks a payload.
         """
-        ...
 
     async def run_in_terminal(
         self,
@@ -323,11 +297,9 @@ class ExecApi(Protocol):
 
         A cancelled call interrupts the command.
         """
-        ...
 
     async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
         """Press keys by name (`C-c`, `Up`, `F5`), encoded as the foreground program expects."""
-        ...
 
     async def wait_terminal(
         self, terminal_id: str, until: TerminalWait, *, timeout: float | None = None, changes: int = 0
@@ -336,23 +308,19 @@ class ExecApi(Protocol):
 
         `change` waits for a status with a larger `changes`. `TerminalClosed` if it can no longer be reached.
         """
-        ...
 
     async def close_terminal(
         self, terminal_id: str, *, mode: CloseMode = "graceful", jobs: JobsAtClose = "kill", grace: float = 5.0
     ) -> TerminalStatus:
         """End a terminal and its programs; `jobs="keep"` leaves background jobs running."""
-        ...
 
     async def describe_terminal(self, terminal_id: str, *, look: bool = True) -> TerminalStatus:
         """The current status. Without `look`, which is the expensive part, `awaiting_input` is None."""
-        ...
 
     async def list_terminals(self) -> tuple[TerminalStatus, ...]: ...
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         """Wait until a program accepts connections there; `TimeoutError` otherwise."""
-        ...
 
     async def info(self) -> EnvironmentInfo: ...
 

@@ -30,7 +30,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
 from holdfast.client.collect import StreamTails
@@ -162,6 +162,44 @@ class _Facade(Generic[T]):
         self._inner = inner
 
 
+class _Attribute(Generic[R]):
+    """An attribute of the asynchronous object, read in the calling thread."""
+
+    def __init__(self, original: object = None) -> None:
+        self.__doc__ = original.__doc__ if isinstance(original, property) else None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, facade: _Facade[Any], owner: type | None = None) -> R:
+        value: R = getattr(facade._inner, self._name)
+        return value
+
+
+class _Handle(_Facade[T]):
+    """A facade with a `with` block, which ends as that of the asynchronous handle."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        inner: Any = self._inner
+        self._loop.run(inner.__aexit__(kind, error, trace))
+
+
+class _Closing(_Facade[T]):
+    """A facade with a `with` block, at the end of which `close` is called."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        facade: Any = self
+        facade.close()
+
+
 class _Blocking(Generic[P, R]):
     """A coroutine method as a blocking method with the same parameters."""
 
@@ -228,7 +266,7 @@ def _next(loop: LoopThread, iterator: AsyncIterator[R]) -> R:
     raise StopIteration
 
 
-class Stream(_Facade[ClosableIterator[R]], Iterator[R]):
+class Stream(_Closing[ClosableIterator[R]], Iterator[R]):
     """A blocking iterator. Close it, or leave its `with` block, if it is not read to its end."""
 
     def __next__(self) -> R:
@@ -237,33 +275,13 @@ class Stream(_Facade[ClosableIterator[R]], Iterator[R]):
     def close(self) -> None:
         self._loop.run(self._inner.aclose())
 
-    def __enter__(self) -> Stream[R]:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Process(_Facade[process.Process]):
+class Process(_Handle[process.Process]):
     """`holdfast.Process`, blocking. Leaving its `with` block ends the process."""
 
-    @property
-    def id(self) -> str:
-        """The key that the caller chose."""
-        return self._inner.id
-
-    @property
-    def pid(self) -> int:
-        """The OS pid inside the sandbox."""
-        return self._inner.pid
-
-    @property
-    def info(self) -> ProcessInfo:
-        """The last known status."""
-        return self._inner.info
-
+    id = _Attribute[str](process.Process.id)
+    pid = _Attribute[int](process.Process.pid)
+    info = _Attribute[ProcessInfo]()
     describe = _Blocking(process.Process.describe)
     events = _Streaming(process.Process.events)
     output = _Streaming(process.Process.output)
@@ -280,37 +298,14 @@ class Process(_Facade[process.Process]):
     wait = _Blocking(process.Process.wait)
     forget = _Blocking(process.Process.forget)
 
-    def __enter__(self) -> Process:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
-
-
-class Shell(_Facade[shell.Shell]):
+class Shell(_Handle[shell.Shell]):
     """`holdfast.Shell`, blocking. Leaving its `with` block closes the shell."""
 
-    @property
-    def id(self) -> str:
-        """The key that the caller chose."""
-        return self._inner.id
-
-    @property
-    def pid(self) -> int:
-        """The OS pid of the shell when it was last described."""
-        return self._inner.pid
-
-    @property
-    def cwd(self) -> str:
-        """The working directory after the last command that was run here."""
-        return self._inner.cwd
-
-    @property
-    def state(self) -> ShellState:
-        """The last known state, one of `ShellStates`."""
-        return self._inner.state
+    id = _Attribute[str](shell.Shell.id)
+    pid = _Attribute[int](shell.Shell.pid)
+    cwd = _Attribute[str](shell.Shell.cwd)
+    state = _Attribute[ShellState](shell.Shell.state)
 
     def run(
         self,
@@ -354,57 +349,18 @@ class Shell(_Facade[shell.Shell]):
     describe = _Blocking(shell.Shell.describe)
     close = _Blocking(shell.Shell.close)
 
-    def __enter__(self) -> Shell:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
-
-
-class Terminal(_Facade[terminal.Terminal]):
+class Terminal(_Handle[terminal.Terminal]):
     """`holdfast.Terminal`, blocking. Leaving its `with` block closes the terminal."""
 
-    @property
-    def id(self) -> str:
-        """The key that the caller chose."""
-        return self._inner.id
-
-    @property
-    def pid(self) -> int:
-        """The OS pid of its shell or program."""
-        return self._inner.pid
-
-    @property
-    def size(self) -> TerminalSize:
-        return self._inner.size
-
-    @property
-    def status(self) -> TerminalStatus:
-        """The last known status."""
-        return self._inner.status
-
-    @property
-    def state(self) -> TerminalState:
-        """The last known state, one of `TerminalStates`."""
-        return self.status.state
-
-    @property
-    def prompt(self) -> str | None:
-        """The current or last prompt, as text."""
-        return self.status.prompt
-
-    @property
-    def continuation(self) -> bool:
-        """Whether the shell shows a continuation prompt, for the rest of a command."""
-        return self.status.continuation
-
-    @property
-    def awaiting_input(self) -> bool | None:
-        """Whether a program in the foreground, the shell included, is blocked on reading the terminal."""
-        return self.status.awaiting_input
-
+    id = _Attribute[str](terminal.Terminal.id)
+    pid = _Attribute[int](terminal.Terminal.pid)
+    size = _Attribute[TerminalSize](terminal.Terminal.size)
+    status = _Attribute[TerminalStatus](terminal.Terminal.status)
+    state = _Attribute[TerminalState](terminal.Terminal.state)
+    prompt = _Attribute[str | None](terminal.Terminal.prompt)
+    continuation = _Attribute[bool](terminal.Terminal.continuation)
+    awaiting_input = _Attribute[bool | None](terminal.Terminal.awaiting_input)
     describe = _Blocking(terminal.Terminal.describe)
     watch = _Blocking(terminal.Terminal.watch)
     send = _Blocking(terminal.Terminal.send)
@@ -427,27 +383,12 @@ class Terminal(_Facade[terminal.Terminal]):
     close = _Blocking(terminal.Terminal.close)
     release = _Blocking(terminal.Terminal.release)
 
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
-
 
 class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_remote.ExecRemoteEvent]):
     """`holdfast.ExecRemoteProcess`, blocking: iterate over it once."""
 
-    @property
-    def pid(self) -> int | None:
-        """The OS pid inside the sandbox; None until the command has started."""
-        return self._inner.pid
-
-    @property
-    def id(self) -> str:
-        """The process's logical id, for `Sandbox.process`."""
-        return self._inner.id
+    pid = _Attribute[int | None](exec_remote.ExecRemoteProcess.pid)
+    id = _Attribute[str](exec_remote.ExecRemoteProcess.id)
 
     @property
     def events(self) -> ExecRemoteProcess:
@@ -470,20 +411,9 @@ BlockingHandler = Callable[[str, bytes], bytes | Iterable[bytes]]
 class HostService(_Facade[host_call.HostService]):
     """`holdfast.client.host_call.HostService`, blocking."""
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def instance(self) -> str:
-        """The capability that programs in the sandbox need to call it."""
-        return self._inner.instance
-
-    @property
-    def failed(self) -> HoldfastError | None:
-        """Why it takes no more calls, if something went wrong."""
-        return self._inner.failed
-
+    name = _Attribute[str]()
+    instance = _Attribute[str]()
+    failed = _Attribute[HoldfastError | None](host_call.HostService.failed)
     wait = _Blocking(host_call.HostService.wait)
 
 
@@ -493,7 +423,7 @@ async def _read_in_threads(pieces: Iterable[T]) -> AsyncIterator[T]:
         yield piece
 
 
-class Sandbox(_Facade[sandbox.Sandbox]):
+class Sandbox(_Closing[sandbox.Sandbox]):
     """`holdfast.Sandbox`, blocking, for use from any number of threads.
 
     `connect` and `create` return one. Leaving its `with` block, or `close`, closes it.
@@ -516,14 +446,6 @@ class Sandbox(_Facade[sandbox.Sandbox]):
                 self._loop.run(context.__aexit__(None, None, None))
         finally:
             self._loop.close()
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     start = _ReturningHandle(sandbox.Sandbox.start, Process)
     process = _ReturningHandle(sandbox.Sandbox.process, Process)
@@ -616,7 +538,7 @@ class Sandbox(_Facade[sandbox.Sandbox]):
         return ExecRemoteProcess(self._loop, self._loop.run(begin()))
 
 
-class UnifiedExec(_Facade[unified_exec.UnifiedExec]):
+class UnifiedExec(_Closing[unified_exec.UnifiedExec]):
     """`holdfast.UnifiedExec`, blocking. Leaving its `with` block, or `close`, ends the sessions that still run.
 
     `on_event` is called in the thread of the event loop: it must be short, and cannot use the sandbox.
@@ -646,14 +568,6 @@ class UnifiedExec(_Facade[unified_exec.UnifiedExec]):
 
         return {id: Process(self._loop, each) for id, each in self._loop.run(sessions()).items()}
 
-    def __enter__(self) -> UnifiedExec:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 # --- the model bridge ------------------------------------------------------------------------------------------
 
@@ -665,20 +579,9 @@ class Bridge(_Facade["agent_bridge.Bridge"]):
         super().__init__(loop, inner)
         self._held = held
 
-    @property
-    def port(self) -> int:
-        """Where the proxy listens, inside the sandbox."""
-        return self._inner.port
-
-    @property
-    def url(self) -> str:
-        """Where the proxy listens, inside the sandbox."""
-        return self._inner.url
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables by which the providers' clients find the bridge, for the agent's environment."""
-        return self._inner.env
+    port = _Attribute[int]()
+    url = _Attribute[str]()
+    env = _Attribute[dict[str, str]]()
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:

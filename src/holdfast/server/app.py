@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Final, NoReturn, Protocol
 from urllib.parse import urlsplit
 
@@ -134,11 +134,11 @@ class Server:
         log.warning("refused a connection: %d are open (max_connections)", len(self.connections))
         return True
 
-    def connect(self) -> ServerConnection:
-        """The receiver for a new connection."""
-        connection = ServerConnection(self.exec, self.dispatcher, self.clients)
+    def connect(self, *, is_only: bool = False) -> ServerConnection:
+        """The receiver for a new connection; at the end of one that `is_only`, the server stops."""
+        on_close = partial(self._closed, stop=is_only)
+        connection = ServerConnection(self.exec, self.dispatcher, self.clients, on_close)
         self.connections.add(connection)
-        connection.on_close = lambda: self._closed(connection)
         return connection
 
     def accept(self, sock: socket.socket) -> None:
@@ -221,9 +221,11 @@ class Server:
         if cannot is not None:
             raise ResourceExhausted(f"the keeper cannot wait for another server: {cannot}; nothing was stopped")
 
-    def _closed(self, connection: ServerConnection) -> None:
+    def _closed(self, connection: ServerConnection, *, stop: bool) -> None:
         self.connections.discard(connection)
         self._watch_idle()
+        if stop:
+            self.stopping.set()
 
     def _watch_idle(self) -> None:
         seconds = self.exec.config.idle_shutdown_seconds
@@ -248,10 +250,11 @@ async def _serve(
     keeper_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, _home(listen))
+    paths = _socket_paths(listen)
+    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, paths[0] if paths else "")
     keeping = None if recovery is None else recovery.keeping
     exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, keeping=keeping)
-    exec_.keep_to_ourselves(_socket_directories(listen))
+    exec_.keep_to_ourselves(map(os.path.dirname, paths))
     server = Server(exec_, recovery)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopping.set)
@@ -284,23 +287,16 @@ async def _serve(
     await server.close()
 
 
-def _home(listen: list[str]) -> str:
-    """The identity of this server among those of the machine: its first address with a path."""
-    paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
-    return os.path.abspath(paths[0]) if paths else ""
-
-
-def _socket_directories(listen: list[str]) -> list[str]:
-    paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
-    return [os.path.dirname(os.path.abspath(path)) for path in paths]
+def _socket_paths(listen: list[str]) -> list[str]:
+    """The paths among the addresses; the first identifies the server among those of the machine."""
+    return [os.path.abspath(address.removeprefix("unix:")) for address in listen if address.startswith("unix:")]
 
 
 async def _listen(server: Server, address: str, token: str | None, no_auth: bool) -> None:
     limit = server.exec.config.max_message_bytes
     if address == "stdio":
-        connection = server.connect()
+        connection = server.connect(is_only=True)
         connection.open(stdio.serve(connection, max_message_bytes=limit))
-        connection.on_close = _both(connection.on_close, server.stopping.set)
     elif address.startswith("unix:"):
         path = address.removeprefix("unix:")
         server.listening(address, unix.listen(path, server.accept, taken=server.taken(address)))
@@ -331,11 +327,3 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         server.listening(address, listener)
     else:
         raise InvalidParams(f"cannot listen on {address!r}: unix:PATH, ws://HOST:PORT or stdio")
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        second()
-
-    return call

@@ -29,12 +29,12 @@ from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, DeferredReply
 from holdfast.server.outbox import Outbox
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
-from holdfast.wire.messages import InitializeParams, InitializeResult
+from holdfast.wire.messages import Empty, InitializeParams, InitializeResult
 from holdfast.wire.methods import INITIALIZE, INITIALIZED, PROCESS_CREDIT, PROTOCOL_VERSION, REQUEST_CANCEL
 from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from holdfast.server.clients import ClientRegistry, ClientState
     from holdfast.server.dispatch import Dispatcher
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from holdfast.transport.channel import Channel
 
 log = logging.getLogger(__name__)
+
+_EMPTY = Empty()
 
 
 class ServerConnection:
@@ -53,10 +55,18 @@ class ServerConnection:
     #: The OS pid of the peer, where the transport reports one.
     peer_pid: int | None = None
 
-    def __init__(self, exec_: ServedExec, dispatcher: Dispatcher, clients: ClientRegistry) -> None:
+    def __init__(
+        self,
+        exec_: ServedExec,
+        dispatcher: Dispatcher,
+        clients: ClientRegistry,
+        on_close: Callable[[ServerConnection], None],
+    ) -> None:
         self._exec = exec_
         self._dispatcher = dispatcher
         self._clients = clients
+        #: Called once when the connection has ended.
+        self._on_close = on_close
         self._peer = Peer(Codec("json"))
         #: Unanswered requests by id.
         self._tasks: dict[Id, asyncio.Task[None] | DeferredReply] = {}
@@ -64,8 +74,6 @@ class ServerConnection:
         self._catching_up: asyncio.Task[None] | None = None
         #: Messages that had been read when reading stopped; handled once the queue is drained.
         self._unhandled: deque[bytes | Oversized] = deque()
-        #: Called once when the connection has ended.
-        self.on_close = _nothing
 
     def open(self, channel: Channel) -> None:
         self.channel = channel
@@ -106,7 +114,7 @@ class ServerConnection:
             self.client = None
         self.outbox.close()
         self._dispatcher.host_calls.connection_lost(self)
-        self.on_close()
+        self._on_close(self)
 
     def _end_for_takeover(self) -> ResumePoint:
         """Close, because the client has reconnected; returns where its new connection continues."""
@@ -144,7 +152,7 @@ class ServerConnection:
                 answer.start(partial(self._reply, request.id))
                 return
             if not inspect.iscoroutine(answer):
-                self._send(self._peer.codec.result(request.id, answer))
+                self._succeed(request.id, answer)
                 return
             task = asyncio.get_running_loop().create_task(self._answer(request.id, answer))
             self._tasks[request.id] = task
@@ -160,7 +168,7 @@ class ServerConnection:
         if isinstance(answer, HoldfastError):
             self._fail(id, answer)
         else:
-            self._send(self._peer.codec.result(id, answer))
+            self._succeed(id, answer)
 
     async def _answer(self, id: Id, answer: Coroutine[None, None, object]) -> None:
         try:
@@ -170,7 +178,7 @@ class ServerConnection:
         except Exception as error:  # noqa: BLE001 - as in `_request`
             self._fail_unexpectedly(id, error)
         else:
-            self._send(self._peer.codec.result(id, result))
+            self._succeed(id, result)
 
     def _initialize(self, request: IncomingRequest) -> None:
         codec = self._peer.codec
@@ -219,6 +227,9 @@ class ServerConnection:
 
     # --- replies ---------------------------------------------------------------------------------------------
 
+    def _succeed(self, id: Id, result: object) -> None:
+        self._send(self._peer.codec.result(id, _EMPTY if result is None else result))
+
     def _fail(self, id: Id, error: HoldfastError) -> None:
         self._send(self._peer.codec.failure(id, error))
 
@@ -243,7 +254,3 @@ class ServerConnection:
                 self.channel.resume_reading()
             return
         self._catching_up = None
-
-
-def _nothing() -> None:
-    """The `on_close` of a connection that has none."""

@@ -27,6 +27,7 @@ from holdfast.wire.messages import (
 if TYPE_CHECKING:
     from holdfast.runtime.output.output_log import OutputLog
     from holdfast.runtime.process.process import ManagedProcess
+    from holdfast.server.connection import ServerConnection
     from holdfast.server.served_exec import ServedExec
 
 #: The shell that runs commands: bash, because callers write for it; /bin/sh where bash is missing.
@@ -51,15 +52,15 @@ class _Job:
         self.feeding: asyncio.Task[None] | None = None
 
 
-class ExecRemote:
-    """The jobs of one server, by pid."""
+class ExecRemoteMethods:
+    """The handlers of `exec_remote_*`, and the jobs of one server by pid."""
 
     def __init__(self, exec_: ServedExec) -> None:
         self._exec = exec_
         self._jobs: dict[int, _Job] = {}
         self._shell = next((shell for shell in SHELLS if os.access(shell, os.X_OK)), SHELLS[-1])
 
-    async def start(self, params: ExecRemoteStartParams) -> ExecRemoteStartResult:
+    async def start(self, connection: ServerConnection, params: ExecRemoteStartParams) -> ExecRemoteStartResult:
         process_id = f"exec_remote-{secrets.token_hex(6)}"
         process = await self._exec.start_process(
             ProcessSpec(
@@ -81,7 +82,7 @@ class ExecRemote:
             )
         return ExecRemoteStartResult(process.pid)
 
-    async def poll(self, params: ExecRemotePollParams) -> ExecRemotePollResult:
+    async def poll(self, connection: ServerConnection, params: ExecRemotePollParams) -> ExecRemotePollResult:
         job = self._job(params.pid)
         if params.ack_seq is None or params.ack_seq == job.seq:
             job.acknowledged = job.sent
@@ -114,7 +115,7 @@ class ExecRemote:
             await self._remove(params.pid)
         return result
 
-    async def kill(self, params: ExecRemotePidParams) -> ExecRemoteDone:
+    async def kill(self, connection: ServerConnection, params: ExecRemotePidParams) -> ExecRemoteDone:
         """End the whole tree and drop unsent output; later polls return neither output nor exit code."""
         job = self._job(params.pid)
         if job.feeding is not None:
@@ -126,11 +127,11 @@ class ExecRemote:
             job.sent = job.acknowledged = (process.logs[0].end, process.logs[1].end)
         return ExecRemoteDone(True, "killed" if was_running else "it had ended already")
 
-    async def write_stdin(self, params: ExecRemoteWriteParams) -> ExecRemoteDone:
+    async def write_stdin(self, connection: ServerConnection, params: ExecRemoteWriteParams) -> ExecRemoteDone:
         await self._exec.write(self._job(params.pid).process_id, params.data.encode())
         return ExecRemoteDone(True)
 
-    async def close_stdin(self, params: ExecRemotePidParams) -> ExecRemoteDone:
+    async def close_stdin(self, connection: ServerConnection, params: ExecRemotePidParams) -> ExecRemoteDone:
         await self._exec.close_stdin(self._job(params.pid).process_id)
         return ExecRemoteDone(True)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.types import DirPage, FileAttributes, FileInfo, FilePiece
-from holdfast.wire import file_messages as f, messages as m
+from holdfast.wire import file_messages as f
 from holdfast.wire.paths import decode_path, encode_path, map_paths
 
 if TYPE_CHECKING:
     from holdfast.server.connection import ServerConnection
     from holdfast.server.served_exec import ServedExec
-
-_EMPTY = m.Empty()
 
 
 class FileMethods:
@@ -59,9 +57,8 @@ class FileMethods:
         )
         return map_paths(info, encode_path)
 
-    async def abandon(self, connection: ServerConnection, params: f.FileAbandonParams) -> m.Empty:
+    async def abandon(self, connection: ServerConnection, params: f.FileAbandonParams) -> None:
         await self._files.abandon(decode_path(params.path), upload_id=params.upload_id, user=params.user)
-        return _EMPTY
 
     async def stat(self, connection: ServerConnection, params: f.FileStatParams) -> FileInfo:
         info = await self._files.stat(decode_path(params.path), follow=params.follow, user=params.user)
@@ -73,7 +70,7 @@ class FileMethods:
         )
         return DirPage(tuple(map_paths(entry, encode_path) for entry in page.entries), page.more)
 
-    async def make_dir(self, connection: ServerConnection, params: f.FileMakeDirParams) -> m.Empty:
+    async def make_dir(self, connection: ServerConnection, params: f.FileMakeDirParams) -> None:
         await self._files.make_dir(
             decode_path(params.path),
             parents=params.parents,
@@ -83,9 +80,8 @@ class FileMethods:
             owner=params.owner,
             request_id=params.request_id,
         )
-        return _EMPTY
 
-    async def remove(self, connection: ServerConnection, params: f.FileRemoveParams) -> m.Empty:
+    async def remove(self, connection: ServerConnection, params: f.FileRemoveParams) -> None:
         await self._files.remove(
             decode_path(params.path),
             recursive=params.recursive,
@@ -93,14 +89,12 @@ class FileMethods:
             user=params.user,
             request_id=params.request_id,
         )
-        return _EMPTY
 
-    async def move(self, connection: ServerConnection, params: f.FileMoveParams) -> m.Empty:
+    async def move(self, connection: ServerConnection, params: f.FileMoveParams) -> None:
         source, target = decode_path(params.source), decode_path(params.target)
         await self._files.move(source, target, user=params.user, request_id=params.request_id)
-        return _EMPTY
 
-    async def copy(self, connection: ServerConnection, params: f.FileCopyParams) -> m.Empty:
+    async def copy(self, connection: ServerConnection, params: f.FileCopyParams) -> None:
         await self._files.copy(
             decode_path(params.source),
             decode_path(params.target),
@@ -108,16 +102,13 @@ class FileMethods:
             user=params.user,
             request_id=params.request_id,
         )
-        return _EMPTY
 
-    async def make_link(self, connection: ServerConnection, params: f.FileMakeLinkParams) -> m.Empty:
+    async def make_link(self, connection: ServerConnection, params: f.FileMakeLinkParams) -> None:
         await self._files.make_link(decode_path(params.path), decode_path(params.target), user=params.user)
-        return _EMPTY
 
-    async def set_attributes(self, connection: ServerConnection, params: f.FileSetAttributesParams) -> m.Empty:
+    async def set_attributes(self, connection: ServerConnection, params: f.FileSetAttributesParams) -> None:
         wanted = FileAttributes(params.mode, params.mtime_ns)
         await self._files.set_attributes(decode_path(params.path), wanted, user=params.user)
-        return _EMPTY
 
     async def real_path(self, connection: ServerConnection, params: f.FileRealPathParams) -> f.FileRealPathResult:
         found = await self._files.real_path(decode_path(params.path), user=params.user)

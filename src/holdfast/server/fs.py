@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import FileExists, FileNotFound, Forbidden, InvalidParams, LimitReached
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.types import DirEntry
-from holdfast.wire import file_messages as f, messages as m
+from holdfast.wire import file_messages as f
 from holdfast.wire.paths import decode_path, encode_path, encode_uri
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 #: Files that one connection may hold open by `fs/open`. A handle is a path and a file identity, not a descriptor.
 MAX_HANDLES: Final = 1_024
-_EMPTY: Final = m.Empty()
 
 
 class FsMethods:
@@ -49,17 +48,15 @@ class FsMethods:
             if piece.eof:
                 return f.FsReadFileResult(bytes(content))
 
-    async def write_file(self, connection: ServerConnection, params: f.FsWriteFileParams) -> m.Empty:
+    async def write_file(self, connection: ServerConnection, params: f.FsWriteFileParams) -> None:
         await self._files.write(
             _path(params.path, params.sandbox, params.follow_symlinks), params.data, make_parents=False
         )
-        return _EMPTY
 
-    async def create_directory(self, connection: ServerConnection, params: f.FsCreateDirectoryParams) -> m.Empty:
+    async def create_directory(self, connection: ServerConnection, params: f.FsCreateDirectoryParams) -> None:
         recursive = params.recursive is None or params.recursive
         path = _path(params.path, params.sandbox, params.follow_symlinks)
         await self._files.make_dir(path, parents=recursive, exist_ok=recursive)
-        return _EMPTY
 
     async def get_metadata(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsMetadata:
         path = _path(params.path, params.sandbox, params.follow_symlinks)
@@ -100,19 +97,17 @@ class FsMethods:
                 kind = "other"  # a dangling link
         return f.FsEntry(encode_path(entry.name), kind == "directory", kind == "file")
 
-    async def remove(self, connection: ServerConnection, params: f.FsRemoveParams) -> m.Empty:
+    async def remove(self, connection: ServerConnection, params: f.FsRemoveParams) -> None:
         # The Codex client leaves these out for true.
         recursive = params.recursive is None or params.recursive
         force = params.force is None or params.force
         path = _path(params.path, params.sandbox, params.follow_symlinks)
         await self._files.remove(path, recursive=recursive, missing_ok=force)
-        return _EMPTY
 
-    async def copy(self, connection: ServerConnection, params: f.FsCopyParams) -> m.Empty:
+    async def copy(self, connection: ServerConnection, params: f.FsCopyParams) -> None:
         source = _path(params.source_path, params.sandbox)
         target = _path(params.destination_path, params.sandbox)
         await self._files.copy(source, target, recursive=params.recursive)
-        return _EMPTY
 
     async def open(self, connection: ServerConnection, params: f.FsOpenParams) -> f.FsHandle:
         handles = self._handles.setdefault(connection, {})
@@ -137,9 +132,8 @@ class FsMethods:
             raise FileNotFound(f"{path}: replaced since it was opened")
         return f.FsBlock(piece.data, piece.eof)
 
-    def close(self, connection: ServerConnection, params: f.FsHandle) -> m.Empty:
+    def close(self, connection: ServerConnection, params: f.FsHandle) -> None:
         self._handles.get(connection, {}).pop(params.handle_id, None)
-        return _EMPTY
 
 
 def _path(text: str, sandbox: Any, follow_symlinks: bool | None = None) -> str:

@@ -118,11 +118,10 @@ class HostCallMethods:
         room = min(REPLY_BYTES, self._config.service_answer_bytes) if crowded else self._config.service_answer_bytes
         return call.held_bytes > room and not call.ended
 
-    def withdraw(self, connection: ServerConnection, params: m.HostWithdrawParams) -> m.Empty:
+    def withdraw(self, connection: ServerConnection, params: m.HostWithdrawParams) -> None:
         offer = self._offers.get(instance_of(params.service, params.key))
         if offer is not None:
             self._forget(offer)
-        return m.Empty()
 
     def _forget(self, offer: HostOffer) -> None:
         if offer.expiry is not None:
@@ -187,12 +186,11 @@ class HostCallMethods:
             self._drop(call)
         return pieces
 
-    def cancel(self, connection: ServerConnection, params: m.HostCancelParams) -> m.Empty:
+    def cancel(self, connection: ServerConnection, params: m.HostCancelParams) -> None:
         """Cancel a call of this connection; any other id has no effect."""
         call = self._calls.get(params.call_id)
         if call is not None and call.caller is connection:
             self._cancel(call)
-        return m.Empty()
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """Cancel the calls of a lost caller, which does not reconnect; wait for a lost host, which may."""

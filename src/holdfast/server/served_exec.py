@@ -26,11 +26,9 @@ class ServedShells(Protocol):
 
     def run(self, shell_id: str, spec: CommandSpec) -> ShellCommand:
         """Queue a command; the same `command_id` again returns the same command."""
-        ...
 
     def withdraw(self, command_id: str) -> bool:
         """Remove a command from the queue or interrupt it. Returns whether it was queued or running."""
-        ...
 
     def describe(self, shell_id: str) -> ShellStatus: ...
 
@@ -38,7 +36,6 @@ class ServedShells(Protocol):
 
     def bound(self) -> Sequence[str]:
         """Ids of open shells with `lifetime="connection"`."""
-        ...
 
 
 class ServedTerminals(Protocol):
@@ -48,11 +45,9 @@ class ServedTerminals(Protocol):
         self, terminal_id: str, command: str, *, timeout: float | None, max_bytes: int, run_id: str
     ) -> TerminalCommandEnded:
         """Type a command; unlike `ExecApi.run_in_terminal`, a cancelled call leaves the command running."""
-        ...
 
     def withdraw(self, terminal_id: str, run_id: str) -> None:
         """Interrupt the command that was typed under this id."""
-        ...
 
 
 class ServedExec(ExecApi, Protocol):
@@ -70,27 +65,21 @@ class ServedExec(ExecApi, Protocol):
     @property
     def running(self) -> int:
         """Number of running processes."""
-        ...
 
     def start_now(self, spec: ProcessSpec) -> ManagedProcess:
         """Start a process without waiting; its spec must satisfy `starts_at_once`."""
-        ...
 
     async def start_process(self, spec: ProcessSpec) -> ManagedProcess:
         """Start any process, through the launcher if the spec needs it."""
-        ...
 
     def process(self, process_id: str) -> ManagedProcess:
         """The process with this id; `UnknownProcess` if there is none."""
-        ...
 
     def recorded(self, id: str) -> Recorded:
         """The job with this id: a process, a command of a shell, or a shell's late output."""
-        ...
 
     def input(self, process_id: str) -> InputQueue:
         """The stdin of a process, or of a command in a shell."""
-        ...
 
     async def read(
         self,
@@ -102,7 +91,6 @@ class ServedExec(ExecApi, Protocol):
         reader: str | None = None,
     ) -> ReadResult:
         """As `ExecApi.read`. A named `reader` holds output back for its next poll, as a subscription does."""
-        ...
 
     def is_known(self, process_id: str) -> bool: ...
 
@@ -110,12 +98,9 @@ class ServedExec(ExecApi, Protocol):
 
     def bound_processes(self) -> Sequence[str]:
         """Ids of running processes with `lifetime="connection"`."""
-        ...
 
     def check_room(self, running: int) -> None:
         """Raise `LimitReached` if a client with `running` processes may start no more."""
-        ...
 
     async def shutdown(self, grace: float) -> None:
         """End every process, shell and terminal; nothing starts after this call."""
-        ...

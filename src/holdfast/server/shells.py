@@ -146,9 +146,8 @@ class ShellMethods:
         running = await self._exec.interrupt_shell(params.shell_id, interrupt_id=params.interrupt_id)
         return m.ShellInterruptResult(running)
 
-    async def close(self, connection: ServerConnection, params: m.ShellCloseParams) -> m.Empty:
+    async def close(self, connection: ServerConnection, params: m.ShellCloseParams) -> None:
         await self._exec.close_shell(params.shell_id, keep=params.keep, grace=params.grace_ms / 1000)
-        return m.Empty()
 
     def describe(self, connection: ServerConnection, params: m.ShellParams) -> ShellStatus:
         return self._exec.shells.describe(params.shell_id)

@@ -57,13 +57,11 @@ class TerminalMethods:
                 self._exec.terminals.withdraw(params.terminal_id, run_id)
             raise
 
-    def withdraw(self, connection: ServerConnection, params: m.TerminalWithdrawParams) -> m.Empty:
+    def withdraw(self, connection: ServerConnection, params: m.TerminalWithdrawParams) -> None:
         self._exec.terminals.withdraw(params.terminal_id, params.run_id)
-        return m.Empty()
 
-    async def keys(self, connection: ServerConnection, params: m.TerminalKeysParams) -> m.Empty:
+    async def keys(self, connection: ServerConnection, params: m.TerminalKeysParams) -> None:
         await self._exec.press_keys(params.terminal_id, params.keys, write_id=params.write_id)
-        return m.Empty()
 
     async def wait(self, connection: ServerConnection, params: m.TerminalWaitParams) -> m.TerminalWaitResult:
         timeout = None if params.timeout_ms is None else params.timeout_ms / 1000

@@ -29,7 +29,6 @@ class Receiver(Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection has ended; `error` is None after an orderly end or `close`."""
-        ...
 
 
 class Source(Protocol):
@@ -37,7 +36,6 @@ class Source(Protocol):
 
     def next_frame(self) -> bytes | SpoolFrame | None:
         """The next message of output, or None. A `SpoolFrame` only if the channel `takes_spool_frames`."""
-        ...
 
 
 class Channel(Protocol):
@@ -49,30 +47,24 @@ class Channel(Protocol):
     @property
     def takes_spool_frames(self) -> bool:
         """Whether messages have a length in front, so that the bytes of a frame may come from a file."""
-        ...
 
     @property
     def queued_bytes(self) -> int:
         """Bytes of queued control messages."""
-        ...
 
     def send(self, message: bytes) -> None:
         """Queue a control message (unframed), and send what the connection accepts at once. Never blocks."""
-        ...
 
     def set_source(self, source: Source | None) -> None: ...
 
     def wake(self) -> None:
         """Send again, because the source has a new frame."""
-        ...
 
     def use_lengths(self) -> None:
         """Use MessagePack with lengths from here on, both ways. On a WebSocket: binary frames."""
-        ...
 
     def hold_frame(self) -> None:
         """Copy the rest of the `SpoolFrame` in flight into memory, because its file is about to change."""
-        ...
 
     def pause_reading(self) -> None: ...
 
@@ -80,8 +72,6 @@ class Channel(Protocol):
 
     async def drain(self) -> None:
         """Wait until nothing is queued; raises `ConnectionLost` if the connection ends first."""
-        ...
 
     def close(self) -> None:
         """Send the queued messages if that is possible at once, then close."""
-        ...

@@ -146,18 +146,12 @@ class FsReadFileResult(Struct, frozen=True):
     data: bytes = msgspec.field(name="dataBase64")
 
 
-class FsWriteFileParams(Struct, frozen=True, forbid_unknown_fields=True):
-    path: str
+class FsWriteFileParams(FsPathParams, frozen=True, kw_only=True):
     data: bytes = msgspec.field(name="dataBase64")
-    sandbox: Any = None
-    follow_symlinks: bool | None = None
 
 
-class FsCreateDirectoryParams(Struct, frozen=True, forbid_unknown_fields=True):
-    path: str
+class FsCreateDirectoryParams(FsPathParams, frozen=True):
     recursive: bool | None = None
-    sandbox: Any = None
-    follow_symlinks: bool | None = None
 
 
 class FsMetadata(Struct, frozen=True):
@@ -179,12 +173,9 @@ class FsReadDirectoryResult(Struct, frozen=True):
     entries: tuple[FsEntry, ...]
 
 
-class FsRemoveParams(Struct, frozen=True, forbid_unknown_fields=True):
-    path: str
+class FsRemoveParams(FsPathParams, frozen=True):
     recursive: bool | None = None
     force: bool | None = None
-    sandbox: Any = None
-    follow_symlinks: bool | None = None
 
 
 class FsCopyParams(Struct, frozen=True, forbid_unknown_fields=True):

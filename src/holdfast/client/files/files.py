@@ -277,52 +277,39 @@ async def write_pieces(
 ) -> int:
     """Write a file from pieces and return its size; a file of one piece takes one round trip."""
     async with aclosing(pieces):
-        return await _write_pieces(files, path, pieces, wanted, make_parents, user, progress, flight)
+        first = await anext(pieces, b"")
+        second = await anext(pieces, None)
+        if second is None:
+            await files.write(path, first, attributes=wanted, make_parents=make_parents, user=user)
+            if progress is not None:
+                progress(len(first))
+            return len(first)
+        upload_id = secrets.token_hex(16)
+        own = flight or InFlight(PIECES_IN_FLIGHT)
 
+        async def send(data: bytes, offset: int) -> None:
+            await files.write_piece(
+                path, data, upload_id=upload_id, offset=offset, make_parents=make_parents, user=user
+            )
+            if progress is not None:
+                progress(len(data))
 
-async def _write_pieces(
-    files: FileApi,
-    path: str,
-    pieces: AsyncGenerator[bytes, None],
-    wanted: FileAttributes,
-    make_parents: bool,
-    user: str | None,
-    progress: Callable[[int], object] | None,
-    flight: InFlight | None,
-) -> int:
-    first = await anext(pieces, b"")
-    second = await anext(pieces, None)
-    if second is None:
-        await files.write(path, first, attributes=wanted, make_parents=make_parents, user=user)
-        if progress is not None:
-            progress(len(first))
-        return len(first)
-    upload_id = secrets.token_hex(16)
-    own = flight or InFlight(PIECES_IN_FLIGHT)
-
-    async def send(data: bytes, offset: int) -> None:
-        await files.write_piece(
-            path, data, upload_id=upload_id, offset=offset, make_parents=make_parents, user=user
-        )
-        if progress is not None:
-            progress(len(data))
-
-    try:
-        size = 0
-        async with own.group() as group:
-            # The first alone: it creates the file, or fails at once.
-            await send(first, 0)
-            size = len(first)
-            piece: bytes | None = second
-            while piece is not None:
-                await group.start(send(piece, size))
-                size += len(piece)
-                piece = await anext(pieces, None)
-        await files.commit(path, upload_id=upload_id, size=size, attributes=wanted, user=user)
-        return size
-    except BaseException:
-        await _abandon(files, path, upload_id, user)
-        raise
+        try:
+            size = 0
+            async with own.group() as group:
+                # The first alone: it creates the file, or fails at once.
+                await send(first, 0)
+                size = len(first)
+                piece: bytes | None = second
+                while piece is not None:
+                    await group.start(send(piece, size))
+                    size += len(piece)
+                    piece = await anext(pieces, None)
+            await files.commit(path, upload_id=upload_id, size=size, attributes=wanted, user=user)
+            return size
+        except BaseException:
+            await _abandon(files, path, upload_id, user)
+            raise
 
 
 async def _abandon(files: FileApi, path: str, upload_id: str, user: str | None) -> None:
