@@ -370,15 +370,15 @@ class ChannelConnection(ClientConnection):
         codec, name = self._peer.codec, notice.method
         if name == methods.PROCESS_OUTPUT.name:
             output = codec.decode_body(notice.params, m.OutputParams, name)
-            if (reader := self._reader(output.subscription)) is not None:
+            if (reader := self.readers.get(output.subscription or "")) is not None:
                 self._advanced(reader, reader.output(output))
         elif name == methods.PROCESS_EXITED.name:
             exited = codec.decode_body(notice.params, m.ExitedParams, name)
-            if (reader := self._reader(exited.subscription)) is not None:
+            if (reader := self.readers.get(exited.subscription or "")) is not None:
                 self._advanced(reader, reader.exited(exited))
         elif name == methods.PROCESS_CLOSED.name:
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
-            if (reader := self._reader(closed.subscription)) is not None:
+            if (reader := self.readers.get(closed.subscription or "")) is not None:
                 self._advanced(reader, reader.closed(closed))
 
     def _advanced(self, reader: Subscription, is_new: bool) -> None:
@@ -402,9 +402,6 @@ class ChannelConnection(ClientConnection):
                 times = f"process {reader.process_id!r} was read {UNDECODABLE_CHANNELS} times"
                 reader.fail(HandshakeFailed(f"{text} ({times})"))
                 self.readers.pop(reader.id, None)
-
-    def _reader(self, id: str | None) -> Subscription | None:
-        return None if id is None else self.readers.get(id)
 
     def _too_large(self, text: str, *, all: bool = False) -> None:
         """Fail the largest pending call, or all: a message was refused for its size, and its id is not known."""

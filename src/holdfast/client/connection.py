@@ -84,8 +84,7 @@ class ClientConnection(ABC):
     or lost for good.
     """
 
-    #: Whether readers poll, because nothing can be pushed.
-    polls = False
+    polls = False  #: Whether readers poll, because nothing can be pushed.
 
     def __init__(self, address: str, clock: Clock | None = None) -> None:
         self.address = address

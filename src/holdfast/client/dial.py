@@ -9,6 +9,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from holdfast.client.channel_connection import ChannelConnection, Dial
 from holdfast.client.connection import CLIENT_NAME
@@ -37,16 +38,16 @@ def dialer(
     `token` is for WebSocket, HOLDFAST_TOKEN if it is not given; `env` is the environment of a command.
     """
     if not isinstance(address, str):
-        return _command(tuple(address), env, max_message_bytes)
+        return partial(_command, tuple(address), env, max_message_bytes)
     scheme, _, rest = address.partition(":")
     if address == "local":
         return _Local(max_message_bytes)
     if scheme == "unix" and rest:
-        return _unix(rest, max_message_bytes)
+        return partial(_unix, rest, max_message_bytes)
     if scheme in ("ws", "wss") and rest.startswith("//"):
-        return _websocket(address, token or os.environ.get("HOLDFAST_TOKEN"), max_message_bytes)
+        return partial(_websocket, address, token or os.environ.get("HOLDFAST_TOKEN"), max_message_bytes)
     if scheme == "stdio" and rest:
-        return _command(tuple(shlex.split(rest)), env, max_message_bytes)
+        return partial(_command, shlex.split(rest), env, max_message_bytes)
     raise InvalidParams(
         f"{address!r} is no address: use local, unix:/path, ws://host:port, wss://host:port or stdio:COMMAND"
     )
@@ -89,31 +90,22 @@ class _Local:
         return await unix.dial(self._path, receiver, max_message_bytes=self._max_message_bytes, lend=True)
 
 
-def _unix(path: str, max_message_bytes: int) -> Dial:
-    async def dial(receiver: Receiver) -> Channel:
-        from holdfast.transport import unix
+async def _unix(path: str, limit: int, receiver: Receiver) -> Channel:
+    from holdfast.transport import unix
 
-        return await unix.dial(path, receiver, max_message_bytes=max_message_bytes, lend=True)
-
-    return dial
+    return await unix.dial(path, receiver, max_message_bytes=limit, lend=True)
 
 
-def _websocket(url: str, token: str | None, max_message_bytes: int) -> Dial:
-    async def dial(receiver: Receiver) -> Channel:
-        try:
-            from holdfast.transport import websocket
-        except ImportError as error:
-            raise InvalidParams(f"{url}: {error.name} is not installed; install holdfast[websocket]") from error
+async def _websocket(url: str, token: str | None, limit: int, receiver: Receiver) -> Channel:
+    try:
+        from holdfast.transport import websocket
+    except ImportError as error:
+        raise InvalidParams(f"{url}: {error.name} is not installed; install holdfast[websocket]") from error
 
-        return await websocket.dial(url, receiver, token=token, max_message_bytes=max_message_bytes)
-
-    return dial
+    return await websocket.dial(url, receiver, token=token, max_message_bytes=limit)
 
 
-def _command(argv: tuple[str, ...], env: Mapping[str, str] | None, max_message_bytes: int) -> Dial:
-    async def dial(receiver: Receiver) -> Channel:
-        from holdfast.transport import stdio
+async def _command(argv: Sequence[str], env: Mapping[str, str] | None, limit: int, receiver: Receiver) -> Channel:
+    from holdfast.transport import stdio
 
-        return await stdio.dial(argv, receiver, env=env, max_message_bytes=max_message_bytes, lend=True)
-
-    return dial
+    return await stdio.dial(argv, receiver, env=env, max_message_bytes=limit, lend=True)

@@ -106,7 +106,8 @@ class HostService:
             if result.epoch != epoch:
                 # The server was restarted, and the callers have failed.
                 epoch, seq = result.epoch, 0
-                self._cancel_all()
+                for running in self._calls.values():
+                    running.cancel()
             for event in result.events:
                 seq = event.seq
                 if isinstance(event, m.HostCallBegun):
@@ -119,10 +120,6 @@ class HostService:
             task = asyncio.create_task(self._answer(event))
             self._calls[event.call_id] = task
             task.add_done_callback(lambda _: self._calls.pop(event.call_id, None))
-
-    def _cancel_all(self) -> None:
-        for task in self._calls.values():
-            task.cancel()
 
     async def _answer(self, event: m.HostCallBegun) -> None:
         sending = _AnswerSender(self._connection, event.call_id, self._key)

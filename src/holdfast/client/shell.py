@@ -45,8 +45,6 @@ from holdfast.types import (
 #: The most that `run` holds in memory of each stream; of more output the latest part is kept.
 RUN_LIMIT_BYTES: Final = 256 * MIB
 
-OnOutput = Callable[[OutputChunk | OutputGap], object]
-
 
 class CommandResult(Struct, frozen=True):
     """The output of a command in a shell, and how it ended."""

@@ -1,7 +1,4 @@
-"""Composes the server from settings, runtime, dispatch, listeners and signal handlers, and runs it.
-
-It waits for a signal or a shutdown request, and then closes the parts in the reverse order.
-"""
+"""Composes the server from settings, runtime, dispatch, listeners and signal handlers, and runs it."""
 
 from __future__ import annotations
 

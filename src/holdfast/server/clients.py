@@ -77,9 +77,6 @@ class ClientRegistry:
         self._clients: dict[str, ClientState] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
-    def __len__(self) -> int:
-        return len(self._clients)
-
     @property
     def attached(self) -> int:
         return sum(client.takeover is not None for client in self._clients.values())

@@ -52,6 +52,10 @@ class OutputSubscription:
         self.queued = False
         self.reader = Reader(process, after_seq, self._ready)
 
+    @property
+    def key(self) -> Key:
+        return ("plain", self.process_id) if self.name is None else ("named", self.name)
+
     def _ready(self) -> None:
         if not self.queued:
             self._outbox.enqueue(self)
@@ -101,8 +105,7 @@ class Outbox:
     def __init__(self, channel: Channel, codec: Codec) -> None:
         self._channel = channel
         self._codec = codec
-        self._named: dict[str, OutputSubscription] = {}
-        self._plain: dict[str, OutputSubscription] = {}
+        self._subscriptions: dict[Key, OutputSubscription] = {}
         self._ready: dict[OutputSubscription, None] = {}
         #: Readers of the client's earlier connection; each holds back its process until the client subscribes.
         self._held: dict[Key, Reader] = {}
@@ -115,13 +118,9 @@ class Outbox:
         self, process: Recorded, *, after_seq: int = 0, name: str | None = None, window: int | None = None
     ) -> None:
         """Follow a process; an existing subscription of this name is replaced, as after a reconnect."""
-        key = process.process_id if name is None else name
-        table = self._plain if name is None else self._named
-        self._drop(table.pop(key, None))
-        table[key] = subscription = OutputSubscription(self, process, after_seq, name, window)
-        held = self._held.pop(("plain" if name is None else "named", key), None)
-        if held is not None:
-            held.close()
+        subscription = OutputSubscription(self, process, after_seq, name, window)
+        self._remove(subscription.key)
+        self._subscriptions[subscription.key] = subscription
         self.enqueue(subscription)
 
     def open_reader(self, process: Recorded, wanted: SubscribeSpec) -> None:
@@ -132,13 +131,10 @@ class Outbox:
             self.subscribe(process, after_seq=wanted.after_seq, name=wanted.subscription, window=wanted.window)
 
     def unsubscribe(self, name: str) -> None:
-        self._drop(self._named.pop(name, None))
-        held = self._held.pop(("named", name), None)
-        if held is not None:
-            held.close()
+        self._remove(("named", name))
 
     def give_credit(self, name: str, seq: int, amount: int) -> None:
-        subscription = self._named.get(name)
+        subscription = self._subscriptions.get(("named", name))
         if subscription is not None:  # else it ended while the credit was in flight
             subscription.give_credit(seq, amount)
 
@@ -149,7 +145,7 @@ class Outbox:
 
     def positions(self) -> dict[str, int]:
         """The last `seq` that was pushed on each plain subscription, for a client that resumes."""
-        return {process_id: plain.reader.seq for process_id, plain in self._plain.items()}
+        return {key[1]: each.reader.seq for key, each in self._subscriptions.items() if key[0] == "plain"}
 
     def hold(self, held: Mapping[Key, Reader]) -> None:
         """Hold readers of an earlier connection until the client subscribes again."""
@@ -159,27 +155,19 @@ class Outbox:
         """Close; returns the readers that hold their processes back, for a client that may reconnect."""
         held = self._held
         self._held = {}
-        tables: tuple[tuple[Literal["named", "plain"], dict[str, OutputSubscription]], ...]
-        tables = (("named", self._named), ("plain", self._plain))
-        for kind, table in tables:
-            for key, subscription in tuple(table.items()):
-                process = subscription.reader.process
-                if process.follows and not process.closed:
-                    del table[key]
-                    subscription.queued = True  # so that its reader does not enqueue it
-                    held[kind, key] = subscription.reader
+        for key, subscription in tuple(self._subscriptions.items()):
+            process = subscription.reader.process
+            if process.follows and not process.closed:
+                del self._subscriptions[key]
+                subscription.queued = True  # so that its reader does not enqueue it
+                held[key] = subscription.reader
         self.close()
         return held
 
     def close(self) -> None:
         self._finish_frame()
-        for subscription in (*self._named.values(), *self._plain.values()):
-            subscription.reader.close()
-        for reader in self._held.values():
-            reader.close()
-        self._held.clear()
-        self._named.clear()
-        self._plain.clear()
+        for key in (*self._subscriptions, *self._held):
+            self._remove(key)
         self._ready.clear()
 
     # --- Source ----------------------------------------------------------------------------------------------
@@ -245,8 +233,7 @@ class Outbox:
                 subscription=subscription.name,
             )
             return self._codec.notification(PROCESS_EXITED.name, exited)
-        table = self._plain if subscription.name is None else self._named
-        self._drop(table.pop(subscription.name or subscription.process_id, None))
+        self._remove(subscription.key)
         closed = ClosedParams(process_id=subscription.process_id, seq=record.seq, subscription=subscription.name)
         return self._codec.notification(PROCESS_CLOSED.name, closed)
 
@@ -259,7 +246,11 @@ class Outbox:
             self._in_flight = None
             subscription.sent(record)
 
-    def _drop(self, subscription: OutputSubscription | None) -> None:
+    def _remove(self, key: Key) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            held.close()
+        subscription = self._subscriptions.pop(key, None)
         if subscription is not None:
             subscription.reader.close()
             self._ready.pop(subscription, None)

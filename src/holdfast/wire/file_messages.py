@@ -1,7 +1,7 @@
 """The parameters and results of `file/*` and `fs/*`; pure.
 
-`file/*` are our own methods. `fs/*` are the methods that the Codex CLI calls on its exec-server, with its field
-names and nothing added. Paths are encoded as `wire.paths` defines.
+`fs/*` are the methods that the Codex CLI calls on its exec-server, with its field names. Paths are encoded as
+`wire.paths` defines.
 """
 
 from __future__ import annotations

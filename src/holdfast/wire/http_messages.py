@@ -1,7 +1,6 @@
 """An HTTP request that leaves the sandbox as a host call, and the head of its response; pure.
 
-The proxy in the sandbox packs a request into the body of one call. The first piece of the answer is the head of the
-response; all further pieces are its body.
+The body of a call is a packed request; the first piece of the answer is the head, all further pieces the body.
 """
 
 from __future__ import annotations

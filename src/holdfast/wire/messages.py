@@ -149,8 +149,6 @@ class ListResult(Struct, frozen=True):
 
 
 class UsageParams(Struct, frozen=True):
-    """Ids of processes, terminals and shells."""
-
     process_ids: tuple[str, ...]
 
 
@@ -515,8 +513,6 @@ class OutputParams(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ExitedParams(ExitStatus, frozen=True, kw_only=True):
-    """The fields of `ExitStatus`, of a process."""
-
     process_id: str
     seq: int
     sandbox_denied: bool = False
