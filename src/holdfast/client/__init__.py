@@ -1,1 +1,1 @@
-"""The client: connections that reconnect, and handles on processes, shells, terminals and files. Linux and macOS."""
+"""The client: connections that reconnect, and handles on processes, shells, terminals and files. Linux, macOS."""

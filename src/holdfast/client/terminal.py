@@ -40,6 +40,7 @@ from holdfast.types import (
     TerminalRead,
     TerminalSize,
     TerminalState,
+    TerminalStates,
     TerminalStatus,
     TerminalWait,
 )
@@ -53,7 +54,7 @@ _STEP_BYTES: Final = 1024 * 1024
 _BACKLOG_BYTES: Final = 32 * MIB
 #: How long one long poll waits. A shorter one would cost a round trip more often.
 _POLL_SECONDS: Final = 30.0
-_OVER: Final = ("CLOSED", "ERROR")
+_OVER: Final = (TerminalStates.CLOSED, TerminalStates.ERROR)
 #: Cancels an escape sequence that a gap has cut, so that the emulator does not take later output for its rest.
 _CANCEL: Final = b"\x18"
 
