@@ -271,5 +271,5 @@ async def call_host(
                 await connection.call(methods.HOST_CANCEL, m.HostCancelParams(call_id))
 
 
-#: The documented name of `call_host`.
+#: An older name of `call_host`.
 call_service = call_host

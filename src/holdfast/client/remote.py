@@ -290,7 +290,8 @@ class RemoteCommand:
             cwd=spec.cwd,
             env=spec.env,
             input=spec.input,
-            timeout_ms=None if spec.timeout is None else _milliseconds(spec.timeout),
+            # A negative timeout is sent, so that the server refuses it.
+            timeout_ms=None if spec.timeout is None else _milliseconds(spec.timeout, least=-1.0),
             subscribe=self._reader.spec(),
             live=live,
             pipe_stdin=spec.pipe_stdin,
@@ -359,9 +360,9 @@ def _inline(result: m.ShellRunResult, reader: Subscription) -> list[CommandEvent
     return [*events, result.ended]
 
 
-def _milliseconds(seconds: float) -> int:
-    """Milliseconds, rounded up so that a short time does not become 0; a negative time is 0."""
-    return max(0, -int(-seconds * 1000 // 1))
+def _milliseconds(seconds: float, *, least: float = 0.0) -> int:
+    """Milliseconds, rounded up so that a short time does not become 0; a time below `least` becomes `least`."""
+    return -int(-max(least, seconds) * 1000 // 1)
 
 
 def _start_params(spec: ProcessSpec, subscribe: bool | m.SubscribeSpec) -> m.StartParams:

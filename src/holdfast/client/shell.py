@@ -165,7 +165,7 @@ class Shell:
             await stream.aclose()
         if ended is None:
             raise InternalError(f"the events of a command in shell {self.id!r} ended without its end")
-        self._update(ended)
+        self._cwd, self._state = ended.cwd, ended.state
         return command_result(printed, ended)
 
     async def stream(
@@ -186,7 +186,7 @@ class Shell:
         try:
             async for event in stream:
                 if isinstance(event, CommandEnded):
-                    self._update(event)
+                    self._cwd, self._state = event.cwd, event.state
                 yield event
         except ShellClosed:
             self._state = "closed"
@@ -256,9 +256,6 @@ class Shell:
 
     def _not_reading(self) -> StdinClosed:
         return StdinClosed(f"no command in shell {self.id!r} reads: run one with stdin='open'")
-
-    def _update(self, ended: CommandEnded) -> None:
-        self._cwd, self._state = ended.cwd, ended.state
 
     async def start(self, command: str, *, id: str | None = None, stdin: StdinMode = "closed") -> Process:
         """Start a command in the background, as a separate process that begins with the shell's state.
