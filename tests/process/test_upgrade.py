@@ -233,7 +233,7 @@ async def test_a_server_without_a_keeper_is_not_stopped(here: Place) -> None:
     server, _ = here.serve(settings={"HOLDFAST_KEEPER": "false"})
     done = here.holdfast("stop", "--keep")
     assert done.returncode == 1
-    assert "has no keeper: its processes would end with it; nothing was stopped" in done.stderr
+    assert "has no keeper, and what runs would end with it: nothing was stopped" in done.stderr
     async with conversation(here.address) as talk:
         await talk.initialize()
         code, _ = await talk.error("server/shutdown", keep=True)
