@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.types import Closed, Exited, OutputChunk, Overflow, ProcessSpec
@@ -43,7 +43,7 @@ class BenchmarkError(Exception):
 @contextlib.asynccontextmanager
 async def talking_to(address: str, encoding: Encoding = "msgpack") -> AsyncIterator[RemoteExec]:
     """The exec interface over a connection of its own."""
-    connection = Connection(dialer(address), address=address, client_name="bench", encoding=encoding)
+    connection = ChannelConnection(dialer(address), address=address, client_name="bench", encoding=encoding)
     await connection.open()
     api = RemoteExec(connection)
     try:

@@ -23,7 +23,7 @@ import holdfast
 from bench import growth, report
 from bench.growth import Sample
 from bench.servers import BenchmarkError, kill_server, memory_bytes
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
@@ -198,7 +198,7 @@ class Soak:
             return channels[-1]
 
         while True:
-            connection = Connection(dial, address=address, client_name="soak")
+            connection = ChannelConnection(dial, address=address, client_name="soak")
             try:
                 await connection.open()
             except ConnectionLost:

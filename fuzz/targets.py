@@ -39,7 +39,7 @@ from holdfast.wire.codec import Codec
 from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
 from holdfast.wire.messages import Empty, Encoding, ReadParams, WriteParams
 from holdfast.wire.methods import PING, methods, notifications
-from holdfast.wire.peer import Peer, Request
+from holdfast.wire.peer import IncomingRequest, Peer
 
 
 def targets() -> dict[str, Target]:
@@ -139,7 +139,7 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
             continue
         sent = peer.codec.request(1, row.name, params)
         again = Peer(Codec(encoding)).receive(sent)
-        assert isinstance(again, Request)
+        assert isinstance(again, IncomingRequest)
         read = peer.codec.decode_body(again.params, row.params, "params")
         # As bytes: a NaN is not equal to itself.
         assert peer.codec.request(1, row.name, read) == sent

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast import OutputChunk, Sandbox
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import Address, dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.exec_api import EventStream
@@ -56,7 +56,7 @@ async def broken_connection(
             proxy = await stack.enter_async_context(cutting_unix(path, server.socket, seed))
             connect = [sys.executable, "-m", "holdfast", "connect"]
             address = connect if scheme == "command" else f"unix:{path}"
-        connection = Connection(
+        connection = ChannelConnection(
             dialer(address, env=environment),
             address=way,
             encoding=cast(Encoding, encoding or "msgpack"),

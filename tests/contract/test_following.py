@@ -24,7 +24,7 @@ from holdfast import (
     Sandbox,
     StdoutChunk,
 )
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.exec_api import EventStream
@@ -279,7 +279,7 @@ class SlowWay(Way):
 
 @contextlib.asynccontextmanager
 async def connected(path: str) -> AsyncIterator[Sandbox]:
-    connection = Connection(dialer(f"unix:{path}"), address=path, encoding="msgpack")
+    connection = ChannelConnection(dialer(f"unix:{path}"), address=path, encoding="msgpack")
     await connection.open()
     box = Sandbox(RemoteExec(connection))
     try:

@@ -177,10 +177,10 @@ async def test_a_read_waits_for_output_and_for_the_end(starter: Starter) -> None
     first = await waiting
     seen = b"".join(chunk.data for chunk in first.chunks)
     while not seen.endswith(starter.lines(b"word\n")):
-        result = await process.read(since=first.next_seq - 1, wait=60)
+        result = await process.read(since=first.after_seq, wait=60)
         seen += b"".join(chunk.data for chunk in result.chunks)
         first = result
-    waiting = asyncio.create_task(process.read(since=first.next_seq - 1, wait=60))
+    waiting = asyncio.create_task(process.read(since=first.after_seq, wait=60))
     await process.terminate(force=True)
     assert (await waiting).next_seq > first.next_seq
 

@@ -181,7 +181,7 @@ async def test_a_closed_shell_leaves_its_jobs_if_asked_to(sh: Shell, tmp_path: P
     with fifo(str(tmp_path), "go") as (path, fd):
         job = int((await sh.run(f"{{ read x < {path}; echo late; exec sleep 1000; }} & echo $!")).stdout)
         try:
-            await sh.close(keep=True)
+            await sh.close(jobs="keep")
             assert (is_alive(job), is_alive(sh.pid)) == (True, False)
             with pytest.raises(ShellClosed, match="closed"):
                 await sh.run("true")

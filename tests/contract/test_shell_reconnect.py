@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 
 from holdfast import OutputChunk, Sandbox
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownShell
@@ -61,7 +61,9 @@ class Gate:
         self._open = asyncio.Event()
         self._open.set()
         self._channel: Channel | None = None
-        self.connection = Connection(self._through, address=way, encoding=cast(Encoding, encoding or "msgpack"))
+        self.connection = ChannelConnection(
+            self._through, address=way, encoding=cast(Encoding, encoding or "msgpack")
+        )
 
     async def _through(self, receiver: Receiver) -> Channel:
         await self._open.wait()

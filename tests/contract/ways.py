@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import holdfast
 from holdfast import ExecServerConfig, Process, Sandbox, TerminalSize
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer, open_connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownProcess
@@ -53,7 +53,7 @@ async def open_box(way: str, server: RunningServer, settings: Mapping[str, Any])
             yield box
         return
     _, _, encoding = way.partition("-")
-    connection = Connection(
+    connection = ChannelConnection(
         dialer(address_of(way, server, settings), env=server_environment()),
         address=way,
         encoding=cast(Encoding, encoding or "msgpack"),

@@ -13,10 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from versions import place
-
 import holdfast
 from holdfast.types import TerminalSize
+from tests.process.versions import place
 
 
 async def record(package: Path, ledger: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
 
 import holdfast
-from holdfast.client.host_service import HostService
+from holdfast.client.host_call import HostService
 from holdfast.wire.http_messages import HttpHead, HttpRequest, pack_head, unpack_request
 from tests.support.servers import RunningServer, running_server, server_environment
 from tests.support.signalling import send_signal

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import UnknownProcess
@@ -50,7 +50,7 @@ async def cut_after(exec_: LocalExec, method: str) -> AsyncIterator[RemoteExec]:
         return result
 
     setattr(exec_, method, do_and_cut)
-    connection = Connection(ways.dial, address="memory")
+    connection = ChannelConnection(ways.dial, address="memory")
     await connection.open()
     api = RemoteExec(connection)
     yield api

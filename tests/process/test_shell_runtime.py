@@ -27,8 +27,7 @@ from holdfast.errors import (
     UnknownUser,
 )
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.shell.live import KEPT_COMMANDS
-from holdfast.types import CommandEnded, CommandSpec, ShellSpec
+from holdfast.types import KEPT_SHELL_COMMANDS, CommandEnded, CommandSpec, ShellSpec
 from tests.contract.shell_ways import Running, until_queued
 from tests.process.test_shell_restart import run_deaf
 from tests.support.servers import is_alive, running_server
@@ -207,14 +206,15 @@ async def test_only_the_last_few_results_are_kept_and_no_command_runs_twice(
     api: LocalExec, sh: Shell, tmp_path: Path
 ) -> None:
     specs = [
-        CommandSpec(f"c{n}", f"echo {n} | tee -a {tmp_path}/log; (exit {n})") for n in range(KEPT_COMMANDS + 5)
+        CommandSpec(f"c{n}", f"echo {n} | tee -a {tmp_path}/log; (exit {n})")
+        for n in range(KEPT_SHELL_COMMANDS + 5)
     ]
     first = [await ended(api, spec) for spec in specs]
     assert [end.exit_code for end in first] == list(range(len(specs)))
-    for spec, end in zip(specs[-KEPT_COMMANDS:], first[-KEPT_COMMANDS:], strict=True):
+    for spec, end in zip(specs[-KEPT_SHELL_COMMANDS:], first[-KEPT_SHELL_COMMANDS:], strict=True):
         assert await ended(api, spec) == end
         assert (await api.snapshot(spec.command_id)).stdout == f"{end.exit_code}\n".encode()
-    for spec in specs[:-KEPT_COMMANDS]:
+    for spec in specs[:-KEPT_SHELL_COMMANDS]:
         with pytest.raises(UnknownProcess, match=spec.command_id):
             await ended(api, spec)
         with pytest.raises(UnknownProcess, match=spec.command_id):

@@ -187,7 +187,7 @@ async def test_a_container_that_does_not_come_back(kubectl: Kubectl) -> None:
         kubectl.pod(state="waiting", reason="CrashLoopBackOff")
         (channel,) = channels(kubectl.program)
         send_signal(channel, signal.SIGKILL)
-        with pytest.raises(ConnectionLost, match=r"did not come back in 0.3 s: .*does not run: CrashLoopBackOff"):
+        with pytest.raises(ConnectionLost, match=r"not restored in 0.3 s: .*does not run: CrashLoopBackOff"):
             await box.exec(["true"])
 
 

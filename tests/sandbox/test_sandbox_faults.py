@@ -241,7 +241,7 @@ async def test_an_engine_that_does_not_come_back(container: str, monkeypatch: py
         monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
         (channel,) = channels(container)
         send_signal(channel, signal.SIGKILL)
-        with pytest.raises(ConnectionLost, match=f"docker:{container}: .*did not come back in 0.5 s: .*nowhere"):
+        with pytest.raises(ConnectionLost, match=f"docker:{container}: .*not restored in 0.5 s: .*nowhere"):
             await box.exec(["true"])
 
 

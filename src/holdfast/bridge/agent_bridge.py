@@ -17,7 +17,7 @@ from holdfast.bridge.model_calls import ModelCalls
 from holdfast.bridge.model_choice import Model
 from holdfast.bridge.record import CallRecord, CallRecords
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, ExecRemoteProcess, StderrChunk, StdoutChunk
-from holdfast.client.host_service import HostService
+from holdfast.client.host_call import HostService
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, InvalidParams, ProcessError, TimeoutError, UnknownProcess
 from holdfast.types import EnvPolicy

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import holdfast
-from holdfast.client.connection import CLIENT_NAME, Connection
+from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection import CLIENT_NAME, ClientConnection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.sandboxes.addresses import place_at
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 class PlacedExec(RemoteExec):
     """The processes of a sandbox that we opened, and close."""
 
-    def __init__(self, connection: Connection, place: Place) -> None:
+    def __init__(self, connection: ClientConnection, place: Place) -> None:
         super().__init__(connection)
         self.place = place
 
@@ -80,8 +81,8 @@ async def open_place(place: Place, *, reconnect_deadline: float, client_name: st
     return PlacedExec(connection, place)
 
 
-async def _connect(place: Place, reconnect_deadline: float, client_name: str) -> Connection:
-    connection = Connection(
+async def _connect(place: Place, reconnect_deadline: float, client_name: str) -> ChannelConnection:
+    connection = ChannelConnection(
         place.dial,
         address=place.address,
         client_name=client_name,
@@ -97,7 +98,7 @@ async def _connect(place: Place, reconnect_deadline: float, client_name: str) ->
     return connection
 
 
-def _is_older(connection: Connection) -> bool:
+def _is_older(connection: ChannelConnection) -> bool:
     assert connection.server is not None
     return _numbers(connection.server.server_version) < _numbers(holdfast.__version__)
 
@@ -107,7 +108,9 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-async def _replace(connection: Connection, place: Place, reconnect_deadline: float, client_name: str) -> Connection:
+async def _replace(
+    connection: ChannelConnection, place: Place, reconnect_deadline: float, client_name: str
+) -> ChannelConnection:
     """The server inside is older than we are. If it has nothing to do it makes room; else it is used as it is."""
     assert connection.server is not None
     old = connection.server.server_version

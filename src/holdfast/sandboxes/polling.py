@@ -12,18 +12,16 @@ import contextlib
 import secrets
 from typing import Any, Final, TypeVar
 
-from holdfast.client.connection import DEFAULT_WINDOW, MAX_MESSAGE_BYTES, Call, Connection
-from holdfast.client.event_loops import check_loop
+from holdfast.client.connection import ClientConnection, PendingCall
 from holdfast.client.subscription import Subscription
-from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, SandboxGone, UnknownProcess
+from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, UnknownProcess
 from holdfast.sandboxes.host_command import run_outside
 from holdfast.sandboxes.install.injection import MISSING
 from holdfast.sandboxes.sandbox_kind import CommandPlace, environment
-from holdfast.transport.channel import Channel, Receiver
-from holdfast.types import OutputChunk, ReadResult
+from holdfast.types import MAX_MESSAGE_BYTES, OutputChunk, ReadResult
 from holdfast.wire import messages as m, methods
 from holdfast.wire.codec import Codec
-from holdfast.wire.methods import Method, Notification
+from holdfast.wire.methods import Notification, WireMethod
 from holdfast.wire.peer import OnReply, Peer
 
 P = TypeVar("P")
@@ -42,16 +40,16 @@ _REPLIED: Final = (0, 1)
 _WAITS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class PolledConnection(Connection):
-    """What `Connection` offers, over single commands in a place."""
+class PolledConnection(ClientConnection):
+    """A connection over single commands in a sandbox."""
 
     polls = True
 
     def __init__(self, place: CommandPlace, *, reconnect_deadline: float) -> None:
-        super().__init__(_no_channel, address=place.address, reconnect_deadline=reconnect_deadline)
+        super().__init__(place.address)
         self._place = place
         self._deadline = reconnect_deadline
-        self._carrying: dict[Call[Any], asyncio.Task[None]] = {}
+        self._carrying: dict[PendingCall[Any], asyncio.Task[None]] = {}
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._room: dict[str, asyncio.Event] = {}
         self._uncredited: dict[str, int] = {}
@@ -60,40 +58,38 @@ class PolledConnection(Connection):
 
     @property
     def connected(self) -> bool:
-        """Never: the server does not see that we give something up, and must be told."""
+        """False: the server sees no cancelled request, so a caller must end what it started by a call."""
         return False
 
     @property
-    def _may_answer(self) -> bool:
-        """There is no channel that could be down: each call finds out for itself."""
+    def may_answer(self) -> bool:
+        """True: there is no channel that could be down."""
         return True
 
     async def open(self) -> None:
         await self.call(methods.PING, m.Empty())
 
-    def begin(self, method: Method[P, R], params: P) -> Call[R]:
-        if self._failure is not None:
-            raise self._failed()
-        call = Call(method, params, self._loop.create_future())
-        task = self._carrying[call] = self._loop.create_task(self._carry(call))
+    def begin(self, method: WireMethod[P, R], params: P) -> PendingCall[R]:
+        call = self.new_call(method, params)
+        task = self._carrying[call] = self.loop.create_task(self._carry(call))
         task.add_done_callback(lambda _: self._carrying.pop(call, None))
         return call
 
-    def give_up(self, call: Call[R]) -> None:
+    def give_up(self, call: PendingCall[R]) -> None:
         if (task := self._carrying.get(call)) is not None:
             task.cancel()
 
     def notify(self, notification: Notification[P], params: P) -> None:
-        """Nothing that a server must know is told this way."""
+        """Does nothing: a server does not depend on notifications."""
 
-    async def _carry(self, call: Call[Any]) -> None:
-        began = self._loop.time()
+    async def _carry(self, call: PendingCall[Any]) -> None:
+        began = self.loop.time()
         while True:
             try:
                 result = await self._exchange(call)
             except ConnectionLost as error:
                 wait = _WAITS[min(call.sent, len(_WAITS)) - 1]
-                if self._loop.time() + wait - began > self._deadline:
+                if self.loop.time() + wait - began > self._deadline:
                     call.replied(None, error)
                     return
                 await asyncio.sleep(wait)
@@ -104,7 +100,7 @@ class PolledConnection(Connection):
                 call.replied(result, None)
                 return
 
-    async def _exchange(self, call: Call[Any]) -> Any:
+    async def _exchange(self, call: PendingCall[Any]) -> Any:
         """One command: the request on its stdin, the reply on its stdout."""
         peer = Peer(Codec("json"), self.address)
         replies: list[tuple[Any, HoldfastError | None]] = []
@@ -132,13 +128,12 @@ class PolledConnection(Connection):
 
     # --- what would be pushed --------------------------------------------------------------------------------
 
-    def reader(self, process_id: str, after_seq: int = 0, window: int | None = None) -> Subscription:
-        """A reader of a process. Its id names its polls, unique among all clients of the server."""
-        check_loop(self._loop)
-        return Subscription(self, secrets.token_hex(8), process_id, after_seq, window or DEFAULT_WINDOW)
+    def new_reader_id(self) -> str:
+        """Unique among all clients of the server, because the id names the reader's polls there."""
+        return secrets.token_hex(8)
 
-    def attach(self, reader: Subscription, start: Call[Any] | None = None) -> None:
-        self._readers[reader.id] = reader
+    def attach(self, reader: Subscription, start: PendingCall[Any] | None = None) -> None:
+        self.readers[reader.id] = reader
         if start is None:
             reader.connected()
             return
@@ -146,7 +141,7 @@ class PolledConnection(Connection):
         self._begin_poll(reader, 0, reader.window, start)
 
     def subscribe(self, params: m.SubscribeParams, on_reply: OnReply) -> None:
-        if (reader := self._reader(params.subscription)) is not None:
+        if (reader := self.readers.get(params.subscription)) is not None:
             self._begin_poll(reader, params.after_seq, reader.window, None)
 
     def credit(self, id: str, seq: int, count: int) -> None:
@@ -162,11 +157,13 @@ class PolledConnection(Connection):
         if (poll := self._polls.get(id)) is not None and poll is not asyncio.current_task():
             poll.cancel()
 
-    def _begin_poll(self, reader: Subscription, after_seq: int, window: int, start: Call[Any] | None) -> None:
+    def _begin_poll(
+        self, reader: Subscription, after_seq: int, window: int, start: PendingCall[Any] | None
+    ) -> None:
         id = reader.id
         self._room[id] = asyncio.Event()
         self._uncredited[id] = 0
-        task = self._polls[id] = self._loop.create_task(self._poll(reader, after_seq, window, start))
+        task = self._polls[id] = self.loop.create_task(self._poll(reader, after_seq, window, start))
 
         def over(_: object) -> None:
             self._polls.pop(id, None)
@@ -175,7 +172,9 @@ class PolledConnection(Connection):
 
         task.add_done_callback(over)
 
-    async def _poll(self, reader: Subscription, after_seq: int, window: int, start: Call[Any] | None) -> None:
+    async def _poll(
+        self, reader: Subscription, after_seq: int, window: int, start: PendingCall[Any] | None
+    ) -> None:
         exit_told = False
         try:
             await self._until_there(reader, start)
@@ -192,7 +191,7 @@ class PolledConnection(Connection):
                 if close_seq is not None:
                     reader.closed(m.ClosedParams(reader.process_id, close_seq))
                     return
-                after_seq = result.next_seq - 1
+                after_seq = result.after_seq
                 self._uncredited[reader.id] += sum(len(chunk.data) for chunk in result.chunks)
                 if result.chunks and not result.exited:
                     # Else a program that prints all the time would mean a command all the time.
@@ -203,7 +202,7 @@ class PolledConnection(Connection):
         except HoldfastError as error:
             reader.fail(error)
 
-    async def _until_there(self, reader: Subscription, start: Call[Any] | None) -> None:
+    async def _until_there(self, reader: Subscription, start: PendingCall[Any] | None) -> None:
         """Wait until `start` has made the process, or the command of a shell, that `reader` polls."""
         if start is None:
             return
@@ -226,18 +225,18 @@ class PolledConnection(Connection):
         with contextlib.suppress(UnknownProcess):  # it is a command in a shell, which no signal ends
             signal = (await self.call(methods.PROCESS_WAIT, m.WaitParams(reader.process_id, 0))).signal
         code = 255 if result.exit_code is None else result.exit_code
-        reader.exited(m.ExitedParams(reader.process_id, seq, code, signal, result.sandbox_denied))
+        denied = result.sandbox_denied
+        reader.exited(m.ExitedParams(code, signal, process_id=reader.process_id, seq=seq, sandbox_denied=denied))
         return True
 
     async def aclose(self) -> None:
-        await self._end_clean_up()
+        await self.end_clean_up()
         tasks = [*self._polls.values(), *self._carrying.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if self._failure is None:
-            self._fail(ConnectionLost(f"{self.address}: the connection was closed"))
+        self.fail()
 
 
 def ends_in(result: ReadResult, after_seq: int, *, exit_told: bool) -> tuple[int | None, int | None]:
@@ -262,7 +261,3 @@ def _as_pushed(reader: Subscription, chunk: OutputChunk) -> m.OutputParams:
     return m.OutputParams(
         process_id=reader.process_id, seq=chunk.seq, stream=chunk.stream, offset=chunk.offset, chunk=chunk.data
     )
-
-
-async def _no_channel(receiver: Receiver) -> Channel:
-    raise SandboxGone("there is no channel to open")

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError, ShellClosed
+from holdfast.errors import EXIT_INTERRUPTED, EXIT_TIMED_OUT, HoldfastError, ShellClosed
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess
 from holdfast.types import (
     CommandEnded,
@@ -32,8 +32,6 @@ from holdfast.types import (
 
 #: Seconds that an interrupted command may ignore TERM before KILL; as the server's setting.
 INTERRUPT_GRACE_SECONDS: Final = 2.0
-TIMED_OUT: Final = 124
-INTERRUPTED: Final = 130
 
 #: A command in a fake shell. Every `Program` is one.
 CommandProgram = Callable[["FakeCommand"], Awaitable[int]]
@@ -255,7 +253,7 @@ class FakeShell:
         if self._closing:
             self.state, self.reason = "closed", "closed"
         elif command.stopped:
-            code = TIMED_OUT if command.timed_out else INTERRUPTED
+            code = EXIT_TIMED_OUT if command.timed_out else EXIT_INTERRUPTED
         elif command.exits:
             self.state, self.reason = "closed", f"exited with code {code}"
         command.ended = CommandEnded(

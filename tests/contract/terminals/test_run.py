@@ -137,7 +137,7 @@ async def test_at_a_continuation_prompt_the_terminal_is_not_idle(opened: Opener,
         await terminal.send(f"{first}\n")
         status = await until_status(terminal, lambda status: status.continuation)
         assert (status.state, status.reason) == ("BUSY", "")
-        with pytest.raises(TimeoutError, match="asks for the rest"):
+        with pytest.raises(TimeoutError, match="continuation prompt"):
             await terminal.wait_until_idle(0.05)
         status = await terminal.wait_until_awaiting_input(PATIENCE)
         assert (status.state, status.continuation, status.awaiting_input) == ("BUSY", True, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import TerminalSize
+from holdfast import TerminalSize, TerminalStates
 from holdfast.client.terminal import Terminal
 from holdfast.errors import (
     InvalidParams,
@@ -25,9 +25,10 @@ from tests.contract.terminals.ways import (
 )
 
 
-async def test_what_was_looked_at_is_kept_up_to_date(opened: Opener) -> None:
+async def test_a_watched_status_is_kept_up_to_date(opened: Opener) -> None:
     terminal = await opened()
-    assert terminal.status.state == "IDLE"
+    assert terminal.status.state == TerminalStates.IDLE == "IDLE"
+    await terminal.watch()
     person = await opened.box.open_terminal(terminal.id)
     await person.send("cat\n")
     await follow(lambda: terminal.state == "BUSY")

@@ -1,4 +1,4 @@
-"""`Connection` and `RemoteExec` against a scripted server at the other end of a wire in memory."""
+"""`ChannelConnection` and `RemoteExec` against a scripted server at the other end of a wire in memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.connection import MAX_CLEAN_UPS, Connection
+from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection import MAX_CLEAN_UPS
 from holdfast.client.process import Process
-from holdfast.client.remote import WRITE_PIECE_BYTES, RemoteExec
+from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
@@ -31,6 +32,7 @@ from holdfast.testing.clock import settle
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import (
     FILE_PIECE_BYTES,
+    WRITE_PIECE_BYTES,
     Closed,
     Exited,
     ExitStatus,
@@ -45,7 +47,7 @@ from holdfast.types import (
 )
 from holdfast.wire import messages as m, methods as w
 from holdfast.wire.framing import Oversized
-from holdfast.wire.peer import Notice, Peer, Request
+from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
 from tests.support.memory_channel import MemoryWire, memory_pair
 
 Notification = tuple[str, Any]
@@ -89,10 +91,10 @@ class ServerEnd:
     def message_received(self, message: bytes | Oversized) -> None:
         assert not isinstance(message, Oversized)
         item = self.peer.receive(message)
-        if isinstance(item, Request):
+        if isinstance(item, IncomingRequest):
             self.server.requests.append((item.method, item.id))
             self.request(item)
-        elif isinstance(item, Notice) and item.method == "process/credit":
+        elif isinstance(item, IncomingNotification) and item.method == "process/credit":
             credit = self.peer.codec.decode_body(item.params, m.CreditParams, item.method)
             self.server.credits.append(credit)
             reader = self.readers.get(credit.subscription)
@@ -103,16 +105,16 @@ class ServerEnd:
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
 
-    def body(self, item: Request, kind: Any) -> Any:
+    def body(self, item: IncomingRequest, kind: Any) -> Any:
         return self.peer.codec.decode_body(item.params, kind, item.method)
 
-    def answer(self, item: Request, result: object) -> None:
+    def answer(self, item: IncomingRequest, result: object) -> None:
         self.channel.send(self.peer.codec.result(item.id, result))
 
-    def refuse(self, item: Request, error: HoldfastError) -> None:
+    def refuse(self, item: IncomingRequest, error: HoldfastError) -> None:
         self.channel.send(self.peer.codec.failure(item.id, error))
 
-    def request(self, item: Request) -> None:
+    def request(self, item: IncomingRequest) -> None:
         server = self.server
         if item.method in server.poison:
             server.wires[-1].cut()
@@ -196,7 +198,7 @@ class ServerEnd:
                 )
             if log.ended and reader.seq == len(log.records):
                 reader.seq += 1
-                exited = m.ExitedParams(reader.process_id, reader.seq, 3, None, False, id)
+                exited = m.ExitedParams(3, process_id=reader.process_id, seq=reader.seq, subscription=id)
                 return self.peer.codec.notification("process/exited", exited)
             if log.ended and reader.seq == len(log.records) + 1:
                 reader.seq += 1
@@ -268,8 +270,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-async def connection(server: FakeServer, clock: FakeClock) -> AsyncIterator[Connection]:
-    connection = Connection(server.dial, address="memory", clock=clock, rng=random.Random(1))
+async def connection(server: FakeServer, clock: FakeClock) -> AsyncIterator[ChannelConnection]:
+    connection = ChannelConnection(server.dial, address="memory", clock=clock, rng=random.Random(1))
     yield connection
     await connection.aclose()
 
@@ -283,7 +285,7 @@ async def collect(stream: AsyncIterator[ProcessEvent]) -> list[ProcessEvent]:
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 async def test_the_server_chooses_the_encoding(
-    server: FakeServer, connection: Connection, encoding: m.Encoding
+    server: FakeServer, connection: ChannelConnection, encoding: m.Encoding
 ) -> None:
     server.encoding = encoding
     await connection.open()
@@ -294,7 +296,7 @@ async def test_the_server_chooses_the_encoding(
 
 
 async def test_a_refused_handshake_is_told_as_it_is_and_not_tried_again(
-    server: FakeServer, connection: Connection
+    server: FakeServer, connection: ChannelConnection
 ) -> None:
     server.refusal = Unauthorized("a wrong token")
     with pytest.raises(Unauthorized, match="a wrong token"):
@@ -303,7 +305,7 @@ async def test_a_refused_handshake_is_told_as_it_is_and_not_tried_again(
 
 
 async def test_a_server_that_does_not_answer_initialize(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     server.silent.add("initialize")
     opening = asyncio.create_task(connection.open())
@@ -315,7 +317,7 @@ async def test_a_server_that_does_not_answer_initialize(
 
 
 async def test_an_unreachable_server_is_told_at_once_with_its_address(
-    server: FakeServer, connection: Connection
+    server: FakeServer, connection: ChannelConnection
 ) -> None:
     server.unreachable = ConnectionRefusedError(111, "Connection refused")
     with pytest.raises(ConnectionLost, match=r"memory: .*Connection refused"):
@@ -326,7 +328,7 @@ async def test_an_unreachable_server_is_told_at_once_with_its_address(
 
 
 async def test_unanswered_calls_are_sent_again_and_answered_once(
-    server: FakeServer, connection: Connection
+    server: FakeServer, connection: ChannelConnection
 ) -> None:
     await connection.open()
     server.silent.add("process/write")
@@ -343,7 +345,7 @@ async def test_unanswered_calls_are_sent_again_and_answered_once(
 
 
 async def test_calls_made_while_it_is_down_wait_for_it(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     await connection.call(w.PING, m.Empty())
@@ -360,7 +362,7 @@ async def test_calls_made_while_it_is_down_wait_for_it(
 
 
 async def test_waits_between_attempts_double_up_to_a_limit(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     await connection.call(w.PING, m.Empty())
@@ -378,7 +380,7 @@ async def test_waits_between_attempts_double_up_to_a_limit(
 
 
 async def test_after_the_deadline_everyone_is_told_the_address_and_the_cause(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     server.logs["p"] = Log()
@@ -403,7 +405,7 @@ async def test_after_the_deadline_everyone_is_told_the_address_and_the_cause(
 
 
 async def test_without_a_deadline_a_break_is_told_at_once(server: FakeServer) -> None:
-    connection = Connection(server.dial, address="memory", reconnect_deadline=0)
+    connection = ChannelConnection(server.dial, address="memory", reconnect_deadline=0)
     await connection.open()
     server.silent.add("ping")
     call = asyncio.create_task(connection.call(w.PING, m.Empty()))
@@ -415,7 +417,7 @@ async def test_without_a_deadline_a_break_is_told_at_once(server: FakeServer) ->
     await connection.aclose()
 
 
-async def test_a_refusal_on_the_way_back_is_final(server: FakeServer, connection: Connection) -> None:
+async def test_a_refusal_on_the_way_back_is_final(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     server.silent.add("ping")
     call = asyncio.create_task(connection.call(w.PING, m.Empty()))
@@ -428,7 +430,7 @@ async def test_a_refusal_on_the_way_back_is_final(server: FakeServer, connection
 
 
 async def test_a_request_that_breaks_every_channel_does_not_go_on_for_ever(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     server.poison.add("environment/info")
@@ -439,7 +441,9 @@ async def test_a_request_that_breaks_every_channel_does_not_go_on_for_ever(
     assert server.dials < 40
 
 
-async def test_a_cancelled_call_is_forgotten_and_not_sent_again(server: FakeServer, connection: Connection) -> None:
+async def test_a_cancelled_call_is_forgotten_and_not_sent_again(
+    server: FakeServer, connection: ChannelConnection
+) -> None:
     await connection.open()
     server.silent.add("environment/info")
     call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
@@ -453,7 +457,7 @@ async def test_a_cancelled_call_is_forgotten_and_not_sent_again(server: FakeServ
     assert connection._peer.pending == 0
 
 
-async def test_closing_tells_whoever_waits(server: FakeServer, connection: Connection) -> None:
+async def test_closing_tells_whoever_waits(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     server.silent.add("ping")
     call = asyncio.create_task(connection.call(w.PING, m.Empty()))
@@ -466,7 +470,7 @@ async def test_closing_tells_whoever_waits(server: FakeServer, connection: Conne
 
 
 async def test_a_message_over_the_limit_fails_alone(server: FakeServer) -> None:
-    connection = Connection(server.dial, address="memory", max_message_bytes=1000)
+    connection = ChannelConnection(server.dial, address="memory", max_message_bytes=1000)
     await connection.open()
     with pytest.raises(MessageTooLarge, match=r"process/write.*1000"):
         await RemoteExec(connection).write("p", b"x" * 2000)
@@ -474,7 +478,9 @@ async def test_a_message_over_the_limit_fails_alone(server: FakeServer) -> None:
     await connection.aclose()
 
 
-async def test_garbage_breaks_the_channel_and_not_the_call(server: FakeServer, connection: Connection) -> None:
+async def test_garbage_breaks_the_channel_and_not_the_call(
+    server: FakeServer, connection: ChannelConnection
+) -> None:
     await connection.open()
     server.silent.add("ping")
     call = asyncio.create_task(connection.call(w.PING, m.Empty()))
@@ -496,7 +502,7 @@ async def test_garbage_breaks_the_channel_and_not_the_call(server: FakeServer, c
     ],
 )
 async def test_an_undecodable_reply_fails_its_call_and_keeps_the_channel(
-    server: FakeServer, connection: Connection, reply: bytes
+    server: FakeServer, connection: ChannelConnection, reply: bytes
 ) -> None:
     server.encoding = "json"
     server.garbage["environment/info"] = reply
@@ -515,7 +521,7 @@ async def test_an_undecodable_reply_fails_its_call_and_keeps_the_channel(
 
 
 async def test_a_call_that_is_answered_with_garbage_every_time_ends(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     server.garbage["environment/info"] = b"\xc1\xc1\xc1"
@@ -529,7 +535,7 @@ async def test_a_call_that_is_answered_with_garbage_every_time_ends(
 
 
 async def test_a_reader_whose_events_are_garbage_every_time_ends_though_calls_are_answered(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     server.logs["p"] = Log()
@@ -548,7 +554,7 @@ async def test_a_reader_whose_events_are_garbage_every_time_ends_though_calls_ar
     "last", [b"", b'{"method":"news"}', b'{"id":4711,"result":{}}'], ids=["nothing", "news", "unknown-id"]
 )
 async def test_a_server_that_closes_after_every_handshake_is_dialled_ever_more_rarely(
-    server: FakeServer, connection: Connection, clock: FakeClock, last: bytes
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock, last: bytes
 ) -> None:
     server.encoding = "json"
     await connection.open()
@@ -576,7 +582,7 @@ async def test_a_server_that_closes_after_every_handshake_is_dialled_ever_more_r
 
 
 async def test_a_server_that_answers_a_little_and_closes_is_dialled_at_a_bounded_rate(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     log = server.logs["p"] = Log()
     await connection.open()
@@ -604,7 +610,7 @@ async def test_a_server_that_answers_a_little_and_closes_is_dialled_at_a_bounded
 
 
 async def test_an_idle_connection_is_pinged_and_stays(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     await clock.advance(100)
@@ -613,7 +619,7 @@ async def test_an_idle_connection_is_pinged_and_stays(
 
 
 async def test_two_pings_without_an_answer_are_a_broken_connection(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     server.wires[0].hold()
@@ -627,7 +633,7 @@ async def test_two_pings_without_an_answer_are_a_broken_connection(
 # --- readers -----------------------------------------------------------------------------------------------------
 
 
-async def test_events_in_order_with_exact_gaps(server: FakeServer, connection: Connection) -> None:
+async def test_events_in_order_with_exact_gaps(server: FakeServer, connection: ChannelConnection) -> None:
     log = server.logs["p"] = Log()
     for stream, data in (
         ("stdout", b"aa"),
@@ -658,13 +664,13 @@ async def test_events_in_order_with_exact_gaps(server: FakeServer, connection: C
     ]
 
 
-async def test_an_unknown_process_fails_its_reader(server: FakeServer, connection: Connection) -> None:
+async def test_an_unknown_process_fails_its_reader(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     with pytest.raises(UnknownProcess, match="nobody"):
         await collect(RemoteExec(connection).events("nobody"))
 
 
-async def test_start_streaming_takes_one_round_trip(server: FakeServer, connection: Connection) -> None:
+async def test_start_streaming_takes_one_round_trip(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     log = server.logs["p"] = Log()
     log.print(b"hello")
@@ -679,7 +685,7 @@ async def test_start_streaming_takes_one_round_trip(server: FakeServer, connecti
 async def test_cuts_at_random_places_lose_and_repeat_nothing(server: FakeServer, seed: int) -> None:
     """Every channel breaks after a random number of bytes; what is read in the end is exact."""
     rng = random.Random(seed)
-    connection = Connection(server.dial, address="memory", rng=rng, reconnect_deadline=600)
+    connection = ChannelConnection(server.dial, address="memory", rng=rng, reconnect_deadline=600)
     await connection.open()
     api = RemoteExec(connection)
     cuts = 60
@@ -722,7 +728,7 @@ async def test_cuts_at_random_places_lose_and_repeat_nothing(server: FakeServer,
 
 
 async def test_a_joined_chunk_that_overlaps_is_cut_to_what_is_new(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     log = server.logs["p"] = Log()
@@ -748,7 +754,7 @@ async def test_a_joined_chunk_that_overlaps_is_cut_to_what_is_new(
 
 
 async def test_a_reader_that_does_not_read_holds_a_window_and_delays_nobody(
-    server: FakeServer, connection: Connection
+    server: FakeServer, connection: ChannelConnection
 ) -> None:
     await connection.open()
     for name in ("flood", "quiet"):
@@ -772,7 +778,9 @@ async def test_a_reader_that_does_not_read_holds_a_window_and_delays_nobody(
     assert server.sent_bytes == 1505
 
 
-async def test_what_is_held_stays_bounded_over_many_breaks(server: FakeServer, connection: Connection) -> None:
+async def test_what_is_held_stays_bounded_over_many_breaks(
+    server: FakeServer, connection: ChannelConnection
+) -> None:
     await connection.open()
     log = server.logs["p"] = Log()
     for _ in range(200):
@@ -790,7 +798,7 @@ async def test_what_is_held_stays_bounded_over_many_breaks(server: FakeServer, c
 
 
 async def test_credit_comes_late_for_little_but_it_comes(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     log = server.logs["p"] = Log()
@@ -810,7 +818,9 @@ async def test_credit_comes_late_for_little_but_it_comes(
 # --- the end of readers ------------------------------------------------------------------------------------------
 
 
-async def test_aclose_unsubscribes_and_ends_the_iteration(server: FakeServer, connection: Connection) -> None:
+async def test_aclose_unsubscribes_and_ends_the_iteration(
+    server: FakeServer, connection: ChannelConnection
+) -> None:
     await connection.open()
     server.logs["p"] = Log()
     stream = RemoteExec(connection).events("p")
@@ -823,7 +833,7 @@ async def test_aclose_unsubscribes_and_ends_the_iteration(server: FakeServer, co
     assert server.ends[0].readers == {}
 
 
-async def test_a_reader_that_is_dropped_unsubscribes(server: FakeServer, connection: Connection) -> None:
+async def test_a_reader_that_is_dropped_unsubscribes(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     server.logs["p"] = Log()
     server.logs["p"].print(b"one")
@@ -833,13 +843,13 @@ async def test_a_reader_that_is_dropped_unsubscribes(server: FakeServer, connect
     gc.collect()
     await settle()
     assert server.ends[0].readers == {}
-    assert len(connection._readers) == 0
+    assert len(connection.readers) == 0
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-async def test_large_input_goes_in_ordered_pieces(server: FakeServer, connection: Connection) -> None:
+async def test_large_input_goes_in_ordered_pieces(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     data = random.Random(0).randbytes(2 * WRITE_PIECE_BYTES + 5)
     await RemoteExec(connection).write("p", data, write_id="w")
@@ -849,7 +859,7 @@ async def test_large_input_goes_in_ordered_pieces(server: FakeServer, connection
 
 @pytest.mark.parametrize(("status", "error"), [("unknownProcess", UnknownProcess), ("stdinClosed", StdinClosed)])
 async def test_refused_input_is_an_error(
-    server: FakeServer, connection: Connection, status: str, error: type[HoldfastError]
+    server: FakeServer, connection: ChannelConnection, status: str, error: type[HoldfastError]
 ) -> None:
     await connection.open()
     server.write_status = status
@@ -962,14 +972,14 @@ NEVER_ANSWERED = ("shell/open", "shell/run", "terminal/run", "process/write", "f
 
 
 async def _cancelled_out_of_reach(
-    server: FakeServer, connection: Connection, operation: Operation
+    server: FakeServer, connection: ChannelConnection, operation: Operation
 ) -> tuple[asyncio.Task[None], list[dict[str, Any]]]:
     logged: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     await connection.open()
     server.logs["p"] = Log()
     server.silent.update(name for name in w.methods() if name.startswith(NEVER_ANSWERED))
-    server.once["service/offer"] = m.ServiceOfferResult("epoch", ())
+    server.once["service/offer"] = m.HostOfferResult("epoch", ())
     task = asyncio.create_task(operation(RemoteExec(connection)))
     await settle()
     assert not task.done()
@@ -984,7 +994,7 @@ async def _cancelled_out_of_reach(
 
 @pytest.mark.parametrize(("operation", "request_name"), OPERATIONS, ids=lambda each: getattr(each, "__name__", ""))
 async def test_a_cancelled_call_returns_at_once_and_cleans_up_when_the_server_is_back(
-    server: FakeServer, connection: Connection, clock: FakeClock, operation: Operation, request_name: str
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock, operation: Operation, request_name: str
 ) -> None:
     task, logged = await _cancelled_out_of_reach(server, connection, operation)
     assert task.done()
@@ -1001,7 +1011,7 @@ async def test_a_cancelled_call_returns_at_once_and_cleans_up_when_the_server_is
 
 @pytest.mark.parametrize(("operation", "request_name"), OPERATIONS, ids=lambda each: getattr(each, "__name__", ""))
 async def test_closing_gives_up_what_waits_to_be_cleaned_up(
-    server: FakeServer, connection: Connection, operation: Operation, request_name: str
+    server: FakeServer, connection: ChannelConnection, operation: Operation, request_name: str
 ) -> None:
     task, logged = await _cancelled_out_of_reach(server, connection, operation)
     assert task.done()
@@ -1014,7 +1024,7 @@ async def test_closing_gives_up_what_waits_to_be_cleaned_up(
 
 
 async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cleans_up(
-    server: FakeServer, connection: Connection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
     server.silent.add("process/terminate")
@@ -1030,10 +1040,12 @@ async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cle
     assert task.done()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert "out of reach" in caught.value.__notes__[0]
+    assert "unreachable" in caught.value.__notes__[0]
 
 
-async def test_no_more_than_so_many_wait_to_be_cleaned_up(server: FakeServer, connection: Connection) -> None:
+async def test_no_more_than_so_many_wait_to_be_cleaned_up(
+    server: FakeServer, connection: ChannelConnection
+) -> None:
     await connection.open()
     server.unreachable = ConnectionRefusedError(111, "refused")
     server.wires[-1].cut()

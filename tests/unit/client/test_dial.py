@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import describe, dialer, open_connection
 from holdfast.errors import CommandNotFound, ConnectionLost, HandshakeFailed, InvalidParams, MessageTooLarge
 from holdfast.wire import messages as m, methods as w
@@ -105,7 +105,7 @@ async def test_a_reply_over_the_limit_of_a_websocket_fails_the_call_and_is_not_r
 
     async with serve(answer, "127.0.0.1", 0) as server:
         address = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
-        connection = Connection(dialer(address, token="t", max_message_bytes=1000), address=address)
+        connection = ChannelConnection(dialer(address, token="t", max_message_bytes=1000), address=address)
         await connection.open()
         with pytest.raises(MessageTooLarge, match=r"environment/info: ws://127\.0\.0\.1:.* over 1000 bytes"):
             await connection.call(w.ENVIRONMENT_INFO, m.Empty())

@@ -168,7 +168,7 @@ def test_a_timeout_is_retried_twice_with_less_time() -> None:
     async def scenario() -> None:
         box, fake = box_with(hang=hangs())
         with pytest.raises(
-            TimeoutError, match="within 100 s, nor when it was run again for 50 s and 25 s, so it was killed"
+            TimeoutError, match="within 100 s, nor when repeated for 50 s and 25 s, so it was killed"
         ):
             await box.exec(["hang"], timeout=100, timeout_retry=True)
         assert asyncio.get_running_loop().time() == pytest.approx(100 + 50 + 25)

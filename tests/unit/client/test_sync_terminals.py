@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import holdfast.sync
-from holdfast.client import terminal
 from holdfast.client.screen.asciicast import read_cast
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError, UnknownTerminal
 from holdfast.types import TerminalSize
@@ -24,11 +22,6 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[holdfast.sy
     monkeypatch.setenv("HOME", str(tmp_path))
     with holdfast.sync.connect("inprocess") as box:
         yield box
-
-
-def test_nothing_public_is_missing_from_the_facade() -> None:
-    wanted = {name for name, _ in inspect.getmembers_static(terminal.Terminal) if not name.startswith("_")}
-    assert wanted <= set(dir(holdfast.sync.Terminal))
 
 
 def test_commands_state_and_screen(box: holdfast.sync.Sandbox) -> None:

@@ -244,9 +244,19 @@ def test_who_waits_for_input() -> None:
     driven(test)
 
 
-def test_live_properties_follow() -> None:
+def test_reading_the_status_starts_nothing() -> None:
+    async def test(stub: FakeTerminal, terminal: Terminal) -> None:
+        before = asyncio.all_tasks()
+        assert (terminal.state, terminal.prompt, terminal.status.state) == ("RUNNING", None, "RUNNING")
+        assert asyncio.all_tasks() == before
+
+    driven(test)
+
+
+def test_watched_properties_follow() -> None:
     async def test(stub: FakeTerminal, terminal: Terminal) -> None:
         assert terminal.status.state == "RUNNING"
+        await terminal.watch()
         stub.shows_prompt("here> ")
         await asyncio.sleep(0.2)
         assert (terminal.state, terminal.prompt, terminal.awaiting_input) == ("IDLE", "here> ", True)

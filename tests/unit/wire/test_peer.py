@@ -19,7 +19,7 @@ from holdfast.errors import (
 from holdfast.wire.codec import Codec
 from holdfast.wire.messages import Empty, Encoding, ProcessParams, WaitParams, WaitResult
 from holdfast.wire.methods import PING, PROCESS_CLOSE_STDIN, PROCESS_WAIT
-from holdfast.wire.peer import Notice, Peer, Request
+from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
 
 
 class Caller:
@@ -45,7 +45,7 @@ def test_a_call_goes_over_and_its_result_comes_back(encoding: Encoding) -> None:
     caller, server = Caller(encoding), Peer(Codec(encoding))
     number, message = caller.peer.call(PROCESS_WAIT, WaitParams("web", 5), lambda *_: None)
     request = server.receive(message)
-    assert isinstance(request, Request)
+    assert isinstance(request, IncomingRequest)
     assert (request.id, request.method) == (number, "process/wait")
     assert server.codec.decode_body(request.params, WaitParams, "params") == WaitParams("web", 5)
     second = caller.call()
@@ -157,9 +157,9 @@ def test_a_null_result_is_an_empty_one() -> None:
 
 def test_requests_and_notices_are_told_apart() -> None:
     peer = Peer()
-    assert isinstance(peer.receive(b'{"method":"initialized"}'), Notice)
+    assert isinstance(peer.receive(b'{"method":"initialized"}'), IncomingNotification)
     request = peer.receive(b'{"method":"m","id":null}')
-    assert isinstance(request, Request)
+    assert isinstance(request, IncomingRequest)
     assert request.id is None
 
 

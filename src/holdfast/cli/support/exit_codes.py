@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.errors import CommandNotFound, HoldfastError, NotExecutable, TimeoutError
+from holdfast.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    EXIT_TIMED_OUT,
+    CommandNotFound,
+    HoldfastError,
+    NotExecutable,
+    TimeoutError,
+)
 
 FAILED: Final = 1
 USAGE: Final = 2
 NO_SERVER: Final = 3
-TIMED_OUT: Final = 124
+TIMED_OUT: Final = EXIT_TIMED_OUT
 #: Holdfast itself or the way to the sandbox failed, where the exit code is otherwise the command's.
 OURS: Final = 125
-NOT_EXECUTABLE: Final = 126
-NOT_FOUND: Final = 127
-INTERRUPTED: Final = 130
+NOT_EXECUTABLE: Final = EXIT_NOT_EXECUTABLE
+NOT_FOUND: Final = EXIT_NOT_FOUND
+INTERRUPTED: Final = EXIT_INTERRUPTED
 KILLED: Final = 137
 BROKEN_PIPE: Final = 141
 

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.connection import Connection
-from holdfast.client.host_call import call_service
+from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.host_call import call_host
 from holdfast.errors import (
     HoldfastError,
     InvalidParams,
@@ -32,8 +32,8 @@ from holdfast.errors import (
 from holdfast.proxies.model.http_connection import BadAnswer, HttpConnection, Shared
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.wire.host_call_keys import PING, check_instance
 from holdfast.wire.http_messages import HTTP_METHOD, MODEL_SERVICE, HttpHead, HttpRequest, pack_request, unpack_head
-from holdfast.wire.service_keys import PING, check_instance
 
 log = logging.getLogger(__name__)
 
@@ -101,15 +101,15 @@ class HostLink:
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
-        self._connection: Connection | None = None
+        self._connection: ChannelConnection | None = None
         self._opening = asyncio.Lock()
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> ChannelConnection:
         """An open one. Raises `TransportError` if the server is not there."""
         async with self._opening:
             if self._connection is None or not self._connection.connected:
                 await self.aclose()
-                connection = Connection(
+                connection = ChannelConnection(
                     self._dial,
                     address=f"unix:{self._path}",
                     client_name="holdfast-model-proxy",
@@ -151,7 +151,7 @@ class ModelProxy:
 
     async def _relay(self, call: bytes, client: HttpConnection) -> None:
         connection = await self._link.connection()
-        answer = call_service(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
+        answer = call_host(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
         async with contextlib.aclosing(answer) as pieces:
             async for piece in pieces:
                 if client.has_begun:
@@ -167,7 +167,7 @@ class ModelProxy:
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
                 connection = await self._link.connection()
-                answer = call_service(connection, MODEL_SERVICE, self._instance, PING, b"")
+                answer = call_host(connection, MODEL_SERVICE, self._instance, PING, b"")
                 async with contextlib.aclosing(answer) as pieces:
                     async for _ in pieces:
                         pass

@@ -23,7 +23,7 @@ from holdfast.runtime.libc import open_other_side
 from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.signals import exit_status
-from holdfast.types import ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
+from holdfast.types import MAX_TERMINAL_SIDE, ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -397,5 +397,7 @@ def set_terminal_size(fd: int, size: TerminalSize) -> None:
 
 
 def check_size(size: TerminalSize) -> None:
-    if not (0 < size.rows < 65536 and 0 < size.cols < 65536):
-        raise InvalidParams(f"terminal size {size.rows}x{size.cols}: rows and columns must be 1 to 65535")
+    if not (0 < size.rows <= MAX_TERMINAL_SIDE and 0 < size.cols <= MAX_TERMINAL_SIDE):
+        raise InvalidParams(
+            f"terminal size {size.rows}x{size.cols}: rows and columns must be 1 to {MAX_TERMINAL_SIDE}"
+        )

@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec.structs import replace
 
-from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClosed, UnknownProcess
+from holdfast.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_TIMED_OUT,
+    HoldfastError,
+    LimitReached,
+    NotExecutable,
+    ShellClosed,
+    UnknownProcess,
+)
 from holdfast.runtime.confine.composing import still_there
 from holdfast.runtime.confine.jail import inside_pid
 from holdfast.runtime.durability.shell_replay import KEPT_INTERRUPTS, KNOWN_COMMANDS
@@ -40,6 +48,7 @@ from holdfast.runtime.tree.process_table import Entry, TableReader
 from holdfast.runtime.tree.process_tree import end_all
 from holdfast.runtime.tree.usage import Activity, UsageQuery
 from holdfast.types import (
+    KEPT_SHELL_COMMANDS,
     CommandEnded,
     CommandSpec,
     Confinement,
@@ -70,8 +79,6 @@ START_SECONDS: Final = 30.0
 COME_BACK_SECONDS: Final = 1.0
 #: And how often its foreground is looked for again meanwhile: it may have been about to start somebody.
 LOOK_AGAIN_SECONDS: Final = 0.05
-#: Ended commands that a client whose connection broke can ask for again.
-KEPT_COMMANDS: Final = 4
 #: Without an answer for this long, and then twice as long each time, look whether the shell can still answer.
 SILENCE_SECONDS: Final = (0.2, 3.0)
 #: With nothing to do for this long, a shell writes its exported variables down: a new one would need them.
@@ -80,8 +87,6 @@ IDLE_SECONDS: Final = 0.02
 KEPT_FORMER: Final = 64
 #: A program that was executed in place of the shell may be gone before we look.
 _EXEC: Final = re.compile(r"(?:^|[;&|\n])\s*exec\s+[^\s<>&|;\d]")
-TIMED_OUT: Final = 124
-INTERRUPTED: Final = 130
 #: The shell did not say how the command ended.
 UNKNOWN_STATUS: Final = 125
 
@@ -407,7 +412,7 @@ class LiveShell:
 
     def _finish_noted(self, command: ShellCommand, ended: CommandEnded, noted: CommandEndRecord) -> None:
         recorder = command.recorder
-        command.finish(ended, lambda: recorder.over(noted, KEPT_COMMANDS + self._sent_ahead))
+        command.finish(ended, lambda: recorder.over(noted, KEPT_SHELL_COMMANDS + self._sent_ahead))
         if not command.is_over:
             recorder.answered(noted)  # its last output waits for its reader, and the shell's word is taken
 
@@ -417,7 +422,7 @@ class LiveShell:
         self.commands_run += 1
         self._printed_before += sum(log.end for log in command.logs.values())
         self._ended.append(command)
-        while len(self._ended) > KEPT_COMMANDS + self._sent_ahead:
+        while len(self._ended) > KEPT_SHELL_COMMANDS + self._sent_ahead:
             self._on_forget(self._ended.popleft())
         self._current = None
         if self.state == "closed":
@@ -693,4 +698,4 @@ class LiveShell:
 
 
 def _stopped_as(command: ShellCommand) -> int:
-    return TIMED_OUT if command.timed_out else INTERRUPTED
+    return EXIT_TIMED_OUT if command.timed_out else EXIT_INTERRUPTED

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import InvalidRequest, SandboxError, TimeoutError
+from holdfast.errors import EXIT_TIMED_OUT, InvalidRequest, SandboxError, TimeoutError
 from holdfast.runtime.durability.records import RunTyped
 from holdfast.runtime.terminal.paste import keystrokes
 from holdfast.types import TerminalCommandEnded
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 #: What a shell prints when it leaves its line editor: behind it begins the output of a line that never ran.
 _LINE_IS_OVER: Final = b"\x1b[?2004l\r"
 #: A command whose time is over has the exit code that timeout(1) gives.
-TIMED_OUT: Final = 124
 #: How long a line editor has to show a new prompt after Ctrl-C, and how often it is tried: one that quotes the next
 #: key takes the first for text.
 INTERRUPT_SECONDS: Final = 0.5
@@ -222,7 +221,7 @@ def _result(
     output, truncated = log.tail(start, end, run.max_bytes)
     code = flight.exit_code
     if timed_out:
-        code = TIMED_OUT
+        code = EXIT_TIMED_OUT
     elif code is None:
         status = terminal.process.status
         code = status.exit_code if status is not None else 0

@@ -140,7 +140,7 @@ class ResourceMonitor:
     """Samples every watched session periodically."""
 
     def __init__(
-        self, outside: MonitorBackend, clock: WallClock, metrics: Metrics, settings: MonitorSettings
+        self, backend: MonitorBackend, clock: WallClock, metrics: Metrics, settings: MonitorSettings
     ) -> None:
         self._backend = backend
         self._clock = clock

@@ -14,9 +14,10 @@ from holdfast.service.sessions.backend.terminal import TerminalBackend
 from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.command_log import CommandLog
 from holdfast.service.types import SessionRecord
+from holdfast.types import KEPT_SHELL_COMMANDS
 
 #: Commands of a shell that may end before the follower has read the first of them.
-UNREAD_COMMANDS: Final = 3
+UNREAD_COMMANDS: Final = KEPT_SHELL_COMMANDS - 1
 
 
 class SessionHandle:

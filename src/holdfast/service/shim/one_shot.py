@@ -9,19 +9,15 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
-from typing import Final
 
 import holdfast
 from holdfast import sync
 from holdfast.client.defaults import StrPath
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecResult
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import InvalidRequest, TimeoutError
+from holdfast.errors import EXIT_TIMED_OUT, InvalidRequest, TimeoutError
 from holdfast.service.types import ServiceStruct
 from holdfast.types import EnvPolicy
-
-#: The exit code of `timeout` in coreutils, and of a shell's command that timed out.
-TIMED_OUT: Final = 124
 
 
 class ExecutionResult(ServiceStruct, frozen=True):
@@ -114,7 +110,7 @@ def _timed_out(late: TimeoutError, began: float) -> ExecutionResult:
     return ExecutionResult(
         stdout=late.stdout,
         stderr=late.stderr,
-        exit_code=TIMED_OUT,
+        exit_code=EXIT_TIMED_OUT,
         timed_out=True,
         duration=time.monotonic() - began,
     )

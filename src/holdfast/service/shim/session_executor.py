@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from holdfast.errors import HandshakeFailed, InvalidRequest
+from holdfast.errors import EXIT_TIMED_OUT, HandshakeFailed, InvalidRequest
 from holdfast.service import problems
-from holdfast.service.shim.one_shot import TIMED_OUT, ExecutionResult
+from holdfast.service.shim.one_shot import ExecutionResult
 from holdfast.service.shim.port_check import explain_failure
 from holdfast.session.v1 import session_pb2 as pb
 
@@ -186,7 +186,7 @@ class SessionExecutor:
         return ExecutionResult(
             stdout=reply.stdout.decode("utf-8", "replace"),
             stderr=reply.stderr.decode("utf-8", "replace"),
-            exit_code=TIMED_OUT if reply.timed_out else reply.exit_code,
+            exit_code=EXIT_TIMED_OUT if reply.timed_out else reply.exit_code,
             timed_out=reply.timed_out,
             duration=reply.duration_ms / 1000,
             truncated=reply.truncated,

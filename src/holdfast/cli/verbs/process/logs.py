@@ -90,9 +90,9 @@ async def _kept(
             if chunk.offset < ends[chunk.stream]:
                 yield chunk
         was_new = all(chunk.offset >= ends[chunk.stream] for chunk in result.chunks)
-        if (was_new and not result.gap) or result.next_seq - 1 == since:
+        if (was_new and not result.gap) or result.after_seq == since:
             return
-        since = result.next_seq - 1
+        since = result.after_seq
 
 
 class _JsonLines:

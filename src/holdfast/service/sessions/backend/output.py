@@ -127,7 +127,7 @@ def command_chunks(
         position = Position(since.command, position.seq, 0, position.printed + length)
         chunks.append(made(position, stream=gap.stream, skipped_bytes=length))
     # The exit has a number of its own, after all output.
-    if found.exited and found.exit_code is not None and found.next_seq - 1 > position.seq:
+    if found.exited and found.exit_code is not None and found.after_seq > position.seq:
         end = Position(position.command, FINISHED, 0, position.printed)
         return OutputSlice([*chunks, made(end, exit_code=found.exit_code)], end)
     return OutputSlice(chunks, position, more=room <= 0)

@@ -93,7 +93,7 @@ class ShellFollower(SessionFollower):
                 await api.describe_shell(session_id)  # raises if the shell is lost
                 raise
             self._count(found)
-            seq = found.next_seq - 1
+            seq = found.after_seq
             if found.exited:
                 break
         status = await api.describe_shell(session_id)
@@ -117,7 +117,7 @@ class ShellFollower(SessionFollower):
             for chunk in found.chunks:
                 excerpt += chunk.data[: max(0, context.settings.audit_excerpt_bytes - len(excerpt))]
             printed += self._count(found)
-            seq = found.next_seq - 1
+            seq = found.after_seq
             if found.chunks:
                 self.touched("output")
             # The exit has a separate number, after all output.

@@ -1,7 +1,7 @@
-"""One call of a service of the host and what was answered to it, and one service and what its host is to be told.
+"""The state of host calls: one call with its answer so far, and one offer with the events for its host.
 
-State alone, in memory: who may do what with it is decided in `services`. A reply that waits for a call to change is
-a `Reply`, which costs no task.
+In memory; `host_calls` checks permissions and limits. A request that waits for a call to change gets a
+`HostCallReply`, which costs no task.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.server.deferred_reply import Later
+from holdfast.server.deferred_reply import DeferredReply
 from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 REPLY_BYTES: Final = 256 * 1024
 
 
-class Call:
-    """One call and what was answered to it so far; for its caller to read, and for its service's host to answer."""
+class HostCall:
+    """One call and the answer so far: the host appends pieces, the caller takes them."""
 
-    def __init__(self, id: str, service: Service, caller: ServerConnection, body_bytes: int) -> None:
+    def __init__(self, id: str, offer: HostOffer, caller: ServerConnection, body_bytes: int) -> None:
         self.id = id
-        self.service = service
+        self.offer = offer
         self.caller = caller
-        #: Held for the host, until it has taken the call.
+        #: Bytes of the body, which is held until the host has taken the call.
         self.body_bytes = body_bytes
-        #: The number of the event that tells the host of it.
+        #: The `seq` of the event that announces the call to the host.
         self.called_seq = 0
         self.pieces: deque[bytes] = deque()
-        #: The numbers of the first piece that is held and of the last that came.
+        #: The numbers of the first held piece and of the last piece that arrived.
         self.first_seq = 1
         self.last_seq = 0
         self.held_bytes = 0
         self.ended = False
         self.error: HoldfastError | None = None
-        #: Who is to look again when something changed.
-        self.watchers: dict[Reply, None] = {}
+        #: Replies that wait for a change of the call.
+        self.watchers: dict[HostCallReply, None] = {}
 
     def add(self, seq: int, pieces: tuple[bytes, ...], *, end: bool, error: HoldfastError | None) -> int:
-        """The next pieces, and whether they are the last; returns the bytes that are held more. Then `wake`."""
+        """Append pieces of the answer; returns the bytes by which `held_bytes` grew. Call `wake` afterwards."""
         if seq <= self.last_seq or self.ended:
-            return 0  # sent again, since the reply to it was lost
+            return 0  # a repetition, because the reply to the first request was lost
         if seq != self.last_seq + 1:
             raise InvalidRequest(f"call {self.id}: piece {seq} after piece {self.last_seq}")
         self.last_seq = seq + len(pieces) - 1
         self.ended, self.error = end, error
         if end and not pieces[-1]:
-            pieces = pieces[:-1]  # it says only that this is the end
+            pieces = pieces[:-1]  # an empty piece that only marks the end
         added = sum(map(len, pieces))
         self.pieces.extend(pieces)
         self.held_bytes += added
@@ -66,7 +66,7 @@ class Call:
             self.wake()
 
     def acknowledge(self, seq: int) -> int:
-        """Its caller has the pieces up to `seq`; returns the bytes that are not held any more."""
+        """Drop the pieces up to `seq`, which the caller has received; returns the bytes that were freed."""
         before = self.held_bytes
         while self.pieces and self.first_seq <= seq:
             self.held_bytes -= len(self.pieces.popleft())
@@ -75,8 +75,8 @@ class Call:
             self.wake()
         return before - self.held_bytes
 
-    def take(self) -> m.ServicePieces:
-        """What is held, as much of it as one message should have."""
+    def take(self) -> m.HostAnswerPieces:
+        """The held pieces, up to `REPLY_BYTES`; raises the error of a failed call after its last piece."""
         taken: list[bytes] = []
         size = 0
         for piece in self.pieces:
@@ -87,19 +87,21 @@ class Call:
         ended = self.ended and len(taken) == len(self.pieces)
         if ended and self.error is not None and not taken:
             raise self.error
-        return m.ServicePieces(self.id, self.first_seq - 1 + len(taken), tuple(taken), ended and self.error is None)
+        return m.HostAnswerPieces(
+            self.id, self.first_seq - 1 + len(taken), tuple(taken), ended and self.error is None
+        )
 
     def wake(self) -> None:
         for watcher in tuple(self.watchers):
-            watcher.look()
+            watcher.check()
 
 
-class Reply(Later):
-    """The reply to a request about a call, once `is_ready` or when its time is up."""
+class HostCallReply(DeferredReply):
+    """The reply to a request about a call: sent once `is_ready`, or after `seconds`."""
 
     def __init__(
         self,
-        call: Call,
+        call: HostCall,
         is_ready: Callable[[], bool],
         result: Callable[[], object],
         *,
@@ -122,7 +124,7 @@ class Reply(Later):
         if self._seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._finish)
 
-    def look(self) -> None:
+    def check(self) -> None:
         if self._is_ready():
             self._finish()
 
@@ -145,41 +147,41 @@ class Reply(Later):
             self._timer.cancel()
 
 
-class Service:
-    """One name and instance, from the first offer until its host has been gone for too long."""
+class HostOffer:
+    """One name and instance that a host offers, from the first poll until the host stops polling."""
 
     def __init__(self, name: str, instance: str) -> None:
         self.name = name
         self.instance = instance
         self.epoch = secrets.token_hex(8)
-        self.calls: dict[str, Call] = {}
-        #: What the host has not acknowledged, by number.
-        self.events: dict[int, m.ServiceEvent] = {}
+        self.calls: dict[str, HostCall] = {}
+        #: Events that the host has not acknowledged, by `seq`.
+        self.events: dict[int, m.HostCallEvent] = {}
         self.last_seq = 0
-        #: The last that was put into a reply; whether that reply arrived is known when the host asks again.
-        self.told_seq = 0
+        #: The last event that was put into a reply; the next poll acknowledges it.
+        self.sent_seq = 0
         self.changed = asyncio.Event()
-        #: Polls that wait, and the connection of the last one; None once that is gone.
+        #: The number of waiting polls, and the connection of the last poll; None once that is lost.
         self.polls = 0
         self.host: ServerConnection | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
-    def tell(self, make: Callable[[int], m.ServiceEvent]) -> int:
+    def add_event(self, make: Callable[[int], m.HostCallEvent]) -> int:
         self.last_seq += 1
         self.events[self.last_seq] = make(self.last_seq)
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
         return self.last_seq
 
-    def take(self) -> m.ServiceOfferResult:
-        """The first events: one large body a message."""
-        chosen: list[m.ServiceEvent] = []
+    def take(self) -> m.HostOfferResult:
+        """The first unacknowledged events: at most one large body in a message."""
+        chosen: list[m.HostCallEvent] = []
         size = 0
         for event in self.events.values():
-            size += len(event.body) if isinstance(event, m.ServiceCalled) else 0
+            size += len(event.body) if isinstance(event, m.HostCallBegun) else 0
             if chosen and size > REPLY_BYTES:
                 break
             chosen.append(event)
         if chosen:
-            self.told_seq = max(self.told_seq, chosen[-1].seq)
-        return m.ServiceOfferResult(self.epoch, tuple(chosen))
+            self.sent_seq = max(self.sent_seq, chosen[-1].seq)
+        return m.HostOfferResult(self.epoch, tuple(chosen))

@@ -1,7 +1,7 @@
-"""The instance of a service: what callers must know, made from the key that only its host knows; pure.
+"""The instance of a host's service: a capability for callers, derived from a key that only the host has; pure.
 
-A caller can prove with the instance that it may call, and cannot answer in the host's place: that takes the key.
-Nothing needs to be remembered to check either, so a server that was restarted can.
+A caller proves with the instance that it may call; answering takes the key. Both are checked without stored state,
+so a restarted server can check them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.errors import InvalidParams
 
-#: The method that every service has: it answers nothing, and that tells that its host is there.
+#: A method of every service: its empty answer shows that the host is connected.
 PING: Final = "holdfast/ping"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -28,17 +28,17 @@ def check_name(service: str) -> None:
 
 def check_instance(instance: str) -> None:
     if not _INSTANCE.fullmatch(instance):
-        raise InvalidParams(f"instance {instance!r}: 32 digits, as the host that offers the service tells it")
+        raise InvalidParams(f"instance {instance!r}: 32 digits, given by the host that offers the service")
 
 
 def check_call_id(call_id: str) -> None:
     if not _CALL_ID.fullmatch(call_id):
-        raise InvalidParams(f"callId {call_id!r}: 16 to 64 letters, digits and _-, which nobody can guess")
+        raise InvalidParams(f"callId {call_id!r}: 16 to 64 letters, digits and _-, hard to guess")
 
 
 def instance_of(service: str, key: str) -> str:
-    """The instance under which a host that has this key offers a service."""
+    """The instance under which a host with this key offers a service."""
     check_name(service)
     if not _KEY.fullmatch(key):
-        raise InvalidParams("key: 16 to 128 letters and digits, which nobody can guess")
+        raise InvalidParams("key: 16 to 128 letters and digits, hard to guess")
     return hashlib.sha256(f"{service}:{key}".encode()).hexdigest()[:32]
