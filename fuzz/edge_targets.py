@@ -26,8 +26,8 @@ from holdfast.errors import FileError, Forbidden, HoldfastError, InvalidParams
 from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, Refused, wanted
 from holdfast.proxies.egress.rules import DEFAULT_PORTS, Pattern, Rules, normal, parse_pattern
 from holdfast.runtime.shell.dialect import is_whole, parse_answer
-from holdfast.sandboxes.addresses import SCHEMES, place_at
 from holdfast.sandboxes.kubernetes import read_status
+from holdfast.sandboxes.registry import KINDS, target_at
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.service.access.admission import Admission
 from holdfast.service.access.rates import Rates, RateSettings
@@ -446,10 +446,11 @@ def pod_status(data: bytes) -> None:
 def sandbox_addresses(data: bytes) -> None:
     """An address is a place or refused by an error of ours; no option beyond the listed ones gets in."""
     address = data.decode(errors="replace")
-    if address.partition(":")[0] not in SCHEMES:
+    kind = KINDS.get(address.partition(":")[0])
+    if kind is None or not kind.target:
         return
     try:
-        place_at(address)
+        target_at(address)
     except HoldfastError:
         return
     given = {name for name, _ in parse_qsl(address.partition("?")[2], keep_blank_values=True)}

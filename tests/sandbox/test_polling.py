@@ -208,4 +208,4 @@ def test_where_the_exit_and_the_close_are(
 ) -> None:
     chunks = tuple(OutputChunk("stdout", 0, b"x", seq) for seq in seqs)
     result = ReadResult(chunks, next_seq, exited, 0 if exited else None, closed)
-    assert ends_in(result, 0, exit_told=told) == ends
+    assert ends_in(result, 0, exit_sent=told) == ends

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxGone
-from holdfast.sandboxes.addresses import place_at
-from holdfast.sandboxes.bubblewrap import Jail
+from holdfast.sandboxes.bubblewrap import BubblewrapJail
 from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.containers import Container
-from holdfast.sandboxes.install.injection import MISSING
 from holdfast.sandboxes.kubernetes import Pod, PodStatus, read_status
-from holdfast.sandboxes.sandbox_kind import CommandPlace
+from holdfast.sandboxes.registry import target_at
 from holdfast.sandboxes.ssh import SshHost
+from holdfast.sandboxes.target import CommandTarget
 
 HELLO = ["sh", "-c", "echo 'a  b'"]
 
@@ -33,16 +32,16 @@ HELLO = ["sh", "-c", "echo 'a  b'"]
     ],
 )
 def test_containers(address: str, options: dict[str, Any], argv: list[str]) -> None:
-    place = place_at(address, **options)
+    place = target_at(address, **options)
     assert isinstance(place, Container)
     assert (place.address, place.command(HELLO)) == (address.partition("?")[0], argv)
 
 
 def test_options_in_an_address(tmp_path: Path) -> None:
-    jail = place_at(f"bwrap:{tmp_path}/a%3Fb?network=no&read_only=/opt&read_only=/srv")
-    assert isinstance(jail, Jail)
+    jail = target_at(f"bwrap:{tmp_path}/a%3Fb?network=no&read_only=/opt&read_only=/srv")
+    assert isinstance(jail, BubblewrapJail)
     assert (jail.directory, jail.network, jail.read_only) == (f"{tmp_path}/a?b", False, ("/opt", "/srv"))
-    host = place_at("ssh:build@host?port=2222")
+    host = target_at("ssh:build@host?port=2222")
     assert isinstance(host, SshHost)
     assert host.command(HELLO)[host.command(HELLO).index("-p") + 1] == "2222"
 
@@ -50,10 +49,8 @@ def test_options_in_an_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "named"),
     [
-        ("colour=red", "'colour' is none of bundle, context"),
+        ("colour=red", "'colour' is none of bundle, directory, user"),
         ("arguments=--bind", "'arguments' is none of"),
-        ("port=ssh", "port=ssh: invalid literal"),
-        ("network=perhaps", "network=perhaps: yes or no"),
         ("user=a&user=b", "user is given twice"),
         ("user", "NAME=VALUE"),
         ("network=yes", "network"),  # no option of containers
@@ -61,7 +58,19 @@ def test_options_in_an_address(tmp_path: Path) -> None:
 )
 def test_options_that_an_address_cannot_have(query: str, named: str) -> None:
     with pytest.raises(InvalidParams, match=re.escape(named)):
-        place_at(f"docker:web?{query}")
+        target_at(f"docker:web?{query}")
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [
+        ("ssh:host?port=ssh", "port=ssh: invalid literal"),
+        ("bwrap:/tmp?network=perhaps", "network=perhaps: yes or no"),
+    ],
+)
+def test_values_that_an_option_cannot_have(address: str, named: str) -> None:
+    with pytest.raises(InvalidParams, match=re.escape(named)):
+        target_at(address)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_options_that_an_address_cannot_have(query: str, named: str) -> None:
     ],
 )
 def test_ssh_quotes_each_word_for_the_shell_there(address: str, end: list[str]) -> None:
-    place = place_at(address, options=["LogLevel=ERROR"])
+    place = target_at(address, options=["LogLevel=ERROR"])
     assert isinstance(place, SshHost)
     argv = place.command(HELLO)
     assert argv[-4:] == [*end, """sh -c 'echo '"'"'a  b'"'"''"""]
@@ -99,7 +108,7 @@ def test_what_is_no_prefix(prefix: Any) -> None:
 )
 def test_addresses_that_name_nothing(address: str) -> None:
     with pytest.raises(InvalidParams, match=address.partition(" ")[0].rstrip(":")):
-        place_at(address)
+        target_at(address)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +116,16 @@ def test_addresses_that_name_nothing(address: str) -> None:
 )
 def test_an_option_of_another_kind(address: str, option: str) -> None:
     with pytest.raises(InvalidParams, match=f"{address}: .*{option}"):
-        place_at(address, **{option: "x"})
+        target_at(address, **{option: "x"})
 
 
 def test_a_jail_has_one_path_on_both_sides() -> None:
-    place = place_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
-    assert isinstance(place, Jail)
+    place = target_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
+    assert isinstance(place, BubblewrapJail)
     assert (place.directory, place.network, place.writable) == ("/tmp", True, ("/srv",))
 
 
-class Foreign(CommandPlace):
+class Foreign(CommandTarget):
     """A kind that somebody else wrote."""
 
     def command(self, argv: Any) -> list[str]:
@@ -127,16 +136,9 @@ def lost(code: int, words: str) -> ConnectionLost:
     return ConnectionLost(f"the command ended with exit code {code}: {words}", exit_code=code, words=words)
 
 
-def test_a_channel_that_finds_no_server_is_tried_again_with_one() -> None:
-    place = Foreign("foreign:one")
-    assert isinstance(place.channel_ended(lost(MISSING, "no server")), ConnectionLost)
-    assert place.may_try_again()
-
-
-def test_a_channel_that_ends_otherwise_is_not() -> None:
-    place = Foreign("foreign:one")
-    assert isinstance(place.channel_ended(lost(1, "broken pipe")), ConnectionLost)
-    assert not place.may_try_again()
+def test_a_channel_that_ends_otherwise_is_lost() -> None:
+    error = Foreign("foreign:one").channel_ended(lost(1, "broken pipe"))
+    assert isinstance(error, ConnectionLost)
 
 
 def test_an_engine_that_says_gone_is_believed_at_once() -> None:
@@ -210,7 +212,7 @@ def test_what_is_no_pod(text: str) -> None:
 @pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf"])
 def test_how_long_a_pod_is_waited_for(seconds: str) -> None:
     with pytest.raises(InvalidParams, match="wait_ready"):
-        place_at(f"kubernetes:team/web?wait_ready={seconds}")
+        target_at(f"kubernetes:team/web?wait_ready={seconds}")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.client.connection import CLIENT_NAME, MAX_MESSAGE_BYTES, Connection, Dial
 from holdfast.errors import InvalidParams
+from holdfast.sandboxes.registry import forms
 from holdfast.transport.channel import Channel, Receiver
 
 #: A word for where to connect, or the command whose stdin and stdout lead there.
@@ -45,9 +46,7 @@ def dialer(
         return _websocket(address, token or os.environ.get("HOLDFAST_TOKEN"), max_message_bytes)
     if scheme == "stdio" and rest:
         return _command(tuple(shlex.split(rest)), env, max_message_bytes)
-    raise InvalidParams(
-        f"{address!r} is no address: use local, unix:/path, ws://host:port, wss://host:port or stdio:COMMAND"
-    )
+    raise InvalidParams(f"{address!r} is no address of a server: not one of {forms(targets=False)}")
 
 
 async def open_connection(

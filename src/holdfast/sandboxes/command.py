@@ -1,4 +1,4 @@
-"""Anything that has an exec command: a prefix before the command is all that is needed."""
+"""Sandboxes of any other kind that has an exec command, given as a prefix."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import shlex
 from collections.abc import Sequence
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.install.injection import Injection, What
-from holdfast.sandboxes.sandbox_kind import CommandPlace
+from holdfast.sandboxes.install.installation import BundleChoice, Installation
+from holdfast.sandboxes.target import CommandTarget
 
 
-class CommandSandbox(CommandPlace):
+class CommandSandbox(CommandTarget):
     """A sandbox reached by `PREFIX... COMMAND...`: `["nerdctl", "exec", "-i", "web"]`, `["chroot", "/jail"]` ...
 
-    The prefix must hand on stdin, stdout and stderr as they are. `name` is how errors call it. Where a command
-    cannot stay, because the prefix hands its input on only when it is complete, or ends it after a while, say
-    `channel=False`: each call is then a command of its own, and output is asked for, `poll_interval` seconds apart.
+    The prefix must hand on stdin, stdout and stderr as they are. `name` is the sandbox's name in errors. If the
+    prefix hands input on only when it is complete, or ends commands after a while, pass `channel=False`: each call
+    is then a command of its own, and output is polled every `poll_interval` seconds.
     """
 
     def __init__(
@@ -24,14 +24,14 @@ class CommandSandbox(CommandPlace):
         *,
         name: str | None = None,
         directory: str | None = None,
-        bundle: What = True,
+        bundle: BundleChoice = True,
         channel: bool = True,
         poll_interval: float = 0.2,
     ) -> None:
         if isinstance(prefix, str) or not prefix:
             raise InvalidParams(f"prefix {prefix!r}: a list, the program and its arguments")
-        injection = Injection(directory=directory, bundle=bundle)
-        super().__init__(name or shlex.join(prefix), injection, channel=channel, poll_interval=poll_interval)
+        installation = Installation(directory=directory, bundle=bundle)
+        super().__init__(name or shlex.join(prefix), installation, channel=channel, poll_interval=poll_interval)
         self.prefix = tuple(prefix)
 
     def command(self, argv: Sequence[str]) -> list[str]:

@@ -43,9 +43,15 @@ class _Command:
         name: str,
         grace: float,
         explain: Callable[[ConnectionLost], Exception] | None,
+        report: bytes | None,
     ) -> None:
         self._explain = explain
+        self._report = report
         self._loop = asyncio.get_running_loop()
+        #: Set when the report has come; an error if the command ended before it.
+        self.reported: asyncio.Future[None] = self._loop.create_future()
+        if report is None:
+            self.reported.set_result(None)
         self._process = process
         self._receiver = receiver
         self._name = name
@@ -70,7 +76,10 @@ class _Command:
     def message_received(self, message: bytes | Oversized) -> None:
         # Engines tell on stdout why they could not execute, and login shells greet: no message begins like that.
         if not self._talks and not isinstance(message, Oversized):
-            if bytes(message[:64]).lstrip()[:1] != b"{":
+            if not self.reported.done() and bytes(message) == self._report:
+                self.reported.set_result(None)
+                return
+            if not self.reported.done() or bytes(message[:64]).lstrip()[:1] != b"{":
                 self._keep(bytes(message) + b"\n")
                 return
             self._talks = True
@@ -129,7 +138,10 @@ class _Command:
             self._loop.remove_reader(self._stderr)
             os.close(self._stderr)
             self._stderr = -1
-        self._receiver.connection_lost(None if self._closed_by_us else self._failure())
+        if self.reported.done():
+            self._receiver.connection_lost(None if self._closed_by_us else self._failure())
+        else:
+            self.reported.set_exception(self._failure())
 
     def _failure(self) -> Exception:
         code = self._process.returncode
@@ -190,10 +202,12 @@ async def dial(
     grace: float = GRACE_SECONDS,
     name: str | None = None,
     explain: Callable[[ConnectionLost], Exception] | None = None,
+    report: bytes | None = None,
 ) -> CommandChannel:
     """Run `argv` and talk over its stdin and stdout. `env` is its whole environment, ours if it is None.
 
-    A loss is told with the command's last words, under `name` (else the whole command), as `explain` has it.
+    A loss is told with the command's last words, under `name` (else the whole command), as `explain` has it. With a
+    `report`, which needs `explain`, returns once the command printed that line, or raises the error of its end.
 
     The command gets a session of its own, so that a Ctrl-C meant for the program at our terminal does not end it.
     """
@@ -213,8 +227,14 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace, explain)
-    return CommandChannel(process, command, name, max_message_bytes, lend)
+    command = _Command(process, receiver, name, grace, explain, report)
+    channel = CommandChannel(process, command, name, max_message_bytes, lend)
+    try:
+        await command.reported
+    except BaseException:
+        channel.close()
+        raise
+    return channel
 
 
 def without_queries(text: str) -> str:

@@ -12,23 +12,21 @@ from contextlib import asynccontextmanager
 from holdfast.cli.support.sandbox_option import CLIENT_NAME, LOCAL
 from holdfast.client.dial import open_connection
 from holdfast.client.remote import RemoteExec
-from holdfast.client.sandbox import check_address
 from holdfast.errors import InvalidParams
 from holdfast.launch.local_server import socket_path
-from holdfast.sandboxes.addresses import place_at
 from holdfast.sandboxes.host_command import Outcome
-from holdfast.sandboxes.sandbox_kind import CommandPlace
+from holdfast.sandboxes.registry import check_address, target_at
+from holdfast.sandboxes.target import CommandTarget
 
 
 def socket_at(address: str) -> str | None:
     """The path of the server's socket on this machine; None if the address leads elsewhere."""
-    check_address(address)
-    kind, _, rest = address.partition(":")
+    kind = check_address(address)
     if address == LOCAL:
         return socket_path()
-    if kind in ("inprocess", "stdio", "bwrap"):
+    if kind.ends_with_client:
         raise InvalidParams(f"{address}: has no server of its own; what runs there ends with its client")
-    return rest if kind == "unix" else None
+    return address.partition(":")[2] if kind.scheme == "unix" else None
 
 
 def is_websocket(address: str) -> bool:
@@ -47,10 +45,10 @@ async def called(address: str) -> AsyncIterator[RemoteExec]:
 
 async def run_inside(address: str, verb: Sequence[str], *, seconds: float | None = None) -> Outcome | None:
     """Run a verb in the sandbox; None if Holdfast was not put there, so that no server runs."""
-    place = place_at(address)
-    assert isinstance(place, CommandPlace)
-    await place.open()
+    target = target_at(address)
+    assert isinstance(target, CommandTarget)
+    await target.open()
     try:
-        return await place.injection.run_verb(place, verb, seconds=seconds)
+        return await target.installation.run_verb(target, verb, seconds=seconds)
     finally:
-        await place.aclose()
+        await target.aclose()

@@ -64,7 +64,7 @@ async def _ask_inside(sandbox: str) -> ServerStatus | None:
     try:
         return msgspec.json.decode(done.stdout, type=ServerStatus)
     except msgspec.DecodeError:
-        raise SandboxError(f"{sandbox}: {done.said}") from None
+        raise SandboxError(f"{sandbox}: {done.summary}") from None
 
 
 def _tell_absence(path: str | None, sandbox: str, as_json: bool) -> None:

@@ -79,7 +79,7 @@ async def _stop_inside(sandbox: str, grace: float | None, keep: bool, force: boo
     try:
         report: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
     except ValueError:
-        raise SandboxError(f"{sandbox}: stop printed {done.stdout!r} inside: {done.said}") from None
+        raise SandboxError(f"{sandbox}: stop printed {done.stdout!r} inside: {done.summary}") from None
     return Stopped(done.exit_code, report, done.stderr.strip().removeprefix("holdfast: "))
 
 
