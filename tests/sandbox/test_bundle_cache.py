@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli import PLAIN_VERBS, VERBS
+from holdfast.cli import VERBS
 from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
 from holdfast.launch import self_exec
 from holdfast.sandboxes.install import bundle as bundle_module, bundle_tree, elf
@@ -114,7 +114,7 @@ def test_the_tar_is_root_s_and_without_times() -> None:
 
 def test_what_is_packed_is_the_in_sandbox_part() -> None:
     ours = set(our_modules())
-    assert {f"holdfast.cli.verbs.{VERBS[verb][0]}" for verb in PLAIN_VERBS} <= ours
+    assert {f"holdfast.cli.verbs.{verb.module}" for verb in VERBS.values() if verb.plain} <= ours
     assert {
         "holdfast.runtime.durability.keeper",
         "holdfast.runtime.process.launcher",

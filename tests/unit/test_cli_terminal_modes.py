@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.cli.support.player import KeyReader
 from holdfast.cli.support.terminal_modes import ShownModes
 from holdfast.cli.support.terminal_view import too_small
+from holdfast.cli.verbs.terminal.player import KeyReader
 from holdfast.client.screen.screen import emulator
 from holdfast.types import TerminalSize
 

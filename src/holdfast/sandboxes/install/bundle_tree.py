@@ -22,10 +22,12 @@ from holdfast.errors import SandboxError
 from holdfast.launch import self_exec
 from holdfast.sandboxes.install import elf
 
-#: The search for imports begins with the command, the verbs that run inside, and the programs that are run by path.
+#: The search for imports begins with the command and the programs that are run by path; and with the modules of
+#: this package, the verbs that run inside, which the command imports by name.
 _ROOTS: Final = ("holdfast.__main__", "holdfast.runtime.durability.keeper", "holdfast.runtime.process.launcher")
+_PLAIN_VERBS: Final = "holdfast.cli.verbs.inside"
 #: The search ends at the verbs that are typed by hand, which are not for sandboxes.
-_FOR_PEOPLE: Final = ("holdfast.cli.support.typed_verb", "holdfast.cli.verbs.process.quick")
+_TYPED_VERBS: Final = ("holdfast.cli.support.typed_verb", "holdfast.cli.verbs.process.quick")
 #: Modules that the library itself loads by name or late: codecs of streams and sockets, among others.
 _MORE_MODULES: Final = (
     "asyncio.unix_events",
@@ -197,8 +199,10 @@ def loaded_modules() -> dict[str, str]:
 
 def _search() -> Iterator[tuple[str, str, list[str]]]:
     """Yield each module of the in-sandbox part with its file and the modules of other packages that it imports."""
-    pending = [*_ROOTS]
-    seen = {*_FOR_PEOPLE}
+    verbs = os.path.dirname(_source_of(_PLAIN_VERBS) or "")
+    inside = [f"{_PLAIN_VERBS}.{name[:-3]}" for name in sorted(os.listdir(verbs)) if name.endswith(".py")]
+    pending = [*_ROOTS, *inside]
+    seen = {*_TYPED_VERBS}
     while pending:
         name = pending.pop()
         if name in seen:

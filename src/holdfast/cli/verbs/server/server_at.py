@@ -1,7 +1,7 @@
-"""The server that an address leads to, for verbs that look at it or end it: none is started, and none is put in.
+"""Reaches the server at an address for `status` and `stop`, which neither start nor install one.
 
-`local` and `unix:PATH` are sockets of this machine. In a container, a pod or a host over ssh the same verb is run
-inside and prints JSON. A server at a WebSocket is called as any client calls it.
+`local` and `unix:PATH` are sockets of this machine. In a container, a pod or a host over ssh the same verb runs
+inside and prints JSON. A server at a WebSocket is called as by any client.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from holdfast.sandboxes.target import CommandTarget
 
 
 def socket_at(address: str) -> str | None:
-    """The path of the server's socket on this machine; None if the address leads elsewhere."""
+    """Return the path of the server's socket on this machine; None if the address leads elsewhere."""
     kind = check_address(address)
     if address == LOCAL:
         return socket_path()
     if kind.ends_with_client:
-        raise InvalidParams(f"{address}: has no server of its own; what runs there ends with its client")
+        raise InvalidParams(f"{address}: has no server of its own: its processes end with the client")
     return address.partition(":")[2] if kind.scheme == "unix" else None
 
 
@@ -34,8 +34,8 @@ def is_websocket(address: str) -> bool:
 
 
 @asynccontextmanager
-async def called(address: str) -> AsyncIterator[RemoteExec]:
-    """The server at a WebSocket. A connection that breaks is not opened again: the server may have been stopped."""
+async def connected(address: str) -> AsyncIterator[RemoteExec]:
+    """Connect to a server at a WebSocket, without reconnecting, because the server may have been stopped."""
     api = RemoteExec(await open_connection(address, client_name=CLIENT_NAME, reconnect_deadline=0))
     try:
         yield api
@@ -44,7 +44,7 @@ async def called(address: str) -> AsyncIterator[RemoteExec]:
 
 
 async def run_inside(address: str, verb: Sequence[str], *, seconds: float | None = None) -> Outcome | None:
-    """Run a verb in the sandbox; None if Holdfast was not put there, so that no server runs."""
+    """Run a verb in the sandbox; None if Holdfast is not installed there, so that no server runs."""
     target = target_at(address)
     assert isinstance(target, CommandTarget)
     await target.open()
