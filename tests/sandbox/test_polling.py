@@ -16,8 +16,8 @@ import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ConnectionLost, HandshakeFailed, TimeoutError
 from holdfast.sandboxes import polling
-from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.polling import ends_in
+from holdfast.sandboxes.target import CommandSandbox
 from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.testing.servers import PATIENCE_SECONDS, running_server
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ReadResult

@@ -9,11 +9,10 @@ import pytest
 import pytest_asyncio
 
 from holdfast import Sandbox
-from holdfast.sandboxes.bubblewrap import BubblewrapJail
-from holdfast.sandboxes.command import CommandSandbox
+from holdfast.sandboxes.bubblewrap import BwrapJail
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.ssh import SshHost
-from holdfast.sandboxes.target import SandboxTarget
+from holdfast.sandboxes.target import CommandSandbox, SandboxTarget
 from holdfast.testing import sandbox_suite
 from holdfast.testing.engines import ContainerEngine, SshServer
 from holdfast.testing.sandbox_suite import AddressPlace, Check, Subject
@@ -57,7 +56,7 @@ def ssh(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
 def bwrap(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     request.getfixturevalue("bwrap")
     directory: Path = request.getfixturevalue("tmp_path_factory").mktemp("jail")
-    return lambda: BubblewrapJail(str(directory))
+    return lambda: BwrapJail(str(directory))
 
 
 def command(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:

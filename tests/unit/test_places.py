@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxGone
-from holdfast.sandboxes.bubblewrap import BubblewrapJail
-from holdfast.sandboxes.command import CommandSandbox
+from holdfast.sandboxes.bubblewrap import BwrapJail
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.kubernetes import Pod, PodStatus, read_status
 from holdfast.sandboxes.registry import target_at
 from holdfast.sandboxes.ssh import SshHost
-from holdfast.sandboxes.target import CommandTarget
+from holdfast.sandboxes.target import CommandSandbox, CommandTarget
 
 HELLO = ["sh", "-c", "echo 'a  b'"]
 
@@ -39,7 +38,7 @@ def test_containers(address: str, options: dict[str, Any], argv: list[str]) -> N
 
 def test_options_in_an_address(tmp_path: Path) -> None:
     jail = target_at(f"bwrap:{tmp_path}/a%3Fb?network=no&read_only=/opt&read_only=/srv")
-    assert isinstance(jail, BubblewrapJail)
+    assert isinstance(jail, BwrapJail)
     assert (jail.directory, jail.network, jail.read_only) == (f"{tmp_path}/a?b", False, ("/opt", "/srv"))
     host = target_at("ssh:build@host?port=2222")
     assert isinstance(host, SshHost)
@@ -121,7 +120,7 @@ def test_an_option_of_another_kind(address: str, option: str) -> None:
 
 def test_a_jail_has_one_path_on_both_sides() -> None:
     place = target_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
-    assert isinstance(place, BubblewrapJail)
+    assert isinstance(place, BwrapJail)
     assert (place.directory, place.network, place.writable) == ("/tmp", True, ("/srv",))
 
 

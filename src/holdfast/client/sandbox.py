@@ -37,7 +37,7 @@ from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
-from holdfast.sandboxes.registry import KINDS, AddressKind, check_address
+from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.types import (
     Confinement,
     EnvironmentInfo,
@@ -531,13 +531,17 @@ async def open_exec(
         raise InvalidParams(f"config: only for 'inprocess'; the server at {shown!r} has settings of its own")
     if isinstance(address, str):
         check_address(address)
-    if _target_kind(address) is not None or not isinstance(address, str | Sequence):
-        from holdfast.sandboxes.opening import open_sandbox
-
-        assert isinstance(address, str) or not isinstance(address, Sequence)
-        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline, client_name=client_name)
+    target = None if isinstance(address, str | Sequence) else address
+    if isinstance(address, str) and _target_kind(address) is not None:
+        target, options = target_at(address, **options), {}
     if options:
-        raise InvalidParams(f"{', '.join(options)}: no option of {address!r}")
+        owner = repr(address) if target is None else f"a target, {target.address!r}"
+        raise InvalidParams(f"{', '.join(options)}: no option of {owner}")
+    if target is not None:
+        from holdfast.sandboxes.opening import open_target
+
+        return await open_target(target, reconnect_deadline=reconnect_deadline, client_name=client_name)
+    assert isinstance(address, str | Sequence)
     if address == "inprocess":
         from holdfast.runtime.local import LocalExec
 

@@ -28,12 +28,11 @@ READ_ONLY: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx3
 SERVER: Final = "/run/holdfast/server"
 SOCKETS: Final = "/run/holdfast/sockets"
 START_SECONDS: Final = 30.0
-GRACE_SECONDS: Final = 10.0
 #: Kept of the jail's output, for the error if it does not start.
 LOG_BYTES: Final = 4_000
 
 
-class BubblewrapJail(SandboxTarget):
+class BwrapJail(SandboxTarget):
     """`bwrap:DIRECTORY`. The directory has the same path inside, and is where commands start.
 
     `network` shares the machine's network; `read_only` and `writable` are further paths, the same inside; `env` is

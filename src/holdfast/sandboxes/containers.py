@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.sandboxes.host_command import Outcome, run_host_command
+from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.bundle import bundle
 from holdfast.sandboxes.install.installation import BundleChoice, Installation
 from holdfast.sandboxes.install.unpacking import unpacked
@@ -138,8 +138,7 @@ async def create(
         yield box
 
 
-async def _engine(engine: Engine, arguments: Sequence[str]) -> Outcome:
+async def _engine(engine: Engine, arguments: Sequence[str]) -> None:
     done = await run_host_command([engine, *arguments], seconds=CREATE_SECONDS)
     if done.exit_code != 0:
         raise SandboxError(f"{engine} {arguments[0]}: {done.summary}")
-    return done

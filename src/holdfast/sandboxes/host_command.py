@@ -19,8 +19,7 @@ from holdfast.launch.pidfd_signals import signal_child_group
 from holdfast.transport.stdio import without_queries
 from holdfast.types import Struct
 
-#: The limit of a command unless its caller sets one: an engine under load takes seconds, and one that hangs must
-#: not block its caller for ever.
+#: The default limit of a command: an engine under load takes seconds, and a hanging one must not block its caller.
 SECONDS: Final = 120.0
 #: Kept of each stream: enough for ids, a short list, an error text.
 KEPT_BYTES: Final = 1024 * 1024
@@ -34,14 +33,14 @@ class Outcome(Struct, frozen=True):
     stderr: str
 
     @property
-    def error_text(self) -> str:
+    def error(self) -> str:
         """The error output. Docker prints on stdout why it could not execute."""
         return self.stderr or self.stdout
 
     @property
     def summary(self) -> str:
         """The last lines of the error output, for an error text."""
-        lines = without_queries(self.error_text).strip().splitlines()
+        lines = without_queries(self.error).strip().splitlines()
         return "; ".join(lines[-3:]) or f"exit code {self.exit_code}"
 
 

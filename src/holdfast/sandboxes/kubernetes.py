@@ -109,10 +109,9 @@ class Pod(CommandTarget):
 
     @classmethod
     def from_address(cls, scheme: str, rest: str, **options: Any) -> Self:
-        parts = rest.split("/")
-        if len(parts) not in (2, 3):
-            raise InvalidParams(f"kubernetes:{rest}: NAMESPACE/POD or NAMESPACE/POD/CONTAINER")
-        return cls(*parts, **options)
+        namespace, _, rest = rest.partition("/")
+        pod, slash, container = rest.partition("/")
+        return cls(namespace, pod, container if slash else None, **options)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         container = [] if self.container is None else ["--container", self.container]
@@ -122,10 +121,8 @@ class Pod(CommandTarget):
     def _kubectl(self) -> list[str]:
         return ["kubectl", *([] if self.context is None else ["--context", self.context])]
 
-    def lacks_program(self, exit_code: int, error_text: str) -> bool:
-        return super().lacks_program(exit_code, error_text) or (
-            exit_code != 0 and bool(_NO_PROGRAM.search(error_text))
-        )
+    def lacks_program(self, exit_code: int, text: str) -> bool:
+        return super().lacks_program(exit_code, text) or (exit_code != 0 and bool(_NO_PROGRAM.search(text)))
 
     def cannot_copy(self, why: str) -> SandboxError:
         return SandboxError(
@@ -177,7 +174,7 @@ class Pod(CommandTarget):
         except ConnectionLost as late:
             return None, late.message
         if done.exit_code != 0:
-            if (gone := self.explain(done.error_text)) is not None:
+            if (gone := self.explain(done.error)) is not None:
                 raise gone
             return None, done.summary
         status = read_status(done.stdout, self.container)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 import holdfast
 from holdfast.client.connection import CLIENT_NAME, Connection
 from holdfast.client.remote import RemoteExec
-from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.errors import HoldfastError
+from holdfast.sandboxes.install.requirements import version_numbers
 from holdfast.sandboxes.polling import POLL_SECONDS, PolledConnection
-from holdfast.sandboxes.registry import target_at
 from holdfast.sandboxes.target import CommandTarget, SandboxTarget
 from holdfast.types import ExitStatus
 from holdfast.wire import messages as m, methods
@@ -47,78 +45,51 @@ class PolledExec(TargetExec):
                 return status
 
 
-async def open_sandbox(
-    address: str | SandboxTarget,
-    options: Mapping[str, Any],
-    *,
-    reconnect_deadline: float,
-    client_name: str = CLIENT_NAME,
-) -> TargetExec:
-    """Open the sandbox at an address, or a target that the caller made. The caller closes the result."""
-    if isinstance(address, str):
-        target = target_at(address, **options)
-        return await open_target(target, reconnect_deadline=reconnect_deadline, client_name=client_name)
-    if options:
-        raise InvalidParams(f"{', '.join(options)}: pass options to the target itself, {address.address}")
-    return await open_target(address, reconnect_deadline=reconnect_deadline, client_name=client_name)
-
-
 async def open_target(
     target: SandboxTarget, *, reconnect_deadline: float, client_name: str = CLIENT_NAME
 ) -> TargetExec:
     """Connect to the server in a sandbox, and install it there if it is missing. The caller closes the result."""
+
+    async def connect() -> Connection:
+        connection = Connection(
+            target.dial,
+            address=target.address,
+            client_name=client_name,
+            reconnect_deadline=reconnect_deadline,
+            handshake_timeout=target.handshake_seconds,
+        )
+        await connection.open()
+        return connection
+
     await target.open()
     try:
         if isinstance(target, CommandTarget) and not target.channel:
             polled = PolledConnection(target, reconnect_deadline=reconnect_deadline)
             await polled.open()
             return PolledExec(polled, target)
-        connection = await _connect(target, reconnect_deadline, client_name)
-        if _is_older(connection):
-            connection = await _replace(connection, target, reconnect_deadline, client_name)
+        connection = await connect()
+        if await _shut_down_if_old(connection):
+            connection = await connect()
     except BaseException:
         await target.aclose()
         raise
     return TargetExec(connection, target)
 
 
-async def _connect(target: SandboxTarget, reconnect_deadline: float, client_name: str) -> Connection:
-    connection = Connection(
-        target.dial,
-        address=target.address,
-        client_name=client_name,
-        reconnect_deadline=reconnect_deadline,
-        handshake_timeout=target.handshake_seconds,
-    )
-    await connection.open()
-    return connection
-
-
-def _is_older(connection: Connection) -> bool:
+async def _shut_down_if_old(connection: Connection) -> bool:
+    """Shut down a server inside that is idle and older than this client; whether it was shut down."""
     assert connection.server is not None
-    return _numbers(connection.server.server_version) < _numbers(holdfast.__version__)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version such as `1.10.2`."""
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
-
-
-async def _replace(
-    connection: Connection, target: SandboxTarget, reconnect_deadline: float, client_name: str
-) -> Connection:
-    """Replace a server inside that is older than this client, unless it is busy; return the connection to use."""
-    assert connection.server is not None
-    old = connection.server.server_version
-    api = RemoteExec(connection)
+    version = connection.server.server_version
+    if version_numbers(version) >= version_numbers(holdfast.__version__):
+        return False
     try:
-        status = await api.status()
+        status = await RemoteExec(connection).status()
         is_idle = not (status.processes_running or status.shells or status.terminals)
     except HoldfastError:
         is_idle = False  # too old to report its status
-    if not is_idle:
-        log.warning("%s: the server inside has version %s and is busy; it is not replaced", target.address, old)
-        return connection
-    await connection.call(methods.SERVER_SHUTDOWN, m.ShutdownParams())
-    await connection.aclose()
-    return await _connect(target, reconnect_deadline, client_name)
+    if is_idle:
+        await connection.call(methods.SERVER_SHUTDOWN, m.ShutdownParams())
+        await connection.aclose()
+    else:
+        log.warning("%s: the server has version %s and is busy; it is not replaced", connection.address, version)
+    return is_idle

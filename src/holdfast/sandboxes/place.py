@@ -1,10 +1,7 @@
-"""Former names of `holdfast.sandboxes.target`, for kinds of sandboxes written before it had that name."""
+"""Former names of `holdfast.sandboxes.target`, for kinds of sandboxes that were written with them."""
 
-from holdfast.sandboxes.target import (
-    CommandTarget as CommandPlace,
-    SandboxTarget as Place,
-    Signs as Signs,
-    environment as environment,
-)
+from holdfast.sandboxes import target
 
-__all__ = ["CommandPlace", "Place", "Signs", "environment"]
+CommandPlace = target.CommandTarget
+Place = target.SandboxTarget
+Signs = target.Signs

@@ -114,13 +114,11 @@ class PolledConnection(Connection):
         done = await run_host_command(
             argv, stdin=request, seconds=float("inf"), env=environment(), kept_bytes=2 * MAX_MESSAGE_BYTES
         )
-        if done.exit_code == MISSING or (
-            self._target.lacks_program(done.exit_code, done.error_text) and call.sent == 1
-        ):
-            await self._target.installation.install(self._target, done.error_text)
+        if done.exit_code == MISSING or (self._target.lacks_program(done.exit_code, done.error) and call.sent == 1):
+            await self._target.installation.install(self._target, done.error)
             return await self._exchange(call)
         if done.exit_code not in _REPLIED or not done.stdout.strip():
-            raise self._target.explain(done.error_text) or ConnectionLost(f"{self.address}: {done.summary}")
+            raise self._target.explain(done.error) or ConnectionLost(f"{self.address}: {done.summary}")
         try:
             peer.receive(done.stdout.strip().encode())
         except HoldfastError as malformed:

@@ -30,12 +30,8 @@ def _boolean(text: str) -> bool:
     return _BOOLEANS[text.lower()]
 
 
-def _bundle(text: str) -> bool | str:
-    return _BOOLEANS.get(text.lower(), text)
-
-
 #: Options of every kind into which the server is installed.
-_INSTALL: Final[Options] = {"bundle": _bundle, "directory": str}
+_INSTALL: Final[Options] = {"bundle": lambda text: _BOOLEANS.get(text.lower(), text), "directory": str}
 #: Options that an address may carry more than once.
 _REPEATED: Final = ("read_only", "writable")
 
@@ -74,9 +70,7 @@ KINDS: Final = {
         AddressKind("podman", "podman:NAME", "containers:Container", _CONTAINER, ("user",)),
         AddressKind("kubernetes", "kubernetes:NAMESPACE/POD[/CONTAINER]", "kubernetes:Pod", _POD),
         AddressKind("ssh", "ssh:USER@HOST", "ssh:SshHost", {**_INSTALL, "port": int}),
-        AddressKind(
-            "bwrap", "bwrap:DIRECTORY", "bubblewrap:BubblewrapJail", _JAIL, ("env",), ends_with_client=True
-        ),
+        AddressKind("bwrap", "bwrap:DIRECTORY", "bubblewrap:BwrapJail", _JAIL, ("env",), ends_with_client=True),
     )
 }
 

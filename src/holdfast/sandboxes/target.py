@@ -2,6 +2,7 @@
 
 `SandboxTarget` is all that `connect` needs. `CommandTarget` is for the many kinds with an exec command: a subclass
 gives `command`, which runs one command inside; installing the server and opening the channel are made of it.
+`CommandSandbox` has such a command as a prefix.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import abc
 import asyncio
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
-from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, SandboxError, SandboxGone
+from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, InvalidParams, SandboxError, SandboxGone
 from holdfast.sandboxes.host_command import Outcome, run_host_command
-from holdfast.sandboxes.install.installation import FOUND, MISSING, Installation
+from holdfast.sandboxes.install.installation import FOUND, MISSING, BundleChoice, Installation
 from holdfast.transport import stdio
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.transport.stdio import without_queries
@@ -58,15 +60,10 @@ class CommandTarget(SandboxTarget):
     gone_signs: ClassVar[Signs] = ()
 
     def __init__(
-        self,
-        address: str,
-        installation: Installation | None = None,
-        *,
-        channel: bool = True,
-        poll_interval: float = 0.2,
+        self, address: str, install: Installation | None = None, *, channel: bool = True, poll_interval: float = 0.2
     ) -> None:
         self.address = address
-        self.installation = installation or Installation()
+        self.installation = install or Installation()
         #: Whether a command may run as long as the connection. If not, each call is a command and output is polled.
         self.channel = channel
         self.poll_interval = poll_interval
@@ -86,7 +83,7 @@ class CommandTarget(SandboxTarget):
     async def run(self, argv: Sequence[str], *, stdin: Path | bytes = b"", seconds: float | None = None) -> Outcome:
         """Run one command inside to its end. `SandboxGone` if the sandbox does not exist."""
         outcome = await run_host_command(self.command(argv), stdin=stdin, seconds=seconds, env=environment())
-        if outcome.exit_code != 0 and (gone := self.explain(outcome.error_text)) is not None:
+        if outcome.exit_code != 0 and (gone := self.explain(outcome.error)) is not None:
             raise gone
         return outcome
 
@@ -98,7 +95,7 @@ class CommandTarget(SandboxTarget):
                 return SandboxGone(f"{self.address}: {meaning}: {last}", final=True)
         return None
 
-    def lacks_program(self, exit_code: int, error_text: str) -> bool:
+    def lacks_program(self, exit_code: int, text: str) -> bool:
         """Whether the engine could not execute the command because its program does not exist inside."""
         return exit_code in NOT_FOUND_CODES
 
@@ -138,9 +135,34 @@ class CommandTarget(SandboxTarget):
         return self.explain(str(error.details.get("words", ""))) or error
 
 
-def environment() -> dict[str, str]:
-    """Return our environment without our own variables, which are about servers on this side.
+class CommandSandbox(CommandTarget):
+    """A sandbox reached by `PREFIX... COMMAND...`: `["nerdctl", "exec", "-i", "web"]`, `["chroot", "/jail"]` ...
 
-    Some exec commands hand their environment on to the command inside.
+    The prefix must hand on stdin, stdout and stderr as they are. `name` is the sandbox's name in errors. If the
+    prefix hands input on only when it is complete, or ends commands after a while, pass `channel=False`: each call
+    is then a command of its own, and output is polled every `poll_interval` seconds.
     """
+
+    def __init__(
+        self,
+        prefix: Sequence[str],
+        *,
+        name: str | None = None,
+        directory: str | None = None,
+        bundle: BundleChoice = True,
+        channel: bool = True,
+        poll_interval: float = 0.2,
+    ) -> None:
+        if isinstance(prefix, str) or not prefix:
+            raise InvalidParams(f"prefix {prefix!r}: a list, the program and its arguments")
+        installation = Installation(directory=directory, bundle=bundle)
+        super().__init__(name or shlex.join(prefix), installation, channel=channel, poll_interval=poll_interval)
+        self.prefix = tuple(prefix)
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        return [*self.prefix, *argv]
+
+
+def environment() -> dict[str, str]:
+    """Return our environment for exec commands, which may hand it on, without variables of servers on this side."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}

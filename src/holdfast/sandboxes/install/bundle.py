@@ -151,9 +151,7 @@ def cache_directory() -> str:
     except OSError as error:
         raise SandboxError(f"the cache {path} cannot be used: {error.strerror}; set XDG_CACHE_HOME") from None
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionRefused(
-            f"{path}: other users may write to this cache, whose code runs in sandboxes; set its mode to 0700"
-        )
+        raise PermissionRefused(f"{path}: other users may write to this cache; make it ours, with mode 0700")
     return path
 
 

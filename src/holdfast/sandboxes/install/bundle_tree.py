@@ -294,9 +294,9 @@ def _shared_libraries(loader: str, needing: Iterable[str]) -> dict[str, str]:
 
 def _launcher() -> bytes:
     # The shell replaces `$bin`; the rest is as in `self_exec`.
-    error_text = [f'"{each}"' if "$" in each else each for each in self_exec.in_bundle("$bin/..")]
-    error_text[error_text.index(f'"$bin/../{self_exec.INTERPRETER}"')] = '"$bin/python3"'
-    return _LAUNCHER.format(command=" ".join(error_text)).encode()
+    text = [f'"{each}"' if "$" in each else each for each in self_exec.in_bundle("$bin/..")]
+    text[text.index(f'"$bin/../{self_exec.INTERPRETER}"')] = '"$bin/python3"'
+    return _LAUNCHER.format(command=" ".join(text)).encode()
 
 
 def _is_extension(path: str) -> bool:

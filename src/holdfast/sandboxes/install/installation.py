@@ -129,7 +129,7 @@ class CommandRunner(Protocol):
         self, argv: Sequence[str], *, stdin: Path | bytes = b"", seconds: float | None = None
     ) -> Outcome: ...
 
-    def lacks_program(self, exit_code: int, error_text: str) -> bool: ...
+    def lacks_program(self, exit_code: int, text: str) -> bool: ...
 
     async def copy_in(self, tree: Path, directory: str) -> bool: ...
 
@@ -218,12 +218,17 @@ class Installation:
         for wait in (*_RETRY_SECONDS, None):
             while True:
                 script = ["sh", "-c", _UNPACK, "holdfast", chosen.name, self._directory, ":".join(full)]
-                done = await _run_script(runner, script, stdin=chosen.path)
+                done = await _run_whole(runner, script, _has_verdict, stdin=chosen.path, seconds=INSTALL_SECONDS)
+                if not _has_verdict(done):
+                    raise ConnectionLost(
+                        f"{runner.address}: the connection was cut while the server was being installed, "
+                        f"{len(_RETRY_SECONDS) + 1} times: {done.summary}"
+                    )
                 for line in done.stdout.splitlines():
                     if line.startswith(_TRIED):
                         directory, _, why = line.removeprefix(_TRIED).partition(": ")
                         tried[directory] = why
-                verdict, _, about = _verdict(done.stdout).partition(" ")
+                verdict, _, about = done.stdout.splitlines()[-1].removeprefix(_VERDICT).partition(" ")
                 if verdict != "full" or about in full:
                     break
                 full.append(about)  # another directory may have more room
@@ -250,19 +255,6 @@ class Installation:
             raise runner.cannot_copy(why)
 
 
-async def _run_script(runner: CommandRunner, argv: list[str], *, stdin: Path) -> Outcome:
-    """Run a script that ends with a verdict; `ConnectionLost` if it was cut off each time."""
-    ended = await _run_whole(
-        runner, argv, lambda done: bool(_verdict(done.stdout)), stdin=stdin, seconds=INSTALL_SECONDS
-    )
-    if not _verdict(ended.stdout):
-        raise ConnectionLost(
-            f"{runner.address}: the connection was cut while the server was being installed, "
-            f"{len(_RETRY_SECONDS) + 1} times: {ended.summary}"
-        )
-    return ended
-
-
 async def _run_whole(
     runner: CommandRunner,
     argv: list[str],
@@ -274,14 +266,13 @@ async def _run_whole(
     """Run a command, and again while it seems to have been cut off; return the last outcome."""
     for wait in (*_RETRY_SECONDS, None):
         done = await runner.run(argv, stdin=stdin, seconds=seconds)
-        if wait is None or is_whole(done) or runner.lacks_program(done.exit_code, done.error_text):
+        if wait is None or is_whole(done) or runner.lacks_program(done.exit_code, done.error):
             break
         log.info("%s: a command was cut off and is run again: %s", runner.address, done.summary)
         await asyncio.sleep(wait)
     return done
 
 
-def _verdict(stdout: str) -> str:
-    """Return the verdict of a script that ran to its end, else an empty string."""
-    last = (stdout.splitlines() or [""])[-1]
-    return last.removeprefix(_VERDICT) if last.startswith(_VERDICT) else ""
+def _has_verdict(done: Outcome) -> bool:
+    """Whether a script ran to its end."""
+    return (done.stdout.splitlines() or [""])[-1].startswith(_VERDICT)

@@ -87,10 +87,10 @@ def required(probe: Probe | None, own: Probe) -> Requirement:
     """
     if probe is None or probe.python < PYTHON or probe.implementation != "cpython" or not probe.complete:
         return "bundle"
-    if probe.msgspec is not None and _numbers(probe.msgspec) >= MSGSPEC:
+    if probe.msgspec is not None and version_numbers(probe.msgspec) >= MSGSPEC:
         return "installed" if probe.holdfast == own.holdfast else "package"
     same = bool(probe.soabi) and (probe.soabi, probe.machine) == (own.soabi, own.machine)
-    if same and _numbers(probe.libc or "") >= _numbers(own.libc or ""):
+    if same and version_numbers(probe.libc or "") >= version_numbers(own.libc or ""):
         return "package-with-msgspec"
     return "bundle"
 
@@ -108,7 +108,7 @@ def own_probe() -> Probe:
     return msgspec.structs.replace(probe, holdfast=holdfast.__version__)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Return the first numbers of a version, `glibc 2.36` included."""
     found = re.search(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
