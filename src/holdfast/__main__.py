@@ -13,7 +13,7 @@ from holdfast.launch import self_exec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,8 +25,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = argv[0] if argv else ""
     if verb in VERBS and VERBS[verb].plain:
         module = __import__(f"holdfast.cli.verbs.{VERBS[verb].module}", fromlist=["main"])
-        return int(module.main(argv[1:]))
+        if argv[1:2] in (["-h"], ["--help"]) and hasattr(module, "USAGE"):
+            sys.stdout.write(module.USAGE)
+            return 0
+        return _run_plain(verb, lambda: int(module.main(argv[1:])))
     return _run_typed(verb, argv[1:])
+
+
+def _run_plain(verb: str, work: Callable[[], int]) -> int:
+    """Run a verb without typer; an error is one line on stderr and exit code 2."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        # Imported on failure only, because every call would pay for it.
+        from holdfast.cli.support.text import fail
+        from holdfast.errors import HoldfastError
+
+        if not isinstance(error, OSError | HoldfastError):
+            raise
+        return fail(f"{verb}: {error}")
 
 
 def _open_standard_descriptors() -> None:
@@ -66,7 +85,7 @@ def _run_typed(verb: str, rest: list[str]) -> int:
         if verb in ("status", "stop"):
             from holdfast.cli.verbs.inside import bare
 
-            return bare.main(verb, rest)
+            return _run_plain(verb, lambda: bare.main(verb, rest))
         sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
         return 2
     return run(verb, rest)

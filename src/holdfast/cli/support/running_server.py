@@ -31,7 +31,7 @@ def describe_server(path: str) -> str | None:
         pid = listener_of(connection)
         try:
             status = stateless.call(connection, "environment/status", {}).message.get("result", {})
-        except (OSError, stateless.HandshakeRefused):
+        except OSError:
             return f"pid {pid}, of unknown version"
     return f"pid {status.get('pid', pid)}, version {status.get('version', 'unknown')}"
 

@@ -25,7 +25,7 @@ _BARRIER = b'{"jsonrpc":"2.0","id":"%s","method":"ping","params":{}}\n' % _BARRI
 _RECEIVE_BYTES = 256 * 1024
 
 
-class HandshakeRefused(Exception):
+class HandshakeRefused(ConnectionError):
     """The server did not accept the handshake."""
 
 
@@ -67,7 +67,7 @@ def exchange(connection: socket.socket, request: bytes, *, greet: bool = True) -
         if awaiting_initialize and message.get("id") == _INITIALIZE_ID:
             awaiting_initialize = False
             if "error" in message:
-                raise HandshakeRefused(message["error"].get("message", "no reason given"))
+                raise HandshakeRefused(f"the server refused: {message['error'].get('message', 'no reason given')}")
         elif is_notification:
             if message.get("id") == _BARRIER_ID:
                 return None

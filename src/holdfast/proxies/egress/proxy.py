@@ -122,21 +122,17 @@ class EgressProxy:
             task.add_done_callback(self._handovers.discard)
 
     async def _receive_socket(self, loop: asyncio.AbstractEventLoop, launcher: socket.socket) -> None:
-        with launcher:
-            if await self._is_readable(loop, launcher):
-                await self._listen_on_passed(launcher)
-
-    async def _is_readable(self, loop: asyncio.AbstractEventLoop, launcher: socket.socket) -> bool:
         readable = asyncio.Event()
-        loop.add_reader(launcher.fileno(), readable.set)
-        try:
-            async with asyncio.timeout(HEAD_SECONDS):
-                await readable.wait()
-        except TimeoutError:
-            return False
-        finally:
-            loop.remove_reader(launcher.fileno())
-        return True
+        with launcher:
+            loop.add_reader(launcher.fileno(), readable.set)
+            try:
+                async with asyncio.timeout(HEAD_SECONDS):
+                    await readable.wait()
+            except TimeoutError:
+                return
+            finally:
+                loop.remove_reader(launcher.fileno())
+            await self._listen_on_passed(launcher)
 
     async def _listen_on_passed(self, launcher: socket.socket) -> None:
         """Serve on the descriptor that a launcher passes, which may be of any kind."""
@@ -195,11 +191,10 @@ class EgressProxy:
             return
         try:
             host, port, target = requested_host(request)
-            up = await self._connect(request.method.decode("ascii", "replace"), host, port)
+            up_reader, up_writer = await self._connect(request.method.decode("ascii", "replace"), host, port)
         except RequestRefused as refused:
             await _answer(writer, refused.status, str(refused))
             return
-        up_reader, up_writer = up
         try:
             if request.method == b"CONNECT":
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -341,11 +336,11 @@ async def _forward(
             async with asyncio.timeout(IDLE_SECONDS):
                 event = await _next_event(outside, up_reader)
             if isinstance(event, h11.Response):
-                kept = [(name, value) for name, value in event.headers if name not in _OF_THE_CONNECTION]
-                if not any(name == b"content-length" for name, _ in kept):
-                    kept.append((b"transfer-encoding", b"chunked"))
-                kept.append((b"connection", b"close"))
-                event = h11.Response(status_code=event.status_code, reason=event.reason, headers=kept)
+                passed = [(name, value) for name, value in event.headers if name not in _OF_THE_CONNECTION]
+                if not any(name == b"content-length" for name, _ in passed):
+                    passed.append((b"transfer-encoding", b"chunked"))
+                passed.append((b"connection", b"close"))
+                event = h11.Response(status_code=event.status_code, reason=event.reason, headers=passed)
             elif isinstance(event, h11.InformationalResponse):
                 continue
             elif not isinstance(event, h11.Data | h11.EndOfMessage):

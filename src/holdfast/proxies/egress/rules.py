@@ -20,7 +20,6 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 DEFAULT_PORTS: Final = (80, 443)
 #: NAT64 (RFC 6052): the last 32 bits are an IPv4 address.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-
 #: IPv4 addresses in IPv6 (RFC 4291), and local-use NAT64 (RFC 8215).
 _NOT_PUBLIC: Final = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 

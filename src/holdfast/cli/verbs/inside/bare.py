@@ -35,23 +35,14 @@ def main(verb: str, arguments: list[str]) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         return fail(f"{verb}: takes no {unknown[0]!r} here, where typer is not installed")
-    try:
-        if verb == "stop":
-            return _stop(options)
-        connection = connect_running()
-        if connection is None:
-            complain(f"no server runs at {socket_path()}")
-            return NO_SERVER
-        with connection:
-            return _status(connection)
-    except (OSError, stateless.HandshakeRefused) as error:
-        return fail(f"{verb}: {error}")
-    except Exception as error:
-        from holdfast.errors import HoldfastError
-
-        if isinstance(error, HoldfastError):
-            return fail(f"{verb}: {error}")
-        raise
+    if verb == "stop":
+        return _stop(options)
+    connection = connect_running()
+    if connection is None:
+        complain(f"no server runs at {socket_path()}")
+        return NO_SERVER
+    with connection:
+        return _status(connection)
 
 
 def _status(connection: socket.socket) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
-_USAGE = """usage: holdfast call [--instance I] NAME METHOD [BODY|-]
+USAGE = """usage: holdfast call [--instance I] NAME METHOD [BODY|-]
 
 Call METHOD of the service NAME that the host offers to this sandbox, and print the answer as it arrives. BODY is
 sent as it is, usually JSON; `-` sends stdin, and without BODY an empty body is sent. The host provides the
@@ -30,13 +30,9 @@ the default. Exit code: 0 for an answer, 1 for an error answer, 2 for wrong usag
 
 #: How long one request waits for pieces; the next request follows at once.
 _WAIT_MS = 30_000
-_INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0
     instance = os.environ.get("HOLDFAST_SERVICE_INSTANCE", "")
     rest = list(arguments)
     if rest and rest[0].startswith("--instance"):
@@ -56,22 +52,9 @@ def main(arguments: list[str]) -> int:
         params = {"service": rest[0], "instance": instance, "method": rest[1], "waitMs": _WAIT_MS}
         with _connected() as connection:
             return _call(connection, {**params, "body": base64.b64encode(body).decode()})
-    except stateless.HandshakeRefused as error:
-        return fail(f"call: the server refused: {error}")
     except BrokenPipeError:
         discard_stdout()
         return fail("call: stdout is closed")
-    except OSError as error:
-        return fail(f"call: {error}")
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except Exception as error:
-        # Imported on failure only, because every call would pay for it.
-        from holdfast.errors import HoldfastError
-
-        if isinstance(error, HoldfastError):
-            return fail(f"call: {error}")
-        raise
 
 
 def _connected() -> socket.socket:

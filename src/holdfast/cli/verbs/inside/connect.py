@@ -10,7 +10,6 @@ import os
 import select
 import socket
 import stat
-import sys
 
 from holdfast.cli.support.text import fail
 from holdfast.launch.local_server import connect_server
@@ -19,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_USAGE = """usage: holdfast connect
+USAGE = """usage: holdfast connect
 
 Connect stdin and stdout to the socket of this machine's server, which is started when needed. End of input closes
 that direction alone: output of the server is copied until it closes, or until stdout has accepted nothing for 10 s.
@@ -53,7 +52,7 @@ class _Direction:
         return (self.sink, select.POLLOUT) if self._readable else (self.source, select.POLLIN)
 
     def ready(self) -> None:
-        """Advance after the descriptor of `waits_for` became ready."""
+        """Advance after the descriptor of `waits_for` bepolled ready."""
         if not self._readable:
             self._readable = True
             return
@@ -65,25 +64,11 @@ class _Direction:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0
     if arguments:
         return fail(f"connect takes no arguments, not {arguments[0]!r}")
-    try:
-        with connect_server() as connection:
-            bridge(connection, 0, 1)
-        return 0
-    except OSError as error:
-        return fail(f"connect: {error}")
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        from holdfast.errors import HoldfastError
-
-        if isinstance(error, HoldfastError):
-            return fail(f"connect: {error}")
-        raise
+    with connect_server() as connection:
+        bridge(connection, 0, 1)
+    return 0
 
 
 def bridge(connection: socket.socket, source: int, sink: int) -> None:
@@ -105,15 +90,15 @@ def bridge(connection: socket.socket, source: int, sink: int) -> None:
         for fd, events in wanted.items():
             poller.register(fd, events)
         stalled = up.ended and down.waits_for[0] == sink
-        came = dict(poller.poll(_STALLED_SECONDS * 1000 if stalled else None))
-        if not came:
+        polled = dict(poller.poll(_STALLED_SECONDS * 1000 if stalled else None))
+        if not polled:
             return
-        if came.get(sink, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+        if polled.get(sink, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
             return
         try:
             for way in (up, down):
                 fd, event = way.waits_for
-                if not way.ended and came.get(fd, 0) & (event | select.POLLHUP | select.POLLERR):
+                if not way.ended and polled.get(fd, 0) & (event | select.POLLHUP | select.POLLERR):
                     way.ready()
                     if way is up and up.ended:
                         connection.shutdown(socket.SHUT_WR)

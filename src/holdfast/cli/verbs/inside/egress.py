@@ -5,11 +5,9 @@ The session service starts it in the sandbox. Needs h11, which the bundle contai
 
 from __future__ import annotations
 
-import sys
-
 from holdfast.cli.support.text import fail
 
-_USAGE = """usage: holdfast egress --socket PATH [--allow PATTERN]...
+USAGE = """usage: holdfast egress --socket PATH [--allow PATTERN]...
 
 Let confined processes reach some hosts over HTTP and HTTPS, and no others. A process that is confined with the
 network `proxy` and this PATH passes its listening socket here when it starts.
@@ -20,32 +18,24 @@ Prints a line of JSON when it is ready and for every decision, and ends on SIGTE
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0
     path, patterns, rest = "", [], list(arguments)
     while rest:
         option, *rest = rest
         if option not in ("--socket", "--allow") or not rest:
-            return fail(f"egress: {option}: not an option, or its value is missing\n{_USAGE}")
+            return fail(f"egress: {option}: not an option, or its value is missing\n{USAGE}")
         value, *rest = rest
         if option == "--socket":
             path = value
         else:
             patterns.append(value)
     if not path:
-        return fail(f"egress needs --socket\n{_USAGE}")
+        return fail(f"egress needs --socket\n{USAGE}")
     import asyncio
-
-    from holdfast.errors import HoldfastError
 
     try:
         from holdfast.proxies.egress import proxy
         from holdfast.proxies.egress.rules import EgressRules
     except ModuleNotFoundError as error:
         return fail(f"egress needs {error.name}, which is not installed here; install h11")
-    try:
-        asyncio.run(proxy.run(path, EgressRules(patterns)))
-    except HoldfastError as error:
-        return fail(f"egress: {error}")
+    asyncio.run(proxy.run(path, EgressRules(patterns)))
     return 0

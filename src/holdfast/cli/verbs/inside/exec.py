@@ -12,7 +12,7 @@ from holdfast.cli.support import stateless
 from holdfast.cli.support.text import fail
 from holdfast.launch.local_server import connect_server
 
-_USAGE = """usage: holdfast exec ['JSON']
+USAGE = """usage: holdfast exec ['JSON']
 
 Send one JSON-RPC request, from the argument or from stdin, to this machine's server, which is started when needed,
 and print the reply line. The handshake is included.
@@ -22,9 +22,6 @@ To run a command: holdfast run -- CMD...
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0
     if arguments and arguments[0].strip() and arguments[0].lstrip()[0] not in "{[":
         # A command, as `docker exec` takes it. A request begins otherwise, even a malformed one.
         from shlex import join
@@ -32,27 +29,13 @@ def main(arguments: list[str]) -> int:
         return fail(f"exec sends a JSON-RPC request; to run a command: holdfast run -- {join(arguments)}")
     if len(arguments) > 1:
         return fail(f"exec takes one request, not {len(arguments)} arguments")
-    try:
-        request = arguments[0].encode(errors="surrogateescape") if arguments else sys.stdin.buffer.read()
-        if not request.strip():
-            return fail("exec: the request is empty")
-        with connect_server() as connection:
-            reply = stateless.exchange(connection, request)
-        if reply is None:
-            return 0
-        sys.stdout.buffer.write(reply.line + b"\n")
-        sys.stdout.buffer.flush()
-        return 1 if reply.is_error else 0
-    except stateless.HandshakeRefused as error:
-        return fail(f"exec: the server refused: {error}")
-    except OSError as error:
-        return fail(f"exec: {error}")
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        # Imported on failure only, because every call would pay for it.
-        from holdfast.errors import HoldfastError
-
-        if isinstance(error, HoldfastError):
-            return fail(f"exec: {error}")
-        raise
+    request = arguments[0].encode(errors="surrogateescape") if arguments else sys.stdin.buffer.read()
+    if not request.strip():
+        return fail("exec: the request is empty")
+    with connect_server() as connection:
+        reply = stateless.exchange(connection, request)
+    if reply is None:
+        return 0
+    sys.stdout.buffer.write(reply.line + b"\n")
+    sys.stdout.buffer.flush()
+    return 1 if reply.is_error else 0

@@ -11,7 +11,7 @@ import sys
 
 from holdfast.cli.support.text import fail
 
-_USAGE = """usage: holdfast model_proxy
+USAGE = """usage: holdfast model_proxy
 
 Serve HTTP on 127.0.0.1 and forward every request to the host that offers its model service here. Prints its URL
 when it listens, and ends on SIGTERM. The proxy itself answers `/health`.
@@ -22,27 +22,18 @@ socket of this sandbox's server). Exit code: 2 for an error.
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0
     if arguments:
         return fail(f"model_proxy takes no arguments, not {arguments[0]!r}")
     import asyncio
 
-    from holdfast.errors import HoldfastError
     from holdfast.launch.local_server import socket_path
 
     try:
         from holdfast.proxies.model import proxy
     except ModuleNotFoundError as error:
         return fail(f"model_proxy needs {error.name}, which is not installed here; install h11")
-    try:
-        settings = proxy.settings_from(os.environ)
-        asyncio.run(proxy.run(settings, os.environ.get("HOLDFAST_SOCKET") or socket_path(), _announce))
-    except HoldfastError as error:
-        return fail(f"model_proxy: {error}")
-    except KeyboardInterrupt:
-        return 130
+    settings = proxy.settings_from(os.environ)
+    asyncio.run(proxy.run(settings, os.environ.get("HOLDFAST_SOCKET") or socket_path(), _announce))
     return 0
 
 

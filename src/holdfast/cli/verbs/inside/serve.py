@@ -50,8 +50,6 @@ def main(arguments: list[str]) -> int:
     except (HoldfastError, OSError) as error:
         complain(f"serve: {error}")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def parser() -> argparse.ArgumentParser:

@@ -118,7 +118,7 @@ def _stop(connection: socket.socket, grace: float | None, force: bool) -> StopRe
     try:
         status = _result(connection, "environment/status", greet=True)
         contents: ServerContents | None = _contents(connection, status)
-    except (ConnectionError, KeyError, stateless.HandshakeRefused):
+    except (ConnectionError, KeyError):
         status, contents = {}, None
     if contents is not None and not force and (refused := contents.refusal(pid)) is not None:
         return refused
@@ -191,7 +191,7 @@ def detach(connection: socket.socket) -> DetachedServer:
         if not _wait(watch, _MARGIN_SECONDS):
             raise SandboxError(f"the server, pid {pid}, did not stop in time")
     except stateless.HandshakeRefused as error:
-        raise SandboxError(f"the server, pid {pid}, refused: {error}") from None
+        raise SandboxError(f"pid {pid}: {error}") from None
     finally:
         os.close(watch)
     return DetachedServer(pid, status["version"], status["keeperPid"])

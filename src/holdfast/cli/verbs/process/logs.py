@@ -25,10 +25,10 @@ _STEP_BYTES: Final = 1024 * 1024
 def command(
     process_id: Annotated[str, typer.Argument(metavar="ID")],
     sandbox: SandboxOption = LOCAL,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until all its output has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until its output has ended.")] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Only its stdout.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Only its stderr.")] = False,
-    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only what came after event number N.")] = 0,
+    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only output after event number N.")] = 0,
     as_json: JsonOption = False,
 ) -> int:
     """Print the output of a process: its stdout on stdout, its stderr on stderr, the exact bytes.

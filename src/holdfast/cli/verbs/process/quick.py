@@ -240,7 +240,7 @@ def _run(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
             return _guarded(lambda run: run.start_again(params))
         print(params["processId"], flush=True)
         return 0
-    return _Run(server, params, forwards).follow()
+    return _QuickRun(server, params, forwards).follow()
 
 
 def _guarded(work: Callable[[ModuleType], int]) -> int:
@@ -251,7 +251,7 @@ def _guarded(work: Callable[[ModuleType], int]) -> int:
     return guarded("run", lambda: work(run))
 
 
-class _Run:
+class _QuickRun:
     """A command in the foreground: copies its output until it ends, or hands over to the full verb."""
 
     def __init__(self, server: JsonRpcConnection, params: dict[str, Any], forwards: bool) -> None:

@@ -136,14 +136,14 @@ def shared_memory() -> Diagnosis:
     try:
         room = os.statvfs("/dev/shm")
     except OSError as error:
-        return Diagnosis("/dev/shm", "missing", str(error.strerror), "output is kept on disk")
+        return Diagnosis("/dev/shm", "missing", str(error.strerror), "output is stored on disk")
     total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     found = f"{amount(free)} free of {amount(total)}"
     if not os.access("/dev/shm", os.W_OK):
-        return Diagnosis("/dev/shm", "missing", f"{found}, not writable", "output is kept on disk")
+        return Diagnosis("/dev/shm", "missing", f"{found}, not writable", "output is stored on disk")
     if free < _ENOUGH_SHM_BYTES:
         return Diagnosis("/dev/shm", "limited", found, "little space for output; set spool_directory or enlarge it")
-    return Diagnosis("/dev/shm", "ok", found, "output is kept in memory")
+    return Diagnosis("/dev/shm", "ok", found, "output is stored in memory")
 
 
 def spool() -> Diagnosis:
@@ -272,7 +272,7 @@ ENFORCED: Final = {
     "noexec": ("noexec mounts", "a list of programs that may be executed"),
 }
 TOOLS: Final = (
-    ("bash", "--version", "shells whose state persists"),
+    ("bash", "--version", "shells with persistent state"),
     ("zsh", "--version", "zsh terminals"),
     ("dash", "", "dash shells"),
     ("bwrap", "--version", f"bubblewrap jails ({KINDS['bwrap'].form})"),

@@ -45,7 +45,7 @@ def read_status(path: str) -> ServerStatus | None:
         try:
             reply = stateless.call(connection, "environment/status", {})
         except stateless.HandshakeRefused as error:
-            raise HandshakeFailed(f"the server refused: {error}") from None
+            raise HandshakeFailed(str(error)) from None
     if reply.is_error:
         failure = reply.message["error"]
         raise error_from_wire(failure["code"], failure["message"], failure.get("data"))

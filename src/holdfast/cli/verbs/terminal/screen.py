@@ -56,10 +56,10 @@ async def _screen_of_process(api: ExecApi, process_id: str) -> tuple[Screen, dic
             f"{process_id!r} has no terminal and so no screen: `holdfast logs` shows what it printed"
         )
     size = info.size or TerminalSize()
-    kept = await api.snapshot(process_id)
+    output = await api.snapshot(process_id)
     drawn = emulator(size.rows, size.cols)
     try:
-        drawn.feed(kept.terminal)
+        drawn.feed(output.terminal)
         return drawn.screen(), {"state": "RUNNING" if info.running else "CLOSED", "exitCode": info.exit_code}
     finally:
         drawn.close()

@@ -227,7 +227,7 @@ def output(
     shell_id: ShellArgument,
     sandbox: SandboxOption = LOCAL,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the shell is closed.")] = False,
-    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only what came after event number N.")] = 0,
+    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only output after event number N.")] = 0,
     as_json: JsonOption = False,
 ) -> int:
     """Print the output of a shell's background jobs after the end of their command.
