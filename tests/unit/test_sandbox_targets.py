@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxGone
+from holdfast.sandboxes import place
 from holdfast.sandboxes.bubblewrap import BwrapJail
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.kubernetes import Pod, PodStatus, read_status
-from holdfast.sandboxes.registry import target_at
+from holdfast.sandboxes.registry import KINDS, AddressKind, target_at
 from holdfast.sandboxes.ssh import SshHost
-from holdfast.sandboxes.target import CommandSandbox, CommandTarget
+from holdfast.sandboxes.target import CommandSandbox, CommandTarget, SandboxTarget
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sandboxes.md"
 HELLO = ["sh", "-c", "echo 'a  b'"]
 
 
@@ -31,9 +35,9 @@ HELLO = ["sh", "-c", "echo 'a  b'"]
     ],
 )
 def test_containers(address: str, options: dict[str, Any], argv: list[str]) -> None:
-    place = target_at(address, **options)
-    assert isinstance(place, Container)
-    assert (place.address, place.command(HELLO)) == (address.partition("?")[0], argv)
+    target = target_at(address, **options)
+    assert isinstance(target, Container)
+    assert (target.address, target.command(HELLO)) == (address.partition("?")[0], argv)
 
 
 def test_options_in_an_address(tmp_path: Path) -> None:
@@ -81,9 +85,9 @@ def test_values_that_an_option_cannot_have(address: str, named: str) -> None:
     ],
 )
 def test_ssh_quotes_each_word_for_the_shell_there(address: str, end: list[str]) -> None:
-    place = target_at(address, options=["LogLevel=ERROR"])
-    assert isinstance(place, SshHost)
-    argv = place.command(HELLO)
+    target = target_at(address, options=["LogLevel=ERROR"])
+    assert isinstance(target, SshHost)
+    argv = target.command(HELLO)
     assert argv[-4:] == [*end, """sh -c 'echo '"'"'a  b'"'"''"""]
     assert ("-p" in argv) == ("2222" in address)
     assert argv[argv.index("LogLevel=ERROR") - 1] == "-o"
@@ -91,9 +95,9 @@ def test_ssh_quotes_each_word_for_the_shell_there(address: str, end: list[str]) 
 
 
 def test_a_prefix() -> None:
-    place = CommandSandbox(["nerdctl", "exec", "-i", "web"])
-    assert place.address == "nerdctl exec -i web"
-    assert place.command(HELLO) == ["nerdctl", "exec", "-i", "web", *HELLO]
+    target = CommandSandbox(["nerdctl", "exec", "-i", "web"])
+    assert target.address == "nerdctl exec -i web"
+    assert target.command(HELLO) == ["nerdctl", "exec", "-i", "web", *HELLO]
 
 
 @pytest.mark.parametrize("prefix", [[], "nerdctl exec -i web"])
@@ -119,9 +123,21 @@ def test_an_option_of_another_kind(address: str, option: str) -> None:
 
 
 def test_a_jail_has_one_path_on_both_sides() -> None:
-    place = target_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
-    assert isinstance(place, BwrapJail)
-    assert (place.directory, place.network, place.writable) == ("/tmp", True, ("/srv",))
+    target = target_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
+    assert isinstance(target, BwrapJail)
+    assert (target.directory, target.network, target.writable) == ("/tmp", True, ("/srv",))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.target], ids=lambda kind: kind.scheme)
+def test_the_row_of_a_kind_names_what_its_target_takes(kind: AddressKind) -> None:
+    module, _, name = kind.target.partition(":")
+    target = getattr(import_module(f"holdfast.sandboxes.{module}"), name)
+    assert {*kind.options, *kind.own_defaults} <= {*signature(target).parameters}
+    assert f"`{kind.form}`" in DOCUMENT.read_text()
+
+
+def test_the_former_names_of_targets() -> None:
+    assert (place.Place, place.CommandPlace) == (SandboxTarget, CommandTarget)
 
 
 class Foreign(CommandTarget):
@@ -141,8 +157,8 @@ def test_a_channel_that_ends_otherwise_is_lost() -> None:
 
 
 def test_an_engine_that_says_gone_is_believed_at_once() -> None:
-    place = Container("docker", "web")
-    error = place.channel_ended(lost(1, "Error response from daemon: No such container: web"))
+    target = Container("docker", "web")
+    error = target.channel_ended(lost(1, "Error response from daemon: No such container: web"))
     assert isinstance(error, SandboxGone)
     assert error.details["final"] is True
     assert (
