@@ -133,8 +133,8 @@ class ShownModes:
         """Whether the last sequence is incomplete: bytes written now would belong to it."""
         return bool(self._held) or self._in_string
 
-    def leaving(self) -> bytes:
-        """Return the bytes that reset the terminal; empty if no mode is set. Contents and cursor position stay."""
+    def reset(self) -> bytes:
+        """Forget the modes and return the bytes that reset them, if any. Contents and cursor position stay."""
         parts = [b"\x18"] if self.unfinished else []
         if 2026 in self._changed:
             parts.append(b"\x1b[?2026l")
@@ -163,9 +163,6 @@ class ShownModes:
         if self._coloured or self._alternate:
             # Leaving the alternate screen restores the colours from before it.
             parts.append(b"\x1b[0m")
-        return b"".join(parts)
-
-    def left(self) -> None:
-        """Note that the bytes of `leaving` were written."""
         self._held, self._in_string = b"", False
         self._forget()
+        return b"".join(parts)

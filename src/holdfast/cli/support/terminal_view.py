@@ -50,9 +50,7 @@ class ShownOutput:
 
     async def clear(self, rows: int = 1) -> None:
         """Clear the screen. With `rows`, the lines above the cursor first scroll into the history."""
-        leaving = self._modes.leaving()
-        self._modes.left()
-        await self._sink.write(leaving + b"\r\n" * (rows - 1) + _CLEAR)
+        await self._sink.write(self._modes.reset() + b"\r\n" * (rows - 1) + _CLEAR)
 
     async def set_title(self, text: str) -> None:
         """Show a text in the window's title, which `leave` restores."""
@@ -63,13 +61,12 @@ class ShownOutput:
 
     async def leave(self) -> None:
         """Reset our terminal, if stdout is one."""
-        leaving = self._modes.leaving() + (b"\x1b[23;2t" if self._has_title else b"")
-        self._modes.left()
+        reset = self._modes.reset() + (b"\x1b[23;2t" if self._has_title else b"")
         try:
-            if leaving and os.isatty(STDOUT):
+            if reset and os.isatty(STDOUT):
                 with contextlib.suppress(TimeoutError, OSError):
                     async with asyncio.timeout(_LEAVE_SECONDS):
-                        await self._sink.write(leaving)
+                        await self._sink.write(reset)
         finally:
             self._sink.close()
 
