@@ -52,7 +52,7 @@ class _Direction:
         return (self.sink, select.POLLOUT) if self._readable else (self.source, select.POLLIN)
 
     def ready(self) -> None:
-        """Advance after the descriptor of `waits_for` bepolled ready."""
+        """Advance after the descriptor of `waits_for` became ready."""
         if not self._readable:
             self._readable = True
             return
