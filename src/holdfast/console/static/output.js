@@ -1,5 +1,4 @@
 // Turns the output of a session into lines of text. Pure: bytes in, lines out, bounded.
-//
 // This is not a terminal emulator: it handles lines, moves back in a line (\r, \b) and clearing in it (CSI K), for
 // prompts and progress bars. Every other escape sequence is removed. `holdfast screen` has the exact screen.
 
