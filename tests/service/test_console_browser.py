@@ -289,7 +289,7 @@ async def test_hostile_output_labels_paths_commands_and_comments_stay_texts(
     await console.shows("#outcome", "CLOSED (closed by operator)")
     await console.shows("#facts", "closed by operator")
     await console.unharmed()
-    assert console.dialogs == [f"Close {session}? It is killed at once."]
+    assert console.dialogs == [f"Close {session}? Its processes are killed at once."]
 
 
 #: What the page computes with: times, positions, states.
