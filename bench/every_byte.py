@@ -19,7 +19,7 @@ from typing import Final
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.sandboxes.command import CommandSandbox
+from holdfast.sandboxes.target import CommandSandbox
 from holdfast.types import OutputChunk, OutputGap
 from tests.support.engines import Missing, busybox_root, docker_engine
 from tests.support.servers import running_server

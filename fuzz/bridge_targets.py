@@ -24,7 +24,7 @@ from holdfast.bridge.dialects.fields import checked_body
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
 from holdfast.bridge.types import ModelReply
 from holdfast.errors import InvalidParams
-from holdfast.proxies.model.http_connection import HttpConnection, Shared
+from holdfast.proxies.model.http_connection import HttpConnection, ProxyState
 from holdfast.wire.http_messages import HttpRequest
 
 PATHS: Final = (
@@ -179,7 +179,7 @@ async def _talk(pieces: list[bytes]) -> list[HttpRequest]:
         connection.respond(200, b"{}")
 
     transport = _Transport()
-    shared = Shared(answer, max_connections=1, max_body_bytes=_BODY_LIMIT)
+    shared = ProxyState(answer, max_connections=1, max_body_bytes=_BODY_LIMIT)
     connection = HttpConnection(shared)
     connection.connection_made(transport)
     for piece in pieces:

@@ -23,11 +23,11 @@ from fuzz.target import Target, cut_at, places_of, target
 from holdfast.client.files.local_tree import check_name, stays_inside
 from holdfast.client.screen.pyte import PyteEmulator
 from holdfast.errors import FileError, Forbidden, HoldfastError, InvalidParams
-from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, Refused, wanted
-from holdfast.proxies.egress.rules import DEFAULT_PORTS, Pattern, Rules, normal, parse_pattern
+from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, RequestRefused, requested_host
+from holdfast.proxies.egress.rules import DEFAULT_PORTS, EgressRules, HostPattern, normal, parse_pattern
 from holdfast.runtime.shell.dialect import is_whole, parse_answer
-from holdfast.sandboxes.addresses import SCHEMES, place_at
 from holdfast.sandboxes.kubernetes import read_status
+from holdfast.sandboxes.registry import KINDS, target_at
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.service.access.admission import Admission
 from holdfast.service.access.rates import Rates
@@ -141,7 +141,7 @@ def egress_head(data: bytes) -> None:
     assert 0 < port < 65536
     assert b"\r" not in path
     assert b"\n" not in path
-    allowed = not Rules(["a.example"]).refuses_name(host, port)
+    allowed = not EgressRules(["a.example"]).refuses_name(host, port)
     assert allowed == (host.strip("[]").rstrip(".").lower() == "a.example" and port in DEFAULT_PORTS)
 
 
@@ -153,8 +153,8 @@ def _head(pieces: list[bytes]) -> tuple[str, int, bytes] | None:
             if piece and event is h11.NEED_DATA:
                 inside.receive_data(piece)
                 event = inside.next_event()
-        return wanted(event) if isinstance(event, h11.Request) else None
-    except (h11.RemoteProtocolError, Refused):
+        return requested_host(event) if isinstance(event, h11.Request) else None
+    except (h11.RemoteProtocolError, RequestRefused):
         return None
 
 
@@ -169,7 +169,7 @@ def egress_patterns(data: bytes) -> None:
     except InvalidParams:
         return
     assert pattern.ports is None or all(0 < port < 65536 for port in pattern.ports)
-    rules = Rules([text])
+    rules = EgressRules([text])
     host = f"x.{pattern.host}" if pattern.below else pattern.host
     port = pattern.ports[0] if pattern.ports else 1
     assert not rules.refuses_name(host, port) or not _is_name(pattern)
@@ -178,7 +178,7 @@ def egress_patterns(data: bytes) -> None:
         assert bool(refused) == (pattern.below or normal(pattern.host) != "127.0.0.1")
 
 
-def _is_name(pattern: Pattern) -> bool:
+def _is_name(pattern: HostPattern) -> bool:
     """Whether a request could name the host of this pattern: a pattern such as `a]` names nothing."""
     return normal(pattern.host) == pattern.host
 
@@ -447,10 +447,11 @@ def pod_status(data: bytes) -> None:
 def sandbox_addresses(data: bytes) -> None:
     """An address is a place or refused by an error of ours; no option beyond the listed ones gets in."""
     address = data.decode(errors="replace")
-    if address.partition(":")[0] not in SCHEMES:
+    kind = KINDS.get(address.partition(":")[0])
+    if kind is None or not kind.target:
         return
     try:
-        place_at(address)
+        target_at(address)
     except HoldfastError:
         return
     given = {name for name, _ in parse_qsl(address.partition("?")[2], keep_blank_values=True)}

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         TimeoutError as TimeoutError,
         TransportError as TransportError,
     )
-    from holdfast.sandboxes.command import CommandSandbox as CommandSandbox
+    from holdfast.sandboxes.target import CommandSandbox as CommandSandbox
     from holdfast.service.shim.bash_executor import BashExecutor as BashExecutor
     from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult
     from holdfast.types import (
@@ -140,7 +140,7 @@ _HOMES = {
         "TerminalStates",
         "TerminalStatus",
     ),
-    "holdfast.sandboxes.command": ("CommandSandbox",),
+    "holdfast.sandboxes.target": ("CommandSandbox",),
     "holdfast.service.shim.bash_executor": ("BashExecutor",),
     "holdfast.service.shim.one_shot": ("ExecutionResult",),
 }

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from holdfast.bridge.record import CallRecord
     from holdfast.bridge.types import Delta, ModelReply, ModelRequest
     from holdfast.bridge.upstream import Upstream
-    from holdfast.sandboxes.sandbox_kind import Place
+    from holdfast.sandboxes.target import SandboxTarget
 
     #: A blocking model: it runs in a thread for each request, and so does the iterator that it may return.
     BlockingModelFunction = Callable[[ModelRequest], ModelReply | str | Iterable[Delta | str]]
@@ -677,7 +677,7 @@ def _blocking_model(model: Any) -> Any:
 
 
 def connect(
-    address: str | Sequence[str] | Place,
+    address: str | Sequence[str] | SandboxTarget,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,

@@ -158,7 +158,8 @@ async def test_it_ends_after_its_input_when_its_stdout_is_open_and_takes_nothing
         writer.close()
 
     soon = (
-        "import sys; from holdfast.cli import connect; connect._STALLED_SECONDS = 0.1; sys.exit(connect.main([]))"
+        "import sys; from holdfast.cli.verbs.inside import connect\n"
+        "connect._STALLED_SECONDS = 0.1; sys.exit(connect.main([]))"
     )
     async with await listen(directory, flood):
         read, write = os.pipe()

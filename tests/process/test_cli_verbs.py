@@ -365,7 +365,7 @@ def test_attach_read_only_neither_types_nor_interrupts(holdfast: Holdfast) -> No
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(b"typed\n", timeout=60)
     assert (process.returncode, out) == (0, b"")
-    assert b"job goes on" in err
+    assert b"job keeps running" in err
     assert [info["running"] for info in holdfast.json("ps")] == [True]
     assert holdfast("logs", "job").stdout == b"one\n"
 

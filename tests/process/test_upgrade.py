@@ -90,7 +90,7 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
         absent = here.holdfast("status")
         assert absent.returncode == 3
         assert f"a keeper, pid {old.pid}, holds 3 processes and waits" in absent.stderr
-        assert "`holdfast upgrade` or `holdfast serve` goes on" in absent.stderr
+        assert "`holdfast upgrade` or `holdfast serve` adopts" in absent.stderr
 
         waiter, now = here.serve(newer)
         await asked
@@ -188,7 +188,7 @@ async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) 
     await here.leave()
     refused = here.holdfast("serve", "--listen", here.address, "--keeper", "no")
     assert refused.returncode == 2
-    assert "waits there with what an earlier server ran" in refused.stderr
+    assert "waits there with processes of an earlier server" in refused.stderr
     again = here.holdfast("stop", "--keep")
     assert again.returncode == 3
     assert "waits for one already" in again.stderr
@@ -276,7 +276,7 @@ async def test_a_server_without_a_keeper_is_not_stopped(here: Place) -> None:
     server, _ = here.serve(settings={"HOLDFAST_KEEPER": "false"})
     done = here.holdfast("stop", "--keep")
     assert done.returncode == 1
-    assert "has no keeper, and what runs would end with it: nothing was stopped" in done.stderr
+    assert "has no keeper, and its processes would end with it: nothing was stopped" in done.stderr
     async with conversation(here.address) as talk:
         await talk.initialize()
         code, _ = await talk.error("server/shutdown", keep=True)

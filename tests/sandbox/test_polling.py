@@ -16,8 +16,8 @@ import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ConnectionLost, HandshakeFailed, TimeoutError
 from holdfast.sandboxes import polling
-from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.polling import ends_in
+from holdfast.sandboxes.target import CommandSandbox
 from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ReadResult
 from tests.support.servers import PATIENCE_SECONDS, running_server
@@ -208,4 +208,4 @@ def test_where_the_exit_and_the_close_are(
 ) -> None:
     chunks = tuple(OutputChunk("stdout", 0, b"x", seq) for seq in seqs)
     result = ReadResult(chunks, next_seq, exited, 0 if exited else None, closed)
-    assert ends_in(result, 0, exit_told=told) == ends
+    assert ends_in(result, 0, exit_sent=told) == ends

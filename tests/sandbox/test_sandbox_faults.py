@@ -278,7 +278,7 @@ async def test_tmp_that_does_not_execute(docker: ContainerEngine) -> None:
 async def test_no_place_that_can_be_written_and_executes(docker: ContainerEngine) -> None:
     with (
         made(docker, "--read-only", "--tmpfs", "/tmp:noexec") as name,
-        pytest.raises(SandboxError, match=f"docker:{name}: there is no place for the server.*directory="),
+        pytest.raises(SandboxError, match=f"docker:{name}: no directory can hold the server.*directory="),
     ):
         await hello(name)
 
@@ -368,14 +368,14 @@ async def test_the_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_key_that_is_not_let_in(sshd: SshServer) -> None:
     place = SshHost(sshd.destination, port=sshd.port, options=sshd.options(key="other"))
-    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: not let in: .*Permission denied"):
+    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: refused: .*Permission denied"):
         async with holdfast.connect(place):
             pass
 
 
 async def test_a_host_whose_key_nobody_knows(sshd: SshServer) -> None:
     place = SshHost(sshd.destination, port=sshd.port, options=sshd.options(known_hosts="nobody"))
-    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: not let in: .*[Hh]ost key"):
+    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: refused: .*[Hh]ost key"):
         async with holdfast.connect(place):
             pass
 

@@ -17,8 +17,8 @@ import holdfast
 import holdfast.sync
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.sandboxes import containers
-from holdfast.sandboxes.addresses import place_at
 from holdfast.sandboxes.kubernetes import Pod
+from holdfast.sandboxes.registry import target_at
 from tests.support.engines import ContainerEngine
 
 PATIENCE = 60.0
@@ -30,8 +30,8 @@ PATIENCE = 60.0
 @pytest.mark.parametrize(
     ("place", "before"),
     [
-        (place_at("kubernetes:team/web"), ["--namespace", "team", "web"]),
-        (place_at("kubernetes:team/web/app"), ["--namespace", "team", "web", "--container", "app"]),
+        (target_at("kubernetes:team/web"), ["--namespace", "team", "web"]),
+        (target_at("kubernetes:team/web/app"), ["--namespace", "team", "web", "--container", "app"]),
     ],
     ids=["pod", "container"],
 )
@@ -43,7 +43,7 @@ def test_what_kubectl_is_asked(place: Pod, before: list[str]) -> None:
 
 
 def test_the_context_comes_before_the_verb() -> None:
-    argv = place_at("kubernetes:team/web", context="staging")
+    argv = target_at("kubernetes:team/web", context="staging")
     assert isinstance(argv, Pod)
     assert argv.command(["true"])[:4] == ["kubectl", "--context", "staging", "exec"]
 
@@ -53,7 +53,7 @@ def test_the_context_comes_before_the_verb() -> None:
 )
 def test_what_names_no_pod(address: str) -> None:
     with pytest.raises(InvalidParams, match=address):
-        place_at(address)
+        target_at(address)
 
 
 # --- containers that we make -------------------------------------------------------------------------------------

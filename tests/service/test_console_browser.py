@@ -286,10 +286,10 @@ async def test_hostile_output_labels_paths_commands_and_comments_stay_texts(
     assert console.dialogs == []
     assert await console.page.title() == "Holdfast"
     await console.page.click("#FORCE")
-    await console.shows("#said", "CLOSED (closed by operator)")
+    await console.shows("#outcome", "CLOSED (closed by operator)")
     await console.shows("#facts", "closed by operator")
     await console.unharmed()
-    assert console.dialogs == [f"Close {session}? It is killed at once."]
+    assert console.dialogs == [f"Close {session}? Its processes are killed at once."]
 
 
 #: The values that the page computes with: times, positions, states.

@@ -26,9 +26,9 @@ import msgspec
 import pytest
 import typer
 
-from holdfast.cli import PLAIN_VERBS, VERBS
+from holdfast.cli import VERBS
 from holdfast.cli.support.exit_codes import NO_SERVER
-from holdfast.cli.verbs.server import serve
+from holdfast.cli.verbs.inside import serve
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, error_classes
 from holdfast.wire.methods import methods, notifications
@@ -201,7 +201,7 @@ def test_settings_names_no_setting_that_is_not_there() -> None:
 def typed_options(verb: str) -> list[str]:
     """The options of a verb that typer reads."""
     app = typer.Typer(add_completion=False)
-    app.command()(importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb][0]}").command)
+    app.command()(importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb].module}").command)
     parameters = typer.main.get_command(app).params
     return [
         option
@@ -220,7 +220,7 @@ def test_every_verb_is_documented_with_its_options(verb: str) -> None:
         actions = serve.parser()._option_string_actions
         options = [option for option in actions if option not in of_settings | {"-h", "--help"}]
     else:
-        options = [] if verb in PLAIN_VERBS else typed_options(verb)
+        options = [] if VERBS[verb].plain else typed_options(verb)
     missing = [option for option in options if not re.search(rf"`{option}[` =]|[\[ ]{option}[ \]]", page[verb])]
     assert missing == []
 

@@ -20,7 +20,7 @@ from fuzz.targets import targets
 from holdfast.client.screen.asciicast import read_cast
 from holdfast.config import parse_settings
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.proxies.egress.proxy import Refused, wanted
+from holdfast.proxies.egress.proxy import RequestRefused, requested_host
 from holdfast.proxies.egress.rules import parse_pattern
 from holdfast.runtime.durability import records as r
 from holdfast.runtime.durability.keeper import read_packet
@@ -119,8 +119,8 @@ def test_settings_that_are_hard_to_read_are_refused(value: str) -> None:
 def test_a_port_that_is_none_is_refused_by_the_proxy(port: str) -> None:
     """`int` raises for thousands of digits, and the request was answered with nothing."""
     target = f"a.example:{port}".encode("ascii", "replace")
-    with pytest.raises(Refused, match="not HOST:PORT") as refused:
-        wanted(h11.Request(method="CONNECT", target=target, headers=[("host", "x")]))
+    with pytest.raises(RequestRefused, match="not HOST:PORT") as refused:
+        requested_host(h11.Request(method="CONNECT", target=target, headers=[("host", "x")]))
     assert refused.value.status == 400
     if port:
         with pytest.raises(InvalidParams, match="is no port"):

@@ -14,6 +14,7 @@ from functools import partial
 from holdfast.client.channel_connection import ChannelConnection, Dial
 from holdfast.client.connection import CLIENT_NAME
 from holdfast.errors import InvalidParams
+from holdfast.sandboxes.registry import forms
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import MAX_MESSAGE_BYTES
 
@@ -48,9 +49,7 @@ def dialer(
         return partial(_websocket, address, token or os.environ.get("HOLDFAST_TOKEN"), max_message_bytes)
     if scheme == "stdio" and rest:
         return partial(_command, shlex.split(rest), env, max_message_bytes)
-    raise InvalidParams(
-        f"{address!r} is no address: use local, unix:/path, ws://host:port, wss://host:port or stdio:COMMAND"
-    )
+    raise InvalidParams(f"{address!r} is no address of a server: not one of {forms(targets=False)}")
 
 
 async def open_connection(

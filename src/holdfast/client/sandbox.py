@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.command import (
@@ -36,6 +36,7 @@ from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
+from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.types import (
     Confinement,
     EnvironmentInfo,
@@ -53,7 +54,7 @@ from holdfast.types import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.sandboxes.sandbox_kind import Place
+    from holdfast.sandboxes.target import SandboxTarget
 
 T = TypeVar("T")
 
@@ -66,24 +67,6 @@ RECONNECT_DEADLINE: Final = 60.0
 PROMPT_SECONDS: Final = 10.0
 #: `env` adds to the sandbox's whole environment.
 _ADD_TO_ALL: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
-#: What stands before the colon, and how such an address is written.
-_ADDRESSES: Final = {
-    "local": "local",
-    "inprocess": "inprocess",
-    "unix": "unix:PATH",
-    "ws": "ws://HOST:PORT",
-    "wss": "wss://HOST:PORT",
-    "stdio": "stdio:COMMAND",
-}
-_PLACES: Final = {
-    "docker": "docker:NAME",
-    "podman": "podman:NAME",
-    "kubernetes": "kubernetes:NAMESPACE/POD[/CONTAINER]",
-    "ssh": "ssh:USER@HOST",
-    "bwrap": "bwrap:DIRECTORY",
-}
-#: Defaults of a connection that a kind of sandbox has as options of its own: there they hold for the server itself.
-_OF_THE_PLACE: Final = {"docker": ("user",), "podman": ("user",), "bwrap": ("env",)}
 
 
 class Sandbox(SandboxFiles):
@@ -499,7 +482,7 @@ class Sandbox(SandboxFiles):
 
 @asynccontextmanager
 async def connect(
-    address: str | Sequence[str] | Place,
+    address: str | Sequence[str] | SandboxTarget,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
@@ -524,7 +507,8 @@ async def connect(
     whole server as `user`, and jails get `env` themselves.
     """
     defaults: dict[str, Any] = {"user": user, "cwd": cwd, "env": env}
-    for name in _of_the_place(address):
+    kind = _target_kind(address)
+    for name in () if kind is None else kind.own_defaults:
         if defaults[name] is not None:
             options[name] = defaults.pop(name)
     Defaults(**defaults)  # checks them before anything is opened
@@ -537,7 +521,7 @@ async def connect(
 
 
 async def open_exec(
-    address: str | Sequence[str] | Place,
+    address: str | Sequence[str] | SandboxTarget,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
@@ -549,19 +533,23 @@ async def open_exec(
     if config is not None and address != "inprocess":
         shown = address if isinstance(address, str | Sequence) else address.address
         raise InvalidParams(f"config: only for 'inprocess'; the server at {shown!r} has settings of its own")
-    if _is_placed(address):
-        from holdfast.sandboxes.opening import open_sandbox
-
-        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline, client_name=client_name)
-    assert isinstance(address, str | Sequence)
+    if isinstance(address, str):
+        check_address(address)
+    target = None if isinstance(address, str | Sequence) else address
+    if isinstance(address, str) and _target_kind(address) is not None:
+        target, options = target_at(address, **options), {}
     if options:
-        raise InvalidParams(f"{', '.join(options)}: no option of {address!r}")
+        owner = repr(address) if target is None else f"a target, {target.address!r}"
+        raise InvalidParams(f"{', '.join(options)}: no option of {owner}")
+    if target is not None:
+        from holdfast.sandboxes.opening import open_target
+
+        return await open_target(target, reconnect_deadline=reconnect_deadline, client_name=client_name)
+    assert isinstance(address, str | Sequence)
     if address == "inprocess":
         from holdfast.runtime.local import LocalExec
 
         return LocalExec(config)
-    if isinstance(address, str):
-        check_address(address)
     from holdfast.client.dial import open_connection
     from holdfast.client.remote import RemoteExec
 
@@ -571,26 +559,10 @@ async def open_exec(
     return RemoteExec(connection)
 
 
-def check_address(address: str) -> None:
-    """Refuse an address of no kind that there is. Whether somebody is there is another question."""
-    kind, _, rest = address.partition(":")
-    if kind not in _ADDRESSES and not (kind in _PLACES and rest):
-        raise InvalidParams(
-            f"address {address!r}: not one of {', '.join([*_ADDRESSES.values(), *_PLACES.values()])}, "
-            "or a command as a list"
-        )
-
-
-def _is_placed(address: str | Sequence[str] | Place) -> TypeGuard[str | Place]:
-    """Whether it is a sandbox that the host reaches by a way of its own."""
-    if isinstance(address, str):
-        return address.partition(":")[0] in _PLACES
-    return not isinstance(address, Sequence)
-
-
-def _of_the_place(address: str | Sequence[str] | Place) -> tuple[str, ...]:
-    """The defaults of a connection that this kind of sandbox takes itself."""
-    return _OF_THE_PLACE.get(address.partition(":")[0], ()) if isinstance(address, str) else ()
+def _target_kind(address: str | Sequence[str] | SandboxTarget) -> AddressKind | None:
+    """The kind of an address that names a sandbox target; None for other addresses and for a target itself."""
+    kind = KINDS.get(address.partition(":")[0]) if isinstance(address, str) else None
+    return kind if kind is not None and kind.target else None
 
 
 def _terminal_argv(command: StrPath | Sequence[StrPath] | None) -> tuple[str, ...] | None:

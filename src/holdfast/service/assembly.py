@@ -17,11 +17,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from holdfast.client.sandbox import check_address, open_exec
+from holdfast.client.sandbox import open_exec
 from holdfast.console.application import console_application
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
 from holdfast.launch.local_server import ensure_server
+from holdfast.sandboxes.registry import check_address
 from holdfast.secret_names import is_dropped
 from holdfast.service.access import agents
 from holdfast.service.access.admission import Admission

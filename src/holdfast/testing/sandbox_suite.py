@@ -1,4 +1,4 @@
-"""Checks that every sandbox must pass, without a test framework: run them over a `Place` of your own.
+"""Checks of a sandbox, which need no test framework: run them over a `SandboxTarget` of your own.
 
 Each check is a coroutine function in `CHECKS`; it gets a connected `Sandbox` and the `Subject` that it was made
 from, and raises AssertionError. They need a POSIX shell and common programs inside, and leave nothing running.
@@ -28,7 +28,7 @@ from holdfast.errors import (
     TimeoutError,
     UnknownProcess,
 )
-from holdfast.sandboxes.sandbox_kind import Place
+from holdfast.sandboxes.target import SandboxTarget
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import OutputChunk, OutputGap, TerminalSize
 
@@ -49,7 +49,7 @@ class Subject:
     connection do not.
     """
 
-    def __init__(self, make: Callable[[], Place], *, keeps_processes: bool = True) -> None:
+    def __init__(self, make: Callable[[], SandboxTarget], *, keeps_processes: bool = True) -> None:
         self._make = make
         self.keeps_processes = keeps_processes
 
@@ -70,7 +70,7 @@ class Subject:
 Check = Callable[[Sandbox, Subject], Awaitable[None]]
 
 
-class AddressPlace(Place):
+class AddressPlace(SandboxTarget):
     """A running server, at an address such as `local` or `unix:/path`."""
 
     def __init__(self, address: str) -> None:
@@ -81,10 +81,10 @@ class AddressPlace(Place):
         return await self._dial(receiver)
 
 
-class _Cut(Place):
+class _Cut(SandboxTarget):
     """A place with a channel that can be broken from outside, as if its carrier had died."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SandboxTarget) -> None:
         self._place = place
         self.address = place.address
         self.handshake_seconds = place.handshake_seconds
@@ -96,9 +96,6 @@ class _Cut(Place):
     async def dial(self, receiver: Receiver) -> Channel:
         self._channel = await self._place.dial(receiver)
         return self._channel
-
-    def may_try_again(self) -> bool:
-        return self._place.may_try_again()
 
     async def aclose(self) -> None:
         await self._place.aclose()

@@ -44,9 +44,15 @@ class _Command:
         name: str,
         grace: float,
         explain: Callable[[ConnectionLost], Exception] | None,
+        report: bytes | None,
     ) -> None:
         self._explain = explain
+        self._report = report
         self._loop = asyncio.get_running_loop()
+        #: Set when the report has come; an error if the command ended before it.
+        self.reported: asyncio.Future[None] = self._loop.create_future()
+        if report is None:
+            self.reported.set_result(None)
         self._process = process
         self._receiver = receiver
         self._name = name
@@ -71,7 +77,10 @@ class _Command:
     def message_received(self, message: bytes | Oversized) -> None:
         # Engines print their errors and login shells their greetings on stdout; neither begins like a message.
         if not self._receiving and not isinstance(message, Oversized):
-            if bytes(message[:64]).lstrip()[:1] != b"{":
+            if not self.reported.done() and bytes(message) == self._report:
+                self.reported.set_result(None)
+                return
+            if not self.reported.done() or bytes(message[:64]).lstrip()[:1] != b"{":
                 self._keep(bytes(message) + b"\n")
                 return
             self._receiving = True
@@ -130,7 +139,10 @@ class _Command:
             self._loop.remove_reader(self._stderr)
             os.close(self._stderr)
             self._stderr = -1
-        self._receiver.connection_lost(None if self._closed_by_us else self._failure())
+        if self.reported.done():
+            self._receiver.connection_lost(None if self._closed_by_us else self._failure())
+        else:
+            self.reported.set_exception(self._failure())
 
     def _failure(self) -> Exception:
         code = self._process.returncode
@@ -191,11 +203,13 @@ async def dial(
     grace: float = GRACE_SECONDS,
     name: str | None = None,
     explain: Callable[[ConnectionLost], Exception] | None = None,
+    report: bytes | None = None,
 ) -> CommandChannel:
     """Run `argv` and use its stdin and stdout as a channel. `env` is its whole environment; None: this process's.
 
     The error of a lost connection has the end of the command's stderr and `name` (default: the whole command);
-    `explain` may replace it. The command gets its own session, so that a Ctrl-C at the terminal does not end it.
+    `explain` may replace it. With a `report`, which needs `explain`, returns once the command printed that line, or
+    raises the error of its end. The command gets its own session, so that a Ctrl-C at the terminal does not end it.
     """
     if not argv:
         raise InvalidParams("a command address needs at least the command's name")
@@ -213,8 +227,14 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace, explain)
-    return CommandChannel(process, command, name, max_message_bytes, lend)
+    command = _Command(process, receiver, name, grace, explain, report)
+    channel = CommandChannel(process, command, name, max_message_bytes, lend)
+    try:
+        await command.reported
+    except BaseException:
+        channel.close()
+        raise
+    return channel
 
 
 def without_queries(text: str) -> str:

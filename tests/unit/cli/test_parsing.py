@@ -12,8 +12,8 @@ from holdfast.__main__ import main
 from holdfast.cli import VERBS
 from holdfast.cli.support.command_request import environment, generated_id
 from holdfast.cli.support.exit_codes import exit_code_of
+from holdfast.cli.verbs.inside.serve import parser
 from holdfast.cli.verbs.process.run import limits
-from holdfast.cli.verbs.server.serve import parser
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams, NotExecutable, TimeoutError
 from holdfast.types import Limits
@@ -22,8 +22,8 @@ from holdfast.types import Limits
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for verb, (_, line) in VERBS.items():
-        assert any(text.split(maxsplit=1) == [verb, line] for text in lines), verb
+    for verb, found in VERBS.items():
+        assert any(text.split(maxsplit=1) == [verb, found.help] for text in lines), verb
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_a_request_to_initialize_is_the_only_one(ends: tuple[socket.socket, sock
 def test_a_refused_handshake_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     say(theirs, {"id": "holdfast-exec/initialize", "error": {"code": -32008, "message": "another user"}})
-    with pytest.raises(stateless.Refused, match="another user"):
+    with pytest.raises(stateless.HandshakeRefused, match="another user"):
         stateless.exchange(ours, b'{"id":1,"method":"ping"}')
 
 

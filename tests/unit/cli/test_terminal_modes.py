@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.cli.support.player import KeyReader
 from holdfast.cli.support.terminal_modes import ShownModes
 from holdfast.cli.support.terminal_view import too_small
+from holdfast.cli.verbs.terminal.player import KeyReader
 from holdfast.client.screen.screen import emulator
 from holdfast.types import TerminalSize
 
@@ -16,7 +16,7 @@ def leaving(*pieces: bytes) -> bytes:
     modes = ShownModes()
     for piece in pieces:
         modes.feed(piece)
-    return modes.leaving()
+    return modes.reset()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_terminal_that_was_left_is_like_a_fresh_one(pieces: list[bytes]) -> No
     for piece in pieces:
         window.feed(piece)
         modes.feed(piece)
-    window.feed(modes.leaving())
+    window.feed(modes.reset())
     row, col = window.screen().cursor
     for each in (window, fresh):
         each.feed(b"\x1b[H\x1b[2J\x1b[%d;%dH" % (row + 1, col + 1))

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from rich.console import Console
 
 from holdfast.cli.support.own_terminal import DetachKey
-from holdfast.cli.support.process_listing import HEADER, Listing
 from holdfast.cli.support.text import age, amount, columns, one_line, rich_table
 from holdfast.cli.verbs.process.logs import as_object
+from holdfast.cli.verbs.process.process_listing import HEADER, Listing
 from holdfast.cli.verbs.server import doctor
 from holdfast.cli.verbs.server.doctor import examine
 from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import InvalidParams
-from holdfast.proxies.egress.rules import Rules, parse_pattern
+from holdfast.proxies.egress.rules import EgressRules, parse_pattern
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from holdfast.proxies.egress.rules import Rules, parse_pattern
     ],
 )
 def test_names(pattern: str, host: str, port: int, passes: bool) -> None:
-    assert (Rules([pattern]).refuses_name(host, port) == "") is passes
+    assert (EgressRules([pattern]).refuses_name(host, port) == "") is passes
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_names(pattern: str, host: str, port: int, passes: bool) -> None:
     ],
 )
 def test_addresses_that_lead_inside_must_be_named_themselves(address: str) -> None:
-    assert Rules(["example.com", "*.example.com"]).refuses_address("example.com", 443, address) != ""
+    assert EgressRules(["example.com", "*.example.com"]).refuses_address("example.com", 443, address) != ""
 
 
 def test_addresses_that_are_named() -> None:
-    rules = Rules(["10.0.0.7:5432", "localhost:8080", "example.com"])
+    rules = EgressRules(["10.0.0.7:5432", "localhost:8080", "example.com"])
     assert rules.refuses_address("10.0.0.7", 5432, "10.0.0.7") == ""
     assert rules.refuses_address("10.0.0.7", 5433, "10.0.0.7") != ""
     assert rules.refuses_address("localhost", 8080, "127.0.0.1") == ""

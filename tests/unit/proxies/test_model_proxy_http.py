@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
 
 from holdfast.proxies.model import http_connection
-from holdfast.proxies.model.http_connection import HttpConnection, Shared
+from holdfast.proxies.model.http_connection import HttpConnection, ProxyState
 from holdfast.wire.http_messages import HttpRequest
 
 Answer = Callable[[HttpRequest, HttpConnection], Awaitable[None]]
@@ -54,8 +54,8 @@ class Seen:
 
 
 @asynccontextmanager
-async def listening(answer: Answer, *, max_connections: int = 10) -> AsyncIterator[tuple[Shared, int]]:
-    shared = Shared(answer, max_connections=max_connections, max_body_bytes=LIMIT)
+async def listening(answer: Answer, *, max_connections: int = 10) -> AsyncIterator[tuple[ProxyState, int]]:
+    shared = ProxyState(answer, max_connections=max_connections, max_body_bytes=LIMIT)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: HttpConnection(shared), "127.0.0.1", 0)
     try:

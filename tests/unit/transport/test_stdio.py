@@ -105,6 +105,36 @@ async def test_endless_stderr_is_drained_and_only_its_tail_is_kept() -> None:
     assert len(str(error)) < 10_000
 
 
+async def test_a_command_that_reports_before_it_becomes_the_channel() -> None:
+    """Lines before the report are not messages, as of a login shell that greets."""
+    client = Client()
+    script = "echo welcome; echo ready; exec cat"
+    channel = await stdio.dial(["sh", "-c", script], client, explain=lambda error: error, report=b"ready")
+    channel.send(b"{}")
+    assert await client.messages.get() == b"{}"
+    channel.close()
+    async with asyncio.timeout(60):
+        assert await client.lost is None
+
+
+async def test_a_command_that_ends_before_its_report() -> None:
+    client = Client()
+    script = "echo on stdout; echo on stderr >&2; exit 9"
+    with pytest.raises(ConnectionLost, match="exit code 9") as raised:
+        await stdio.dial(["sh", "-c", script], client, explain=lambda error: error, report=b"ready")
+    assert sorted(raised.value.details["words"].splitlines()) == ["on stderr", "on stdout"]
+    assert not client.lost.done()
+
+
+async def test_a_report_that_does_not_come_can_be_given_up() -> None:
+    client = Client()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await stdio.dial(["cat"], client, explain=lambda error: error, report=b"ready")
+    async with asyncio.timeout(60):
+        assert await client.lost is None
+
+
 async def test_a_command_that_is_not_there() -> None:
     with pytest.raises(CommandNotFound, match="no-such-command"):
         await stdio.dial(["/no-such-command"], Client())

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxGone
-from holdfast.sandboxes.addresses import place_at
-from holdfast.sandboxes.bubblewrap import Jail
-from holdfast.sandboxes.command import CommandSandbox
+from holdfast.sandboxes import place
+from holdfast.sandboxes.bubblewrap import BwrapJail
 from holdfast.sandboxes.containers import Container
-from holdfast.sandboxes.install.injection import MISSING
 from holdfast.sandboxes.kubernetes import Pod, PodStatus, read_status
-from holdfast.sandboxes.sandbox_kind import CommandPlace
+from holdfast.sandboxes.registry import KINDS, AddressKind, target_at
 from holdfast.sandboxes.ssh import SshHost
+from holdfast.sandboxes.target import CommandSandbox, CommandTarget, SandboxTarget
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sandboxes.md"
 HELLO = ["sh", "-c", "echo 'a  b'"]
 
 
@@ -33,16 +35,16 @@ HELLO = ["sh", "-c", "echo 'a  b'"]
     ],
 )
 def test_containers(address: str, options: dict[str, Any], argv: list[str]) -> None:
-    place = place_at(address, **options)
-    assert isinstance(place, Container)
-    assert (place.address, place.command(HELLO)) == (address.partition("?")[0], argv)
+    target = target_at(address, **options)
+    assert isinstance(target, Container)
+    assert (target.address, target.command(HELLO)) == (address.partition("?")[0], argv)
 
 
 def test_options_in_an_address(tmp_path: Path) -> None:
-    jail = place_at(f"bwrap:{tmp_path}/a%3Fb?network=no&read_only=/opt&read_only=/srv")
-    assert isinstance(jail, Jail)
+    jail = target_at(f"bwrap:{tmp_path}/a%3Fb?network=no&read_only=/opt&read_only=/srv")
+    assert isinstance(jail, BwrapJail)
     assert (jail.directory, jail.network, jail.read_only) == (f"{tmp_path}/a?b", False, ("/opt", "/srv"))
-    host = place_at("ssh:build@host?port=2222")
+    host = target_at("ssh:build@host?port=2222")
     assert isinstance(host, SshHost)
     assert host.command(HELLO)[host.command(HELLO).index("-p") + 1] == "2222"
 
@@ -50,10 +52,8 @@ def test_options_in_an_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "named"),
     [
-        ("colour=red", "'colour' is none of bundle, context"),
+        ("colour=red", "'colour' is none of bundle, directory, user"),
         ("arguments=--bind", "'arguments' is none of"),
-        ("port=ssh", "port=ssh: invalid literal"),
-        ("network=perhaps", "network=perhaps: yes or no"),
         ("user=a&user=b", "user is given twice"),
         ("user", "NAME=VALUE"),
         ("network=yes", "network"),  # no option of containers
@@ -61,7 +61,19 @@ def test_options_in_an_address(tmp_path: Path) -> None:
 )
 def test_options_that_an_address_cannot_have(query: str, named: str) -> None:
     with pytest.raises(InvalidParams, match=re.escape(named)):
-        place_at(f"docker:web?{query}")
+        target_at(f"docker:web?{query}")
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [
+        ("ssh:host?port=ssh", "port=ssh: invalid literal"),
+        ("bwrap:/tmp?network=perhaps", "network=perhaps: yes or no"),
+    ],
+)
+def test_values_that_an_option_cannot_have(address: str, named: str) -> None:
+    with pytest.raises(InvalidParams, match=re.escape(named)):
+        target_at(address)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +85,9 @@ def test_options_that_an_address_cannot_have(query: str, named: str) -> None:
     ],
 )
 def test_ssh_quotes_each_word_for_the_shell_there(address: str, end: list[str]) -> None:
-    place = place_at(address, options=["LogLevel=ERROR"])
-    assert isinstance(place, SshHost)
-    argv = place.command(HELLO)
+    target = target_at(address, options=["LogLevel=ERROR"])
+    assert isinstance(target, SshHost)
+    argv = target.command(HELLO)
     assert argv[-4:] == [*end, """sh -c 'echo '"'"'a  b'"'"''"""]
     assert ("-p" in argv) == ("2222" in address)
     assert argv[argv.index("LogLevel=ERROR") - 1] == "-o"
@@ -83,9 +95,9 @@ def test_ssh_quotes_each_word_for_the_shell_there(address: str, end: list[str]) 
 
 
 def test_a_prefix() -> None:
-    place = CommandSandbox(["nerdctl", "exec", "-i", "web"])
-    assert place.address == "nerdctl exec -i web"
-    assert place.command(HELLO) == ["nerdctl", "exec", "-i", "web", *HELLO]
+    target = CommandSandbox(["nerdctl", "exec", "-i", "web"])
+    assert target.address == "nerdctl exec -i web"
+    assert target.command(HELLO) == ["nerdctl", "exec", "-i", "web", *HELLO]
 
 
 @pytest.mark.parametrize("prefix", [[], "nerdctl exec -i web"])
@@ -99,7 +111,7 @@ def test_what_is_no_prefix(prefix: Any) -> None:
 )
 def test_addresses_that_name_nothing(address: str) -> None:
     with pytest.raises(InvalidParams, match=address.partition(" ")[0].rstrip(":")):
-        place_at(address)
+        target_at(address)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +119,28 @@ def test_addresses_that_name_nothing(address: str) -> None:
 )
 def test_an_option_of_another_kind(address: str, option: str) -> None:
     with pytest.raises(InvalidParams, match=f"{address}: .*{option}"):
-        place_at(address, **{option: "x"})
+        target_at(address, **{option: "x"})
 
 
 def test_a_jail_has_one_path_on_both_sides() -> None:
-    place = place_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
-    assert isinstance(place, Jail)
-    assert (place.directory, place.network, place.writable) == ("/tmp", True, ("/srv",))
+    target = target_at("bwrap:/tmp", network=True, writable=["/srv"], env={"A": "b"})
+    assert isinstance(target, BwrapJail)
+    assert (target.directory, target.network, target.writable) == ("/tmp", True, ("/srv",))
 
 
-class Foreign(CommandPlace):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.target], ids=lambda kind: kind.scheme)
+def test_the_row_of_a_kind_names_what_its_target_takes(kind: AddressKind) -> None:
+    module, _, name = kind.target.partition(":")
+    target = getattr(import_module(f"holdfast.sandboxes.{module}"), name)
+    assert {*kind.options, *kind.own_defaults} <= {*signature(target).parameters}
+    assert f"`{kind.form}`" in DOCUMENT.read_text()
+
+
+def test_the_former_names_of_targets() -> None:
+    assert (place.Place, place.CommandPlace) == (SandboxTarget, CommandTarget)
+
+
+class Foreign(CommandTarget):
     """A kind from another package."""
 
     def command(self, argv: Any) -> list[str]:
@@ -127,21 +151,14 @@ def lost(code: int, words: str) -> ConnectionLost:
     return ConnectionLost(f"the command ended with exit code {code}: {words}", exit_code=code, words=words)
 
 
-def test_a_channel_that_finds_no_server_is_tried_again_with_one() -> None:
-    place = Foreign("foreign:one")
-    assert isinstance(place.channel_ended(lost(MISSING, "no server")), ConnectionLost)
-    assert place.may_try_again()
-
-
-def test_a_channel_that_ends_otherwise_is_not() -> None:
-    place = Foreign("foreign:one")
-    assert isinstance(place.channel_ended(lost(1, "broken pipe")), ConnectionLost)
-    assert not place.may_try_again()
+def test_a_channel_that_ends_otherwise_is_lost() -> None:
+    error = Foreign("foreign:one").channel_ended(lost(1, "broken pipe"))
+    assert isinstance(error, ConnectionLost)
 
 
 def test_an_engine_that_says_gone_is_believed_at_once() -> None:
-    place = Container("docker", "web")
-    error = place.channel_ended(lost(1, "Error response from daemon: No such container: web"))
+    target = Container("docker", "web")
+    error = target.channel_ended(lost(1, "Error response from daemon: No such container: web"))
     assert isinstance(error, SandboxGone)
     assert error.details["final"] is True
     assert (
@@ -210,7 +227,7 @@ def test_what_is_no_pod(text: str) -> None:
 @pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf"])
 def test_how_long_a_pod_is_waited_for(seconds: str) -> None:
     with pytest.raises(InvalidParams, match="wait_ready"):
-        place_at(f"kubernetes:team/web?wait_ready={seconds}")
+        target_at(f"kubernetes:team/web?wait_ready={seconds}")
 
 
 @pytest.mark.parametrize(

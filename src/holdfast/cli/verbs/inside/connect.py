@@ -1,4 +1,4 @@
-"""`holdfast connect`: stdin and stdout bridged to the server's socket, byte for byte, both ways.
+"""`holdfast connect`: copies stdin to the server's socket and the socket to stdout.
 
 This is the long-lived channel of a host that can only execute commands in a sandbox. One thread, poll(2), and
 splice(2) wherever one side is a pipe, so that the bytes never enter Python. Standard library only.
@@ -10,34 +10,35 @@ import os
 import select
 import socket
 import stat
-import sys
 
+from holdfast.cli.support.text import fail
 from holdfast.launch.local_server import connect_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_USAGE = """usage: holdfast connect
+USAGE = """usage: holdfast connect
 
-Bridge stdin and stdout to the socket of this machine's server, which is started when needed. End of input closes
-that direction alone: what the server still has to say is copied until it closes, or until stdout has taken nothing
-for 10 s. Exit code: 2 for trouble.
+Connect stdin and stdout to the socket of this machine's server, which is started when needed. End of input closes
+that direction alone: output of the server is copied until it closes, or until stdout has accepted nothing for 10 s.
+Exit code: 2 for a failed connection.
 """
 
-#: What a pipe holds by default, so one call moves all of it.
+#: The default capacity of a pipe, so that one call moves all of it.
 _SPLICE_BYTES = 65_536
-#: A pipe that polls writable takes this much without blocking (PIPE_BUF); more could block, and with it both ways.
+#: A pipe that polls writable accepts this much without blocking (PIPE_BUF); more could block both directions.
 _SURE_BYTES = 4_096
 #: After end of input, stdout may be held open by an engine that no longer reads it: containerd keeps the pipe of an
-#: exec whose client is dead, so no POLLERR ever comes. A client that closes its end sends TERM after the same time.
+#: exec after its client died, so no POLLERR ever comes. A client that closes its end sends TERM after the same
+#: time.
 _STALLED_SECONDS = 10.0
 _SPLICE_F_MOVE = 1
 _SPLICE_F_NONBLOCK = 2
 
 
-class _OneWay:
-    """One direction: waits for the source to have something, then for the sink to take it, then moves."""
+class _Direction:
+    """One direction: waits until the source is readable, then until the sink is writable, then moves bytes."""
 
     def __init__(self, source: int, sink: int, move: Callable[[int, int], int]) -> None:
         self.source = source
@@ -51,7 +52,7 @@ class _OneWay:
         return (self.sink, select.POLLOUT) if self._readable else (self.source, select.POLLIN)
 
     def ready(self) -> None:
-        """What it waited for is there."""
+        """Advance after the descriptor of `waits_for` became ready."""
         if not self._readable:
             self._readable = True
             return
@@ -63,37 +64,23 @@ class _OneWay:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0
     if arguments:
-        return _trouble(f"connect takes no arguments, not {arguments[0]!r}")
-    try:
-        with connect_server() as connection:
-            bridge(connection, 0, 1)
-        return 0
-    except OSError as error:
-        return _trouble(f"connect: {error}")
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        from holdfast.errors import HoldfastError
-
-        if isinstance(error, HoldfastError):
-            return _trouble(f"connect: {error}")
-        raise
+        return fail(f"connect takes no arguments, not {arguments[0]!r}")
+    with connect_server() as connection:
+        bridge(connection, 0, 1)
+    return 0
 
 
 def bridge(connection: socket.socket, source: int, sink: int) -> None:
     """Copy `source` to the connection and the connection to `sink` until the server closes or `sink` has no reader.
 
-    Once `source` has ended, a sink that takes nothing for `_STALLED_SECONDS` counts as one without a reader.
+    Once `source` has ended, a sink that accepts nothing for `_STALLED_SECONDS` counts as one without a reader.
     """
     connection.setblocking(False)
-    up = _OneWay(source, connection.fileno(), _mover(source, connection.fileno()))
-    down = _OneWay(connection.fileno(), sink, _mover(connection.fileno(), sink))
+    up = _Direction(source, connection.fileno(), _mover(source, connection.fileno()))
+    down = _Direction(connection.fileno(), sink, _mover(connection.fileno(), sink))
     while not down.ended:
-        # The sink is watched even when nothing is to be written: a pipe whose reader went away polls POLLERR.
+        # The sink is polled even without data for it: a pipe polls POLLERR once its reader has closed it.
         wanted = {sink: 0}
         for way in (up, down):
             if not way.ended:
@@ -103,22 +90,22 @@ def bridge(connection: socket.socket, source: int, sink: int) -> None:
         for fd, events in wanted.items():
             poller.register(fd, events)
         stalled = up.ended and down.waits_for[0] == sink
-        came = dict(poller.poll(_STALLED_SECONDS * 1000 if stalled else None))
-        if not came:
+        polled = dict(poller.poll(_STALLED_SECONDS * 1000 if stalled else None))
+        if not polled:
             return
-        if came.get(sink, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+        if polled.get(sink, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
             return
         try:
             for way in (up, down):
                 fd, event = way.waits_for
-                if not way.ended and came.get(fd, 0) & (event | select.POLLHUP | select.POLLERR):
+                if not way.ended and polled.get(fd, 0) & (event | select.POLLHUP | select.POLLERR):
                     way.ready()
                     if way is up and up.ended:
                         connection.shutdown(socket.SHUT_WR)
         except (BrokenPipeError, ConnectionResetError):
             if not _still_readable(connection):
                 return
-            # The server takes no more input but may have answered: copy that first.
+            # The server reads no more input but may have replied: copy that first.
             up.ended = True
 
 
@@ -130,7 +117,7 @@ def _still_readable(connection: socket.socket) -> bool:
 
 
 def _mover(source: int, sink: int) -> Callable[[int, int], int]:
-    """How to move bytes from `source` to `sink` without ever blocking on either."""
+    """Return a function that moves bytes from `source` to `sink` without blocking on either."""
     pipes = [stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (source, sink)]
     if any(pipes) and hasattr(os, "splice"):
         return _Splice()
@@ -138,7 +125,7 @@ def _mover(source: int, sink: int) -> Callable[[int, int], int]:
 
 
 class _Splice:
-    """splice(2), or plain copying from the first time that the kernel refuses it for this pair."""
+    """splice(2), or plain copying once the kernel has refused it for this pair."""
 
     def __init__(self) -> None:
         self._refused = False
@@ -159,8 +146,8 @@ class _Splice:
 
 
 def _copy(source: int, sink: int) -> int:
-    # The sink was polled writable and is not shared with anybody who writes: this much goes at once. So reading
-    # first and writing after cannot leave bytes in our hands, except on the socket, which may take a part.
+    # The sink polled writable and has no other writer, so it accepts this much at once. The socket may accept a
+    # part, and the loop then waits for the rest.
     data = os.read(source, _SURE_BYTES)
     view = memoryview(data)
     while view:
@@ -171,8 +158,3 @@ def _copy(source: int, sink: int) -> int:
             waiter.register(sink, select.POLLOUT)
             waiter.poll()
     return len(data)
-
-
-def _trouble(message: str) -> int:
-    sys.stderr.write(f"holdfast: {message}\n")
-    return 2

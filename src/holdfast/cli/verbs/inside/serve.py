@@ -1,15 +1,15 @@
-"""`holdfast serve`: the server, with a flag for each of its settings, made from `ExecServerConfig`.
+"""`holdfast serve`: runs the server, with a flag for each field of `ExecServerConfig`.
 
-It runs inside sandboxes, where typer and rich are not, and stays in memory for days: argparse it is.
+Uses argparse, because typer and rich do not exist inside sandboxes, and the server stays in memory for days.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
+from holdfast.cli.support.text import complain, fail
 from holdfast.errors import HoldfastError, InvalidParams, SandboxError
 from holdfast.launch import self_exec
 from holdfast.launch.keeper_client import find_at
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
     except SystemExit as ended:
-        # argparse has said what is wrong, or printed the help.
+        # argparse has printed the error or the help.
         return int(ended.code or 0)
     try:
         config = load_config(options.config, **_settings(options))
@@ -38,31 +38,27 @@ def main(arguments: list[str]) -> int:
         token = _token(options.token_file)
         if options.kept is None:
             command = [*self_exec.holdfast(), "serve", *_for_server(arguments)]
-            kept = config.keeper and "stdio" not in listen
+            with_keeper = config.keeper and "stdio" not in listen
             waiting = find_at(listen)
-            if kept and waiting is not None:
+            if with_keeper and waiting is not None:
                 return _take_over(waiting, command, options.ready_fd, unattended=options.unattended)
-            in_the_way = _who_is_there(listen, waiting)
-            if in_the_way is not None:
-                sys.stderr.write(f"holdfast: serve: {in_the_way}\n")
-                return 2
-            if kept:
+            if (conflict := _describe_conflict(listen, waiting)) is not None:
+                return fail(f"serve: {conflict}")
+            if with_keeper:
                 _become_keeper(command, options.ready_fd, config.orphaned_jobs)
         return _serve(config, listen, options.ready_fd, token, options.no_auth, options.kept)
     except (HoldfastError, OSError) as error:
-        sys.stderr.write(f"holdfast: serve: {error}\n")
+        complain(f"serve: {error}")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `serve`, and one for each setting."""
+    """Return the parser: the options of `serve`, and one for each setting."""
     from holdfast.config import ExecServerConfig
 
     made = argparse.ArgumentParser(
         prog="holdfast serve",
-        description="Run the server until it is told to stop. Settings come from (last wins) their defaults, the "
+        description="Run the server until it is stopped. Settings come from (last wins) their defaults, the "
         "file, HOLDFAST_NAME in the environment, and these flags.",
         allow_abbrev=False,
     )
@@ -76,21 +72,21 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--token-file", metavar="FILE", help="the file that holds the bearer token for ws://")
     made.add_argument("--no-auth", action="store_true", help="no token for ws:// on loopback")
     made.add_argument("--ready-fd", type=int, metavar="N", help="write a JSON line to descriptor N once listening")
-    # The keeper's line to us, which nobody types.
+    # The socket of the keeper, which passes it itself.
     made.add_argument("--kept", type=int, help=argparse.SUPPRESS)
-    # Of a server that is started in the background: nobody waits for this process.
+    # Set if the server is started in the background, and no process waits for this one.
     made.add_argument("--unattended", action="store_true", help=argparse.SUPPRESS)
     settings = made.add_argument_group("settings")
     hints = get_type_hints(ExecServerConfig)
     defaults = ExecServerConfig()
     for name in ExecServerConfig.__struct_fields__:
         kind = hints[name]
-        words = get_args(kind)  # of a setting that is one of a few words; `load_config` refuses others
+        choices = get_args(kind)  # the values of a Literal; `load_config` refuses others
         settings.add_argument(
             "--" + name.replace("_", "-"),
             dest=name,
-            type=str if words else _yes_or_no if kind is bool else kind,
-            metavar="|".join(words) or {bool: "yes|no", int: "N", float: "N"}.get(kind, "TEXT"),
+            type=str if choices else _yes_or_no if kind is bool else kind,
+            metavar="|".join(choices) or {bool: "yes|no", int: "N", float: "N"}.get(kind, "TEXT"),
             help=f"default: {_shown(getattr(defaults, name))}",
         )
     return made
@@ -103,7 +99,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _for_server(arguments: list[str]) -> list[str]:
-    """The same without what is about this start alone."""
+    """Return the arguments without those that are about this start only."""
     others = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     others.add_argument("--ready-fd")
     others.add_argument("--unattended", action="store_true")
@@ -111,11 +107,11 @@ def _for_server(arguments: list[str]) -> list[str]:
 
 
 def _become_keeper(server: list[str], ready_fd: int | None, orphaned_jobs: str) -> NoReturn:
-    """The options are right: this process becomes the keeper, and the server its child."""
+    """Execute the keeper in this process; the keeper starts the server as its child."""
     from holdfast.runtime.durability import keeper
 
     path = os.path.abspath(keeper.__file__)
-    # A package in a zip file has no path that Python could run: then its text is the program.
+    # A package in a zip file has no path that Python could run, so its source is passed by `-c`.
     program = [path] if os.path.isfile(path) else ["-c", _source_of(keeper)]
     ready = "-" if ready_fd is None else str(ready_fd)
     python = self_exec.command()
@@ -129,32 +125,33 @@ def _source_of(module: ModuleType) -> str:
 
 
 def _take_over(keeper: WaitingKeeper, command: list[str], ready_fd: int | None, *, unattended: bool) -> int:
-    """A keeper waits there: our command is its server's, and this process stays as long as whoever started it would
-    have waited for a server."""
+    """Give our command to a keeper that waits without a server; return when a server in this process would have."""
     keeper.give(command, ready_fd)
     if ready_fd is not None:
         os.close(ready_fd)
     code, why = keeper.attend(unattended=unattended)
     if code and why:
-        raise SandboxError(f"{why}; the keeper, pid {keeper.pid}, holds what runs and waits for another command")
+        raise SandboxError(
+            f"{why}; the keeper, pid {keeper.pid}, holds the processes and waits for another command"
+        )
     return code
 
 
-def _who_is_there(listen: list[str], waiting: WaitingKeeper | None) -> str | None:
-    """Who serves at one of these addresses, or waits to, and what to do about it; None if they are free."""
+def _describe_conflict(listen: list[str], waiting: WaitingKeeper | None) -> str | None:
+    """Return which server or keeper uses one of these addresses, and the remedy; None if they are free."""
     if waiting is not None:
         return (
-            f"a keeper, pid {waiting.pid}, waits there with what an earlier server ran: serve with a keeper to go"
-            " on with it, or end it by `holdfast stop`"
+            f"a keeper, pid {waiting.pid}, waits there with processes of an earlier server: serve with a keeper to"
+            " adopt them, or end them by `holdfast stop`"
         )
-    from holdfast.cli.support.running_server import who_serves
+    from holdfast.cli.support.running_server import describe_server
 
     for address in listen:
-        found = who_serves(address.removeprefix("unix:")) if address.startswith("unix:") else None
+        found = describe_server(address.removeprefix("unix:")) if address.startswith("unix:") else None
         if found is not None:
             return (
-                f"{address}: a server already listens there, {found}; `holdfast upgrade` puts this version in its"
-                " place, `holdfast stop --keep` makes room for another"
+                f"{address}: a server already listens there, {found}; `holdfast upgrade` replaces it by this"
+                " version, `holdfast stop --keep` stops it and keeps its processes"
             )
     return None
 

@@ -1,7 +1,7 @@
-"""The recording of a session of the service, as an asciicast: asked of the service, or of the sandbox it lives in.
+"""Reads the recording of a session as an asciicast: from the service, or from the session's sandbox.
 
-Through the service (a token is needed) sessions of both kinds can be read. From the database alone, a terminal is
-found by the row that says in which sandbox it is.
+The service, which needs a token, has sessions of both kinds. From the database alone, the sandbox of a terminal is
+read from the session's row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cli.support.service_extra import service_extra
+from holdfast.cli.support.typed_verb import service_extra
 from holdfast.client.screen.asciicast import OUTPUT, CastEvent, write_cast
 from holdfast.errors import HoldfastError, InvalidParams, UnknownTerminal
 from holdfast.service.shim.bash_executor import TOKEN_VARIABLE
@@ -18,12 +18,12 @@ from holdfast.service.shim.bash_executor import TOKEN_VARIABLE
 if TYPE_CHECKING:
     from holdfast.session.v1 import session_pb2 as pb
 
-#: What one read takes: the most that the service gives.
+#: Bytes of one read: the service's maximum.
 _PIECE: Final = 4 * 1024 * 1024
 
 
 def from_service(address: str, session_id: str, tls_ca: str | None = None) -> str:
-    """What the service has of the session's output, with its times."""
+    """Return the recording of a session that the service has retained."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise InvalidParams(f"--service {address}: set {TOKEN_VARIABLE} to a token of the session's owner")
@@ -72,14 +72,14 @@ def _events(found: pb.SessionMetadata, chunks: list[pb.OutputChunk]) -> Iterator
         at = max(0.0, chunk.timestamp.seconds + chunk.timestamp.nanos / 1e9 - began)
         data = chunk.payload
         if found.kind == pb.SHELL:
-            # It had no terminal to make a new line of a line feed.
+            # A shell has no terminal that turns a line feed into a new line.
             data = data.replace(b"\n", b"\r\n")
         if data:
             yield CastEvent(at, OUTPUT, data)
 
 
 async def from_store(url: str | None, session_id: str, *, input: bool) -> str:
-    """What the sandbox keeps of the terminal of a session in this database; `NotFound` if it has no such one."""
+    """Return the recording of a session's terminal, by the database; `NotFound` if that has no such session."""
     from holdfast.client.sandbox import connect
     from holdfast.service.settings import load_settings
 
@@ -95,6 +95,6 @@ async def from_store(url: str | None, session_id: str, *, input: bool) -> str:
             terminal = await box.open_terminal(session_id)
         except UnknownTerminal:
             raise HoldfastError(
-                f"{session_id}: {record.sandbox} no longer keeps what this session printed"
+                f"{session_id}: {record.sandbox} no longer retains the output of this session"
             ) from None
         return await terminal.recording(input=input)

@@ -1,4 +1,4 @@
-"""The table and the JSON of `holdfast ps`, made of processes and terminals as they are on the wire; pure.
+"""The table and the JSON of `holdfast ps`, from processes and terminals as on the wire; pure.
 
 Shared by `ps` and by `quick`, which must start in tens of milliseconds: standard library only.
 """
@@ -36,7 +36,7 @@ class Listing:
         self.holdfast = holdfast
 
     def rows(self, *, all: bool, now: float) -> list[tuple[str, ...]]:
-        """The cells of the table, oldest process first."""
+        """Return the rows of the table, oldest process first."""
         return [
             (
                 info["processId"],
@@ -52,7 +52,7 @@ class Listing:
         ]
 
     def objects(self, *, all: bool) -> list[dict[str, Any]]:
-        """The same for `--json`, with Holdfast's own processes marked."""
+        """Return the objects for `--json`, with Holdfast's own processes marked."""
         return [self._object(info) for info in self._chosen(all)]
 
     def _object(self, info: Wire) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Listing:
         return {**info, **state, **internal}
 
     def _as_requested(self, info: Wire) -> Wire:
-        """A terminal's shell runs with arguments that make it mark its prompts; the listing omits them."""
+        """Return a terminal's process with the requested command, without the arguments for prompt marks."""
         terminal = self.terminals.get(info["processId"])
         return info if terminal is None else {**info, "argv": terminal["argv"]}
 

@@ -1,7 +1,7 @@
-"""Plays the recording of a terminal on ours: its output in its time, and keys that pause, step, seek and leave.
+"""Plays the recording of a terminal on ours, with its timing, and keys that pause, step, seek and leave.
 
-Only the output is written; where the player stands is told in the window's title, which garbles nothing. Seeking
-draws everything up to the place at once, backwards from the recording's beginning.
+Only the recorded output is written; the position is shown in the window's title. Seeking writes all output up to
+the new position at once, backwards from the beginning of the recording.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from holdfast.cli.support.command_request import STDIN
 from holdfast.cli.support.terminal_view import ShownOutput
 from holdfast.client.screen.asciicast import OUTPUT, CastEvent
 
-#: What an arrow key skips, in seconds of the recording.
+#: Seconds of the recording that an arrow key skips.
 SEEK_SECONDS: Final = 5.0
 SLOWEST, FASTEST = 1 / 64, 64.0
 
-#: Our terminal answers what programs asked of theirs: such an answer is one key, which nobody pressed.
+#: Our terminal answers queries in the recorded output: such an answer is read as one key, and ignored.
 _KEY: Final = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1bO.|\x1b[^\[\]OPX^_\x1b]|[^\x1b]",
     re.DOTALL,
@@ -28,7 +28,7 @@ _KEY: Final = re.compile(
 
 
 class KeyReader:
-    """What was typed, key by key, however the bytes are cut."""
+    """Splits typed bytes into keys, however the bytes are split."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -39,13 +39,13 @@ class KeyReader:
         while (match := _KEY.match(data, at)) is not None:
             keys.append(match[0])
             at = match.end()
-        # An answer without an end would swallow every key behind it.
+        # An answer without an end would hide every key after it.
         self._held = data[at:] if len(data) - at < 4096 else b""
         return keys
 
 
 class Player:
-    """One showing. `events` gives the recording from its beginning, as often as it is asked."""
+    """Plays a recording once. Each call of `events` yields it from its beginning."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Player:
         self._speed = speed
         self._idle_limit = idle_limit
         self._paused = False
-        #: Where we are, in seconds of the recording. Everything before it is drawn.
+        #: The position in seconds of the recording. All output before it is written.
         self._now = seek
         self._events = events()
         self._next = next(self._events, None)
@@ -70,7 +70,7 @@ class Player:
         self._typed: asyncio.Task[bytes] | None = None
 
     async def play(self) -> bool:
-        """To the end, or until somebody leaves; False if that was by Ctrl-C."""
+        """Play to the end or until a key leaves; False after Ctrl-C."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -96,7 +96,7 @@ class Player:
                 self._typed.cancel()
 
     async def _wait(self, seconds: float | None) -> list[bytes] | None:
-        """The keys that came in time, or None."""
+        """Return the keys pressed within a time, or None."""
         if self._keys is None:
             await asyncio.sleep(seconds or 0.0)
             return None
@@ -106,7 +106,7 @@ class Player:
         if not done:
             return None
         data, self._typed = self._typed.result(), None
-        # The end of a terminal that was hung up leaves as `q` does.
+        # End of file, of a terminal that was hung up, leaves as `q` does.
         return self._keys.feed(data) if data else [b"q"]
 
     async def _draw_until(self, time: float) -> None:
@@ -142,6 +142,6 @@ class Player:
         else:
             return
         await self._draw_until(self._now)
-        await self._out.tell(
+        await self._out.set_title(
             f"{'paused' if self._paused else 'playing'} at {self._now:.1f} s, speed {self._speed:g}"
         )

@@ -1,7 +1,7 @@
-"""Ends a server: lists what ends with it, refuses while other clients are connected, waits until it is gone.
+"""Stops a server: lists what ends with it, refuses while other clients are connected, waits until it has ended.
 
 The request goes over the server's socket. A server that refuses the handshake, because it is of another version,
-gets TERM. Its keeper, if it has one, ends with it, and is waited for; with `keep` it stays with all that runs.
+gets TERM. Its keeper, if it has one, ends too, and is waited for; with `keep` it stays with all processes.
 Standard library only: the verb also runs inside sandboxes.
 """
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-#: What the server has for itself beyond the grace of its processes: closing connections, removing its spool.
+#: Beyond the grace of its processes, for the server itself: closing connections, removing its spool.
 _MARGIN_SECONDS = 15.0
-#: The longest grace that its settings are likely to give when we do not name one.
+#: The longest grace that the server's settings are likely to have, if the caller gives none.
 _SETTING_SECONDS = 30.0
 
 
-class Stopped:
-    """What came of it: the exit code, the report as JSON has it, and the complaint for stderr."""
+class StopResult:
+    """The result of a stop: the exit code, the report for JSON, and the message for stderr."""
 
     __slots__ = ("code", "complaint", "report")
 
@@ -42,8 +42,8 @@ class Stopped:
         self.complaint = complaint
 
 
-class Contents:
-    """What runs in a server, and the other clients that are connected; both as the protocol has them."""
+class ServerContents:
+    """The processes, shells and terminals of a server, and its other clients; all as on the wire."""
 
     __slots__ = ("clients", "ends")
 
@@ -56,7 +56,7 @@ class Contents:
         holdfast: Sequence[str],
     ) -> None:
         known = status.get("clients")
-        # A server that is too old to list them counts them, and us among them.
+        # An older server only counts its clients, this one included.
         self.clients: list[dict[str, Any]] = (
             [{"name": "unknown"}] * (status.get("sessions", 1) - 1) if known is None else list(known)
         )
@@ -77,20 +77,20 @@ class Contents:
         ]
 
     def report(self, pid: int | None, *, stopped: bool) -> dict[str, Any]:
-        """For JSON: nothing of what there is none of."""
+        """Return the report for JSON, without empty lists."""
         clients = {"clients": self.clients} if self.clients else {}
         ends = {"ended" if stopped else "ends": self.ends} if self.ends else {}
         return {"pid": pid, "stopped": stopped, **clients, **ends}
 
-    def refusal(self, pid: int | None) -> Stopped | None:
-        """Why the server must not be stopped without force, if it must not."""
+    def refusal(self, pid: int | None) -> StopResult | None:
+        """Return the refusal to stop the server without force; None if no other client is connected."""
         if not self.clients:
             return None
         named = ", ".join(_describe(each) for each in self.clients)
         count = "another client is" if len(self.clients) == 1 else f"{len(self.clients)} other clients are"
         where = "the server" if pid is None else f"the server, pid {pid}"
-        complaint = f"{count} connected to {where}: {named}; nothing was stopped. --force ends their sessions, too"
-        return Stopped(FAILED, self.report(pid, stopped=False), complaint)
+        complaint = f"{count} connected to {where}: {named}; nothing was stopped. --force ends their sessions too"
+        return StopResult(FAILED, self.report(pid, stopped=False), complaint)
 
 
 def _describe(client: dict[str, Any]) -> str:
@@ -101,24 +101,24 @@ def _describe(client: dict[str, Any]) -> str:
     return f"{client['name']} ({', '.join(parts)})" if parts else str(client["name"])
 
 
-def stop_at(path: str, *, grace: float | None = None, keep: bool = False, force: bool = False) -> Stopped:
-    """Stop the server that listens at `path`, or a keeper that waits there for one."""
+def stop_at(path: str, *, grace: float | None = None, keep: bool = False, force: bool = False) -> StopResult:
+    """Stop the server that listens at `path`, or a keeper that waits there for a server."""
     connection = connect_at(path)
     if connection is None:
         return _stop_keeper(path, keep)
     with connection:
         if keep:
-            left = leave(connection)
-            return Stopped(0, {"pid": left.pid, "stopped": True, "keeperPid": left.keeper})
+            left = detach(connection)
+            return StopResult(0, {"pid": left.pid, "stopped": True, "keeperPid": left.keeper})
         return _stop(connection, grace, force)
 
 
-def _stop(connection: socket.socket, grace: float | None, force: bool) -> Stopped:
+def _stop(connection: socket.socket, grace: float | None, force: bool) -> StopResult:
     pid = listener_of(connection)
     try:
         status = _result(connection, "environment/status", greet=True)
-        contents: Contents | None = _contents(connection, status)
-    except (ConnectionError, KeyError, stateless.Refused):
+        contents: ServerContents | None = _contents(connection, status)
+    except (ConnectionError, KeyError):
         status, contents = {}, None
     if contents is not None and not force and (refused := contents.refusal(pid)) is not None:
         return refused
@@ -131,20 +131,20 @@ def _stop(connection: socket.socket, grace: float | None, force: bool) -> Stoppe
     finally:
         os.close(watch)
     if not gone:
-        return Stopped(FAILED, {}, f"the server, pid {pid}, was told to stop and still runs")
+        return StopResult(FAILED, {}, f"the server, pid {pid}, did not stop in time")
     report = {"pid": pid, "stopped": True} if contents is None else contents.report(pid, stopped=True)
-    return Stopped(0, report)
+    return StopResult(0, report)
 
 
 def patience(grace: float | None) -> float:
-    """Seconds in which a server that was told to stop is gone."""
+    """Return the seconds after which a stopping server must have ended."""
     return _MARGIN_SECONDS + (_SETTING_SECONDS if grace is None else grace)
 
 
-def _contents(connection: socket.socket, status: dict[str, Any]) -> Contents:
+def _contents(connection: socket.socket, status: dict[str, Any]) -> ServerContents:
     processes = _result(connection, "process/list")["processes"]
     has_helpers = any(may_be_helper(each["argv"]) for each in processes)
-    return Contents(
+    return ServerContents(
         status,
         processes,
         _result(connection, "shell/list")["shells"],
@@ -154,13 +154,13 @@ def _contents(connection: socket.socket, status: dict[str, Any]) -> Contents:
 
 
 def _result(connection: socket.socket, method: str, *, greet: bool = False) -> dict[str, Any]:
-    """The result of a call without parameters; `KeyError` if the server refused."""
+    """Return the result of a call without parameters; `KeyError` for an error reply."""
     result: dict[str, Any] = stateless.call(connection, method, {}, greet=greet).message["result"]
     return result
 
 
-class Left:
-    """A server that left what it ran to its keeper."""
+class DetachedServer:
+    """A server that ended and left its processes to its keeper."""
 
     __slots__ = ("keeper", "pid", "version")
 
@@ -170,55 +170,55 @@ class Left:
         self.keeper = keeper
 
 
-def leave(connection: socket.socket) -> Left:
-    """Have the server leave what it runs to its keeper, and wait until it has; an error if it cannot."""
+def detach(connection: socket.socket) -> DetachedServer:
+    """Stop the server and leave its processes to its keeper; an error if it has none."""
     pid = listener_of(connection)
     watch = os.pidfd_open(pid)
     try:
         status = stateless.call(connection, "environment/status", {}).message.get("result", {})
         if not status.get("keeperPid"):
             raise SandboxError(
-                f"the server, pid {pid}, has no keeper, and what runs would end with it: nothing was stopped"
+                f"the server, pid {pid}, has no keeper, and its processes would end with it: nothing was stopped"
             )
         try:
             reply = stateless.call(connection, "server/shutdown", {"keep": True}, greet=False)
         except ConnectionError:
-            pass  # it went before it had answered
+            pass  # it ended before it replied
         else:
             if reply.is_error:
                 failure = reply.message["error"]
                 raise error_from_wire(failure["code"], failure["message"], failure.get("data"))
         if not _wait(watch, _MARGIN_SECONDS):
-            raise SandboxError(f"the server, pid {pid}, was told to leave and still runs")
-    except stateless.Refused as error:
-        raise SandboxError(f"the server, pid {pid}, refused: {error}") from None
+            raise SandboxError(f"the server, pid {pid}, did not stop in time")
+    except stateless.HandshakeRefused as error:
+        raise SandboxError(f"pid {pid}: {error}") from None
     finally:
         os.close(watch)
-    return Left(pid, status["version"], status["keeperPid"])
+    return DetachedServer(pid, status["version"], status["keeperPid"])
 
 
-def _stop_keeper(path: str, keep: bool) -> Stopped:
-    """No server runs. If a keeper waits for one, it ends with all that it holds, unless that is to be kept."""
+def _stop_keeper(path: str, keep: bool) -> StopResult:
+    """Stop a keeper that waits without a server, and its processes; with `keep`, only report it."""
     waiting = find(path)
     if waiting is None:
-        return Stopped(NO_SERVER, {}, f"no server runs at {path}")
+        return StopResult(NO_SERVER, {}, f"no server runs at {path}")
     report = {"pid": None, "stopped": not keep, "keeperPid": waiting.pid}
     watch = os.pidfd_open(waiting.pid)
     try:
         waiting.close()
         if keep:
             complaint = f"no server runs at {path}; a keeper, pid {waiting.pid}, waits for one already"
-            return Stopped(NO_SERVER, report, complaint)
+            return StopResult(NO_SERVER, report, complaint)
         signal.pidfd_send_signal(watch, signal.SIGTERM)
         if not _wait(watch, patience(None)):
-            return Stopped(FAILED, {}, f"the keeper, pid {waiting.pid}, was told to stop and still runs")
+            return StopResult(FAILED, {}, f"the keeper, pid {waiting.pid}, did not stop in time")
     finally:
         os.close(watch)
-    return Stopped(0, report)
+    return StopResult(0, report)
 
 
 def _request(connection: socket.socket, grace: float | None) -> bool:
-    """Whether the server took the request; one that went down before it had answered took it."""
+    """Request the shutdown; whether the server accepted, which a closed connection shows as well."""
     try:
         params = {} if grace is None else {"graceMs": round(grace * 1000)}
         return not stateless.call(connection, "server/shutdown", params, greet=False).is_error

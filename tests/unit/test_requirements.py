@@ -9,7 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.sandboxes.install.requirements import MSGSPEC, PYTHON, Fit, Probe, fits, own_probe, read_probe
+from holdfast.sandboxes.install.requirements import (
+    MSGSPEC,
+    PYTHON,
+    Probe,
+    Requirement,
+    own_probe,
+    read_probe,
+    required,
+)
 
 OWN = Probe((3, 11), "cpython", "cpython-311-x86_64-linux-gnu", "glibc 2.36", "x86_64", holdfast="0.1.0")
 MUSL = "cpython-311-x86_64-linux-musl"
@@ -38,16 +46,16 @@ def probe(**changes: object) -> Probe:
         (probe(complete=False, msgspec="0.19.0"), "bundle"),
     ],
 )
-def test_what_fits(found: Probe | None, needed: Fit) -> None:
-    assert fits(found, OWN) == needed
+def test_what_required(found: Probe | None, needed: Requirement) -> None:
+    assert required(found, OWN) == needed
 
 
 def test_on_musl_ours_fits_another_of_the_kind() -> None:
-    assert fits(probe(libc="", soabi=MUSL), probe(libc="", soabi=MUSL)) == "package-with-msgspec"
+    assert required(probe(libc="", soabi=MUSL), probe(libc="", soabi=MUSL)) == "package-with-msgspec"
 
 
 def test_our_own_python_has_what_it_needs() -> None:
-    assert fits(own_probe(), own_probe()) == "installed"
+    assert required(own_probe(), own_probe()) == "installed"
 
 
 def test_what_is_no_probe_is_none() -> None:
