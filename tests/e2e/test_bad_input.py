@@ -255,7 +255,7 @@ async def test_arguments_that_are_too_long_for_the_kernel() -> None:
 
 async def test_a_size_without_a_terminal(talk: Conversation) -> None:
     code, message, _ = await refused(talk, argv=["true"], size={"rows": 24, "cols": 80})
-    assert (code, message) == (-32602, "size goes with tty")
+    assert (code, message) == (-32602, "size needs tty")
     code, message, _ = await refused(talk, argv=["true"], tty=True, size={"rows": 0, "cols": 80})
     assert (code, "0x80" in message) == (-32602, True)
 

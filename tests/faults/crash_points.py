@@ -37,7 +37,7 @@ POINTS: Final = (
     ("holdfast.runtime.durability.input_log", "DurableInput", "_move"),
     ("holdfast.runtime.output.output_log", "OutputLog", "close"),
     ("holdfast.runtime.output.output_log", "OutputLog", "_punch"),
-    ("holdfast.runtime.durability.recovery", "ProcessRecovery", "_take_over"),
+    ("holdfast.runtime.durability.recovery", "ProcessRecovery", "resume"),
     ("holdfast.runtime.durability.recovery", "ProcessRecovery", "_restore_input"),
     ("holdfast.runtime.durability.recovery", "Recovery", "release"),
     ("holdfast.runtime.process.start", "Starter", "start"),

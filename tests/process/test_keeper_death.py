@@ -96,13 +96,13 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
         assert (await again.snapshot()).stdout == b"printed\n"
         gone = await box.process(chatty.id)
         assert (await gone.wait()).exit_code == 255
-        lost = f"its keeper, pid {first.pid}, and its server were killed: what it printed after that is lost"
-        assert (await gone.read()).failure == f"{lost}, and how it ended"
+        lost = f"its keeper, pid {first.pid}, and its server were killed: its later output is lost"
+        assert (await gone.read()).failure == f"{lost}, and its exit status"
         assert (await gone.snapshot()).stdout.startswith(b"printed\nmore\n")
         for n in range(2):
             running = await box.process(quiet.id)
             info = await running.describe()
-            assert (info.running, info.pid, info.failure) == (True, quiet.pid, f"{lost}, and how it ended")
+            assert (info.running, info.pid, info.failure) == (True, quiet.pid, f"{lost}, and its exit status")
             assert (await running.snapshot()).stdout == b"printed\n"
             if n == 0:
                 # A server that comes after knows it, too.

@@ -125,7 +125,7 @@ class WaitingKeeper:
                 case ("ENDED", int(code), str(why), *_):
                     return code, why
                 case _:
-                    return 1, f"the keeper, pid {self.pid}, is gone, or gave the server to another"
+                    return 1, f"the keeper, pid {self.pid}, is gone, or accepted another command"
 
     def _receive(self) -> Any:
         try:

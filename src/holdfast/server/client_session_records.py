@@ -44,7 +44,7 @@ class ReplayedSession:
     def __init__(self, opened: SessionOpened) -> None:
         self.opened = opened
         self.processes: dict[str, bool] = {}
-        #: The processes whose events are pushed without a subscription.
+        #: The processes with events that are pushed without a subscription.
         self.pushed: set[str] = set()
         self.shells: dict[str, bool] = {}
 

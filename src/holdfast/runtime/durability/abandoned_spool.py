@@ -77,10 +77,7 @@ class AbandonedSpool(NamedTuple):
 def find_abandoned(
     directory: str, home: str, new_replay: Callable[[], Replay]
 ) -> tuple[AbandonedSpool | None, list[AbandonedSpool]]:
-    """Search a directory, or if its name is empty all that a server may choose.
-
-    Returns the spool to resume, and the spools with processes to end.
-    """
+    """Return the spool to resume, and the spools with processes to end, of a directory or of all `candidates`."""
     resumed: AbandonedSpool | None = None
     doomed: list[AbandonedSpool] = []
     directories = {directory} if directory else set(candidates())

@@ -287,12 +287,13 @@ class ProcessRecovery:
     def detach(self, keeper: int) -> None:
         """Record for every process of a killed keeper that its streams are lost; logs and journals are intact."""
         self._exec.inherit_cgroups(keeper)
-        reason = f"its keeper, pid {keeper}, and its server were killed: what it printed after that is lost"
+        reason = f"its keeper, pid {keeper}, and its server were killed: its later output is lost"
         running = lost = 0
         for key, each in self._states.items():
             if each.closed is not None or each.begun.internal:
                 continue
-            each.detached = r.ProcessDetached(key, f"{reason}, and how it ended" if each.ended is None else reason)
+            more = ", and its exit status" if each.ended is None else ""
+            each.detached = r.ProcessDetached(key, reason + more)
             self._durability.ledger.write(each.detached)
             if each.ended is None:
                 lives = self._is_running(each)

@@ -331,7 +331,7 @@ def _why_not_opened(spec: ProcessSpec, error: OSError) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
             f"too many open files in the server: its limit is {limit} descriptors (RLIMIT_NOFILE), some of which "
-            "are kept for what runs; end some processes, or start the server with a higher hard limit"
+            "are reserved for running processes; end some processes, or start the server with a higher hard limit"
         )
     if error.errno == errno.ENFILE:
         return "the machine has no descriptors left (fs.file-max)"
