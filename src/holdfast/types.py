@@ -24,6 +24,7 @@ TerminalEventType = Literal[
     "output", "gap", "state", "promptStart", "prompt", "continuation", "command", "ended", "resize", "input"
 ]
 TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
+ReadCondition = Literal["prompt", "input", "text", "size"]
 CloseMode = Literal["graceful", "force"]
 JobsAtClose = Literal["kill", "keep"]
 ConfinementMode = Literal["bubblewrap", "landlock", "none"]
@@ -570,8 +571,36 @@ class TerminalEvent(Struct, frozen=True, omit_defaults=True):
     cwd: str | None = None
 
 
+class ReadUntil(Struct, frozen=True, omit_defaults=True):
+    """Conditions of a terminal read. The first that holds ends the wait; so does the end of all output."""
+
+    #: The shell shows its prompt, and each line that was typed has begun to run.
+    prompt: bool = False
+    #: A program that a command started blocks in a read of the terminal, and has read all that was typed.
+    input: bool = False
+    #: The output after `since` contains this text. Not a regular expression, which could block the server.
+    text: str = ""
+    #: So many positions after `since` are there: bytes and events. 0 is no condition.
+    size: int = 0
+    #: If `size` was reached, and the output ends within a line: wait this long for a program to read input, because
+    #: a program prints its question just before it reads the answer.
+    settle_ms: int = 0
+
+
+class ReadOutcome(Struct, frozen=True):
+    """The state of a terminal at the end of a read with `ReadUntil`, in one reply with the output."""
+
+    #: The condition that holds; None if the time was over or the output ended.
+    reached: ReadCondition | None
+    #: Whether the shell shows its prompt, and each line that was typed has begun to run.
+    idle: bool
+    #: The text after the last line end, of at most 256 bytes: the question of a program that reads input.
+    line: str
+    terminal: TerminalStatus
+
+
 class TerminalRead(Struct, frozen=True):
-    """What came after a position."""
+    """Output and events after a position."""
 
     events: tuple[TerminalEvent, ...]
     #: The `since` of the next read.
@@ -581,6 +610,8 @@ class TerminalRead(Struct, frozen=True):
     truncated: bool = False
     #: Nothing will come any more.
     closed: bool = False
+    #: Of a read with `ReadUntil`. None from servers before this field.
+    outcome: ReadOutcome | None = None
 
 
 class TerminalCommandEnded(Struct, frozen=True):

@@ -61,6 +61,7 @@ from holdfast.types import (
     ProcessInfo,
     ProcessSpec,
     ReadResult,
+    ReadUntil,
     ServerStatus,
     ShellSpec,
     ShellStatus,
@@ -483,18 +484,12 @@ class LocalExec:
         wait: float = 0.0,
         timing: bool = False,
         marks: bool = False,
+        until: ReadUntil | None = None,
     ) -> TerminalRead:
         terminal = self.terminals.terminal(terminal_id)
         check_bytes(max_bytes or 0)
-        if wait > 0:
-            try:
-                async with asyncio.timeout(wait):
-                    await terminal.wait_news(since)
-            except builtins.TimeoutError:
-                pass
-        return terminal.read(
-            since, DEFAULT_READ_BYTES if max_bytes is None else max_bytes, timing=timing, marks=marks
-        )
+        size = DEFAULT_READ_BYTES if max_bytes is None else max_bytes
+        return await terminal.read_after(since, size, wait, timing=timing, marks=marks, until=until)
 
     async def run_in_terminal(
         self,

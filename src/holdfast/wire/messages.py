@@ -15,6 +15,7 @@ from holdfast.types import (
     JobsAtClose,
     ProcessInfo,
     ProcessSpec,
+    ReadUntil,
     ShellStatus,
     Stream,
     Struct,
@@ -335,6 +336,8 @@ class TerminalReadParams(Struct, frozen=True, omit_defaults=True):
     timing: bool = False
     #: Prompt marks have their escape sequences as payload.
     marks: bool = False
+    #: Wait for one of these conditions instead of for anything.
+    until: ReadUntil | None = None
 
 
 class TerminalRunParams(Struct, frozen=True, omit_defaults=True):

@@ -27,11 +27,13 @@ from holdfast.runtime.terminal.input_wait import InputState, every_process, inpu
 from holdfast.runtime.terminal.keys import encode_keys
 from holdfast.runtime.terminal.mark_filter import Mark, MarkFilter, Modes
 from holdfast.runtime.terminal.paste import CLEAR_LINE, ENTER, INTERRUPT
+from holdfast.runtime.terminal.read_until import read_until
 from holdfast.runtime.terminal.timeline import Timeline
 from holdfast.runtime.tree.usage import Activity
 from holdfast.types import (
     CloseMode,
     JobsAtClose,
+    ReadUntil,
     TerminalCommandEnded,
     TerminalRead,
     TerminalSize,
@@ -56,8 +58,9 @@ LOOK_AGAIN_SECONDS: Final = (0.001, 0.1)
 EXIT_SECONDS: Final = 1.0
 #: How long what was hung up has until it is hung up again, and twice as long each time.
 HANG_UP_SECONDS: Final = 0.05
-#: A prompt is no longer than this.
+#: A prompt is no longer than this, and neither is the question of a program that reads input.
 _PROMPT_BYTES: Final = 4096
+_QUESTION_BYTES: Final = 256
 _NOT_TEXT: Final = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x09\x0b-\x1f\x7f]"
 )
@@ -280,10 +283,27 @@ class LiveTerminal:
         at_end = found.token >= self.timeline.token(self.process.logs[2])
         return TerminalRead(found.events, found.token, found.state, found.truncated, at_end and self.process.closed)
 
-    async def wait_news(self, since: int) -> None:
-        """Until there is something after a position."""
-        while self.timeline.token(self.process.logs[2]) <= since and not self.process.closed:
-            await self.process.changed()
+    async def read_after(
+        self,
+        since: int,
+        max_bytes: int,
+        wait: float,
+        *,
+        timing: bool = False,
+        marks: bool = False,
+        until: ReadUntil | None = None,
+    ) -> TerminalRead:
+        """Read after a position, waiting up to `wait` seconds for anything, or for one of the conditions."""
+        if until is not None:
+            return await read_until(
+                self, until, since=since, max_bytes=max_bytes, wait=wait, timing=timing, marks=marks
+            )
+        if wait > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    while self.timeline.token(self.process.logs[2]) <= since and not self.process.closed:
+                        await self.process.changed()
+        return self.read(since, max_bytes, timing=timing, marks=marks)
 
     # --- the shell's marks -----------------------------------------------------------------------------------
 
@@ -356,7 +376,11 @@ class LiveTerminal:
         start = max(start, end - _PROMPT_BYTES)
         earlier = self.process.logs[2].read(start, min(end, offset) - start) if start < offset else b""
         text = earlier + data[max(0, start - offset) : max(0, end - offset)]
-        return _NOT_TEXT.sub(b"", text.replace(b"\r\n", b"\n")).decode("utf-8", "replace")
+        return _as_text(text)
+
+    def unfinished_line(self) -> str:
+        """The text of the output after the last line end: the question of a program that reads input."""
+        return _as_text(self.timeline.unfinished_line(self.process.logs[2], _QUESTION_BYTES))
 
     # --- state -----------------------------------------------------------------------------------------------
 
@@ -668,6 +692,11 @@ class LiveTerminal:
         self.modes.alternate_screen = memory.alternate_screen
         self.modes.application_cursor = memory.application_cursor
         self.modes.bracketed_paste = memory.bracketed_paste
+
+
+def _as_text(data: bytes) -> str:
+    """The text of some output without its control sequences."""
+    return _NOT_TEXT.sub(b"", data.replace(b"\r\n", b"\n")).decode("utf-8", "replace")
 
 
 def _count(data: bytes, of: bytes) -> int:

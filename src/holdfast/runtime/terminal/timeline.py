@@ -155,6 +155,24 @@ class Timeline:
         """Where the byte at this offset stands, before the events that happened there."""
         return offset + self._dropped + bisect_left(self._events, offset, key=_offset)
 
+    def offset_of(self, position: int) -> int:
+        """The offset of the first byte after a position."""
+        position = max(position, self._horizon)
+        return position - self._dropped - bisect_left(self._events, position, key=_position)
+
+    def unfinished_line(self, log: Log, max_bytes: int) -> bytes:
+        """The output after the last line end, at most `max_bytes`; empty after a prompt or the end of a command."""
+        start = max(0, log.end - max_bytes)
+        for event in reversed(self._events):
+            if event.offset < start:
+                break
+            if event.type in _LINE_BOUNDARIES or event.state in ("CLOSED", "ERROR"):
+                start = event.offset
+                break
+        if start < log.lost_end:
+            start = min(log.lost_end, log.end)
+        return log.read(start, log.end - start).rpartition(b"\n")[2]
+
     def read(
         self, log: Log, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False
     ) -> TerminalRead:
@@ -239,6 +257,8 @@ def _offset(event: Event) -> int:
     return event.offset
 
 
+#: Events after which the output begins a line of its own.
+_LINE_BOUNDARIES: Final = ("ended", "prompt", "continuation")
 #: The convention's own marks, for readers that ask for them.
 _MARKS: Final[dict[str, bytes]] = {"promptStart": b"A", "prompt": b"B", "command": b"C"}
 
