@@ -75,7 +75,7 @@ class Step(NamedTuple):
     #: The pipes that the shell moves to first, by their number; None stays.
     pipes: int | None = None
     #: Whether the pipes that it prints on have their names still, to be known by.
-    looks_first: bool = True
+    checks_target: bool = True
     #: Descriptors that are copies of its stdout or stderr, and go with them.
     copies: tuple[tuple[int, int], ...] = ()
     #: Whether the shell's state is saved if the command ends the shell.
@@ -216,7 +216,7 @@ class Dialect:
             for number, letter in ((1, "o"), (2, "e")):
                 path = f"{step.pipe_directory}/{letter}"
                 move = f"{self.exec} {number}>|{path}{step.pipes}"
-                if step.looks_first:
+                if step.checks_target:
                     # Not if the user sent the stream elsewhere with `exec >file`.
                     move = f"{self.is_same(f'/dev/fd/{number}', f'{path}{1 - step.pipes}')} && {move}"
                 lines.append(move)

@@ -295,7 +295,7 @@ class Shells:
     def withdraw(self, command_id: str) -> bool:
         """Its caller gave up. Returns whether it waited or ran."""
         shell, command = self._commands.get(command_id, (None, None))
-        if shell is None or command is None or command.is_over:
+        if shell is None or command is None or command.is_done:
             return False
         shell.withdraw(command)
         return True
