@@ -25,7 +25,7 @@ from holdfast.client.screen.pyte import PyteEmulator
 from holdfast.errors import FileError, Forbidden, HoldfastError, InvalidParams
 from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, Refused, wanted
 from holdfast.proxies.egress.rules import DEFAULT_PORTS, Pattern, Rules, normal, parse_pattern
-from holdfast.runtime.shell.dialect import is_whole, parse_answer
+from holdfast.runtime.shell.dialect import is_complete, parse_answer
 from holdfast.sandboxes.addresses import SCHEMES, place_at
 from holdfast.sandboxes.kubernetes import read_status
 from holdfast.server.sandbox_policy import read_policy
@@ -374,7 +374,7 @@ def redaction(data: bytes) -> None:
 )
 def shell_answers(data: bytes) -> None:
     """What code in a shell writes to its control socket is an answer or refused by ValueError."""
-    is_whole(data)
+    is_complete(data)
     try:
         answer = parse_answer(data)
     except ValueError:

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
-from holdfast.runtime.confine.composing import binds_descriptors, compose, find_bwrap
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
+from holdfast.runtime.confine.launch_plan import binds_descriptors, find_bwrap, plan_launch
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.testing.servers import RunningServer, is_alive, running_server
 from holdfast.testing.signalling import send_signal
@@ -30,7 +30,7 @@ from holdfast.types import Confinement, ConfinementMode
 
 #: Tells what these tests start from what another run of them on this machine does.
 RUN = os.getpid()
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in get_args(ConfinementMode)
@@ -469,13 +469,13 @@ async def test_a_directory_that_becomes_a_link_while_its_jail_is_made(
     (outside / "secret").write_text("secret")
 
     def compose_and_replace(*arguments: Any, **options: Any) -> Any:
-        composed = compose(*arguments, **options)
+        composed = plan_launch(*arguments, **options)
         given.rename(work / "moved")
         given.symlink_to(outside)
         return composed
 
     given.mkdir()
-    monkeypatch.setattr("holdfast.runtime.process.start.compose", compose_and_replace)
+    monkeypatch.setattr("holdfast.runtime.process.start.plan_launch", compose_and_replace)
     confinement = replace(confinement, **{"writable": (), where: (str(given),)})
     async with holdfast.connect("inprocess") as box:
         with pytest.raises(PermissionRefused, match="link"):

@@ -307,7 +307,7 @@ def test_run_is_the_real_one() -> None:
 
 def earlier_memory(stub: FakeTerminal, **known: Any) -> TerminalMemory:
     """What an earlier version wrote down."""
-    return msgspec.structs.replace(stub.live._memory(1), **known)
+    return msgspec.structs.replace(stub.live._saved_state(1), **known)
 
 
 def test_a_continuation_prompt_that_an_earlier_version_took_for_a_prompt() -> None:

@@ -64,7 +64,7 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
-class File(NamedTuple):
+class FileIdentity(NamedTuple):
     """What a file is."""
 
     mode: int
@@ -74,7 +74,7 @@ class File(NamedTuple):
     node: int
 
 
-def look_at(path: str) -> File:
+def stat_cached(path: str) -> FileIdentity:
     """As os.stat(), of what the kernel remembers: a network or FUSE file system that hangs must not hang us."""
     found = ctypes.create_string_buffer(256)
     number = _STATX_CALL[os.uname().machine]
@@ -82,10 +82,10 @@ def look_at(path: str) -> File:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error), path)
     mode, inode, *numbers = _STATX.unpack_from(found)
-    return File(mode, os.makedev(numbers[2], numbers[3]), inode, os.makedev(numbers[0], numbers[1]))
+    return FileIdentity(mode, os.makedev(numbers[2], numbers[3]), inode, os.makedev(numbers[0], numbers[1]))
 
 
-def open_other_side(master: int, flags: int) -> int:
+def open_pty_peer(master: int, flags: int) -> int:
     """A descriptor of the side of a terminal that programs have, of which `master` is ours."""
     fd: int = fcntl.ioctl(master, _TIOCGPTPEER, flags | os.O_NOCTTY | os.O_CLOEXEC)
     return fd

@@ -29,8 +29,8 @@ from holdfast.errors import (
     UnknownProcess,
 )
 from holdfast.exec_api import CommandStream, EventStream
-from holdfast.runtime.confine.jail import Jail
-from holdfast.runtime.confine.offers import Offer, offers, words
+from holdfast.runtime.confine.features import Feature, available, detect_features
+from holdfast.runtime.confine.jail import ProcessJail
 from holdfast.runtime.durability.process_log import Keeping
 from holdfast.runtime.files.local_files import LocalFiles
 from holdfast.runtime.machine import environment_info, wait_for_port
@@ -134,7 +134,7 @@ class LocalExec:
         self._starter.cgroups = self._cgroups
         self.keep_to_ourselves((self._spool.path,))
         #: What can be enforced here; found out once, when somebody asks.
-        self._offers: asyncio.Future[tuple[Offer, ...]] | None = None
+        self._features: asyncio.Future[tuple[Feature, ...]] | None = None
         self._closing = False
         self._over = asyncio.Event()
         self._started_at = time.monotonic()
@@ -295,7 +295,7 @@ class LocalExec:
             on_growth=self._spool_grew,
             internal=on_exit is not None and not spec.tty,
             notes=started.notes,
-            jail=started.jail or (Jail(started.pid) if is_jailed(spec) else None),
+            jail=started.jail or (ProcessJail(started.pid) if is_jailed(spec) else None),
         )
 
     # --- one process -----------------------------------------------------------------------------------------
@@ -541,9 +541,9 @@ class LocalExec:
         await wait_for_port(port, host, timeout)
 
     async def info(self) -> EnvironmentInfo:
-        if self._offers is None:
-            self._offers = asyncio.ensure_future(asyncio.to_thread(offers))
-        return environment_info(words(await asyncio.shield(self._offers)))
+        if self._features is None:
+            self._features = asyncio.ensure_future(asyncio.to_thread(detect_features))
+        return environment_info(available(await asyncio.shield(self._features)))
 
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]

@@ -45,7 +45,7 @@ async def wait_for_port(port: int, host: str, timeout: float) -> None:
 
 
 def environment_info(offered: tuple[str, ...] = ()) -> EnvironmentInfo:
-    """What kind of place this is; `offered` is what it can enforce, in words of `confine.offers`."""
+    """What kind of place this is; `offered` is what it can enforce, in words of `confine.features`."""
     account = resolve_user(str(os.geteuid()))
     shell = account.shell if os.access(account.shell, os.X_OK) else "/bin/sh"
     return EnvironmentInfo(

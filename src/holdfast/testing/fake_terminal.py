@@ -257,7 +257,7 @@ class FakeTerminal(FakeProcess):
         self.prints(raw.replace(b"\n", b"\r\n"))
 
     def _looked(self) -> None:
-        self.live.look_again()
+        self.live.update_input()
         self.notify()
 
     @property

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from holdfast.runtime.confine.paths import PROGRAM_DIRECTORIES, Visible, is_beneath
+from holdfast.runtime.confine.paths import PROGRAM_DIRECTORIES, VisiblePaths, is_beneath
 from holdfast.types import Confinement
 
 HOSTNAME: Final = "holdfast"
@@ -31,7 +31,7 @@ PROC_HIDDEN: Final = (
 
 def options(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     *,
     environment: Mapping[str, str],
     cwd: str,
@@ -91,7 +91,7 @@ def options(
 
 def _mounts(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     environment: Mapping[str, str],
     directories: frozenset[str],
     opened: Mapping[str, int],
@@ -131,7 +131,7 @@ def home_mode(changes_user: bool) -> str:
     return "1777" if changes_user else "0700"
 
 
-def scratch_home(visible: Visible, environment: Mapping[str, str]) -> str | None:
+def scratch_home(visible: VisiblePaths, environment: Mapping[str, str]) -> str | None:
     """The home directory, if the jail is to have an empty one."""
     home = os.path.normpath(environment.get("HOME", "/"))
     given = home == "/" or not os.path.isabs(home) or visible.shows(home) or is_beneath(home, "/tmp")

@@ -33,7 +33,7 @@ _LOOKS_INSIDE: Final = 2
 _MOST_THREADS: Final = 64
 
 
-class Jail:
+class ProcessJail:
     """The jail whose bwrap has this pid."""
 
     def __init__(self, bwrap: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.errors import InvalidParams
-from holdfast.runtime.confine.paths import Visible, is_beneath
+from holdfast.runtime.confine.paths import VisiblePaths, is_beneath
 
 #: Read, execute, list; and to write as well.
 READ: Final = "rx"
@@ -35,7 +35,7 @@ MACHINE_FILES: Final = (
 
 
 def rules(
-    visible: Visible, *, hide_processes: bool, executable: Iterable[str] | None = None
+    visible: VisiblePaths, *, hide_processes: bool, executable: Iterable[str] | None = None
 ) -> list[tuple[str, str]]:
     """Pairs of a path and letters. With `executable`, only what lies there can be executed."""
     found = [(path, "rw") for path in DEVICES]

@@ -40,7 +40,7 @@ _ETC_DEPTH: Final = 3
 PIPES: Final = "pipes"
 
 
-class Visible(NamedTuple):
+class VisiblePaths(NamedTuple):
     """Paths, sorted: what may be read, what may be written, and what lies in those and is kept back."""
 
     readable: tuple[str, ...]
@@ -56,7 +56,7 @@ class Visible(NamedTuple):
         return bool(over) and max(map(len, over)) > max(map(len, masks), default=-1)
 
 
-def visible_paths(confinement: Confinement, own: Collection[str]) -> Visible:
+def visible_paths(confinement: Confinement, own: Collection[str]) -> VisiblePaths:
     """`own` are directories of the server itself, in which nobody may reach anything but what is named."""
     named = [*confinement.writable, *confinement.readable]
     for path in named:
@@ -78,7 +78,9 @@ def visible_paths(confinement: Confinement, own: Collection[str]) -> Visible:
     # The directory of a live shell is the one that is given of the server's own.
     shells = (path for path in readable if any(is_beneath(path, each) for each in own))
     pipes = [f"{path}/{PIPES}" for path in shells if os.path.isdir(f"{path}/{PIPES}")]
-    return Visible(tuple(sorted(readable)), tuple(sorted(writable)), tuple(sorted(needed)), tuple(sorted(pipes)))
+    return VisiblePaths(
+        tuple(sorted(readable)), tuple(sorted(writable)), tuple(sorted(needed)), tuple(sorted(pipes))
+    )
 
 
 def program_files(patterns: Collection[str], always: Collection[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ _LEAST_QUOTA_US: Final = 1_000
 _NOT_EVERYWHERE: Final = frozenset({"memory.swap.max", "memory.oom.group", "memory.memsw.limit_in_bytes"})
 
 
-class Hierarchy:
+class CgroupHierarchy:
     """Where the cgroups of one controller are made: below `base`, the cgroup that we are in."""
 
     def __init__(self, controller: Controller, base: str, version: Literal[1, 2]) -> None:
@@ -105,7 +105,7 @@ class ResourceGroups:
         """Directories with these limits, for one process; `PermissionRefused` names what cannot be limited."""
         made: list[str] = []
         for controller in CONTROLLERS:
-            if not Hierarchy(controller, "", 2).wants(confinement):
+            if not CgroupHierarchy(controller, "", 2).wants(confinement):
                 continue
             hierarchy = self._hierarchies.get(controller)
             try:
@@ -134,12 +134,12 @@ class ResourceGroups:
             _remove_tree(f"{hierarchy.base}/{self._name}")
 
 
-def hierarchies() -> dict[Controller, Hierarchy]:
+def hierarchies() -> dict[Controller, CgroupHierarchy]:
     """Those that are mounted, a controller of version 2 only where it is handed down to us."""
     with open("/proc/self/cgroup") as file:
         ours = [line.rstrip("\n").split(":", 2)[1:] for line in file]
     paths = {controller: path for names, path in ours for controller in names.split(",")}
-    found: dict[Controller, Hierarchy] = {}
+    found: dict[Controller, CgroupHierarchy] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
             before, _, after = line.partition(" - ")
@@ -148,16 +148,16 @@ def hierarchies() -> dict[Controller, Hierarchy]:
                 base = f"{place}{paths[''].rstrip('/')}"
                 for controller in CONTROLLERS:
                     if controller in _read(f"{base}/cgroup.controllers").split():
-                        found[controller] = Hierarchy(controller, base, 2)
+                        found[controller] = CgroupHierarchy(controller, base, 2)
             elif kind == "cgroup":
                 for controller in CONTROLLERS:
                     if controller in options.split(",") and controller in paths:
                         base = f"{place}{paths[controller].rstrip('/')}"
-                        found.setdefault(controller, Hierarchy(controller, base, 1))
+                        found.setdefault(controller, CgroupHierarchy(controller, base, 1))
     return found
 
 
-def _explain(hierarchy: Hierarchy, error: OSError) -> str:
+def _explain(hierarchy: CgroupHierarchy, error: OSError) -> str:
     if error.errno == errno.EBUSY and hierarchy.version == 2:
         return (
             f"cgroup controller {hierarchy.controller}: {hierarchy.base} has processes of its own, so nothing can "

@@ -46,7 +46,7 @@ AF_INET6: Final = 10
 AF_NETLINK: Final = 16
 
 
-class Machine(NamedTuple):
+class Architecture(NamedTuple):
     """The numbers of one architecture."""
 
     audit: int
@@ -72,8 +72,8 @@ _SHARED: Final = {
     "fchmodat2": 452,
     "open_tree_attr": 467,
 }
-MACHINES: Final = {
-    "x86_64": Machine(
+ARCHITECTURES: Final = {
+    "x86_64": Architecture(
         0xC000003E,
         {
             **_SHARED,
@@ -137,7 +137,7 @@ MACHINES: Final = {
             "userfaultfd": 323,
         },
     ),
-    "aarch64": Machine(
+    "aarch64": Architecture(
         0xC00000B7,
         {
             **_SHARED,
@@ -218,7 +218,7 @@ Instruction = tuple[int, int, int, int]
 
 def refused_calls(machine: str) -> list[str]:
     """The calls that are refused whatever their arguments are."""
-    return sorted(MACHINES[machine].calls.keys() - _BY_ARGUMENT)
+    return sorted(ARCHITECTURES[machine].calls.keys() - _BY_ARGUMENT)
 
 
 def filter_program(machine: str, families: Iterable[int]) -> bytes:
@@ -226,7 +226,7 @@ def filter_program(machine: str, families: Iterable[int]) -> bytes:
 
     `KeyError` for a machine whose numbers are not known here.
     """
-    audit, calls = MACHINES[machine]
+    audit, calls = ARCHITECTURES[machine]
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, audit),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from holdfast.config import ExecServerConfig
     from holdfast.runtime.durability.keeper_link import KeeperLink
-    from holdfast.runtime.terminal.timeline import Event
+    from holdfast.runtime.terminal.timeline import TimelineEvent
 
 #: Files of the spool that are no output.
 LEDGER_NAME: Final = "ledger"
@@ -228,7 +228,7 @@ class Notes(RecordNotes):
             self._events.clear()
             self._gathering = 0
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event: TimelineEvent) -> None:
         """In a terminal; together with the output that tells it, if there is some."""
         self._note_terminal(
             r.Happened(

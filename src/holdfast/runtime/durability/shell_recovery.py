@@ -19,7 +19,7 @@ from holdfast.runtime.durability.input_log import KeptInput
 from holdfast.runtime.durability.shell_log import ShellNotes, SpokenLines
 from holdfast.runtime.durability.shell_replay import KNOWN_JOBS
 from holdfast.runtime.output.job import Output, Past
-from holdfast.runtime.shell.dialect import Answer, Suspended
+from holdfast.runtime.shell.dialect import Answer, SuspendedTracing
 from holdfast.runtime.shell.live import IDLE_SECONDS, SILENCE_SECONDS, LiveShell, Restored
 from holdfast.runtime.shell.program import PendingCleanup, ShellProgram
 from holdfast.runtime.shell.saved_state import SavedState
@@ -116,7 +116,7 @@ class ResumedProgram(ShellProgram):
             self.cwd = os.fsdecode(past.last.cwd)
         elif past.ready is None and past.program is not None and past.program.cwd is not None:
             self.cwd = os.fsdecode(past.program.cwd)
-        self._suspended = Suspended.after(self._answer)
+        self._suspended = SuspendedTracing.after(self._answer)
         self._open_stat()
 
     @property

@@ -24,8 +24,8 @@ from holdfast.errors import (
     ShuttingDown,
     file_error,
 )
-from holdfast.runtime.files.operations import FileWork
-from holdfast.runtime.files.users import UserChildren
+from holdfast.runtime.files.operations import FileOperations
+from holdfast.runtime.files.user_helpers import UserHelpers
 from holdfast.runtime.process.environment import MAX_ID, resolve_cwd, resolve_user
 from holdfast.types import (
     DIRECTORY_PAGE,
@@ -58,8 +58,8 @@ class LocalFiles:
 
     def __init__(self, config: ExecServerConfig) -> None:
         self._config = config
-        self._work = FileWork(config.max_uploads)
-        self._children = UserChildren(config.max_uploads)
+        self._work = FileOperations(config.max_uploads)
+        self._children = UserHelpers(config.max_uploads)
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
         self._requests: dict[str, asyncio.Task[Any]] = {}
         #: When each upload that is under way had its last piece, the oldest first.

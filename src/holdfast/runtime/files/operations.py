@@ -67,7 +67,7 @@ class Upload:
             os.close(self.directory)
 
 
-class FileWork:
+class FileOperations:
     """The operations by name, and the uploads that are open. Used from several threads."""
 
     def __init__(self, max_uploads: int) -> None:
@@ -155,7 +155,7 @@ class FileWork:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if make_parents and above:
             os.makedirs(above, exist_ok=True)
-        with ShownAs(above, path):
+        with RenamedErrors(above, path):
             directory = os.open(above or ".", _DIRECTORY)
         try:
             upload = self._open_in(directory, name, path, upload_id, begins=begins)
@@ -174,7 +174,7 @@ class FileWork:
         temporary = temporary_name(name, upload_id)
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if begins else 0)
         try:
-            with ShownAs(temporary, path):
+            with RenamedErrors(temporary, path):
                 fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600, dir_fd=directory)
         except FileNotFoundError:
             if begins:
@@ -225,7 +225,7 @@ class FileWork:
         if upload.temporary is not None:
             ends = {"src_dir_fd": upload.directory, "dst_dir_fd": upload.directory}
             try:
-                with ShownAs(upload.temporary, path):
+                with RenamedErrors(upload.temporary, path):
                     os.rename(upload.temporary, upload.name, **ends)
             except OSError as error:
                 if error.errno != errno.EBUSY or upload.replaced is None:
@@ -337,10 +337,10 @@ class FileWork:
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         temporary = os.path.join(directory, temporary_name(name, os.urandom(8).hex()))
-        with ShownAs(temporary, path):
+        with RenamedErrors(temporary, path):
             os.symlink(target, temporary)
         try:
-            with ShownAs(temporary, path):
+            with RenamedErrors(temporary, path):
                 os.rename(temporary, path)
         except OSError:
             os.unlink(temporary)
@@ -365,7 +365,7 @@ def temporary_name(name: str, upload_id: str) -> str:
     return os.fsdecode(b".%s.holdfast-%s" % (os.fsencode(name)[:180], os.fsencode(upload_id)))
 
 
-class ShownAs:
+class RenamedErrors:
     """A block in which `temporary` stands for `path`: an error of the one names the other."""
 
     def __init__(self, temporary: str, path: str) -> None:
@@ -412,7 +412,7 @@ def writable_file(name: str, directory: int, path: str) -> os.stat_result | None
 
 def open_in_place(name: str, directory: int, replaced: os.stat_result, path: str) -> int:
     """The file that was looked at, for writing: not one that was put in its place since, or a link."""
-    with ShownAs(name, path):
+    with RenamedErrors(name, path):
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     found = os.fstat(fd)
     if (found.st_dev, found.st_ino) != (replaced.st_dev, replaced.st_ino):
@@ -448,7 +448,7 @@ class OpenDirectory:
     """A directory for the length of a block, for work on the names in it; `shown` is its name in errors."""
 
     def __init__(self, name: str, shown: str, directory: int | None = None, *, nofollow: bool = False) -> None:
-        with ShownAs(name, shown):
+        with RenamedErrors(name, shown):
             self._fd = os.open(name, _DIRECTORY | (os.O_NOFOLLOW if nofollow else 0), dir_fd=directory)
 
     def __enter__(self) -> int:
@@ -513,7 +513,7 @@ def copy_file(source: str, source_directory: int | None, target: str, directory:
         found = os.fstat(reader)
         temporary = temporary_name(name, os.urandom(8).hex())
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with ShownAs(temporary, target):
+        with RenamedErrors(temporary, target):
             writer = os.open(temporary, flags, 0o600, dir_fd=directory)
         try:
             for piece in pieces_of(reader):
@@ -533,7 +533,7 @@ def copy_file(source: str, source_directory: int | None, target: str, directory:
 def put_in_place(temporary: str, name: str, directory: int, path: str) -> None:
     """Give a new file its name; if that cannot be, nothing of it is left."""
     try:
-        with ShownAs(temporary, path):
+        with RenamedErrors(temporary, path):
             os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         os.unlink(temporary, dir_fd=directory)
@@ -554,7 +554,7 @@ def pieces_of(fd: int) -> Iterator[bytes]:
 # --- as a child of the server --------------------------------------------------------------------------------
 
 
-class NoImports:
+class ImportBlocker:
     """A finder that refuses every module that is not loaded yet."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -566,7 +566,7 @@ def refuse_imports() -> None:
 
     Without this an import would fail only where the new user cannot read Python's library.
     """
-    sys.meta_path[:] = [NoImports()]
+    sys.meta_path[:] = [ImportBlocker()]
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
@@ -610,7 +610,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     resource.setrlimit(resource.RLIMIT_RTTIME, (hard, hard))
     refuse_imports()
     become(uid, gid, groups)
-    work = FileWork(max_uploads)
+    work = FileOperations(max_uploads)
     while True:
         try:
             operation, arguments = read_message(source)

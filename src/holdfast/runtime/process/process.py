@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal, PermissionRefused, ResourceExhausted
 from holdfast.launch.pidfd_signals import signal_group, signal_group_of
-from holdfast.runtime.confine.denials import EVIDENCE_BYTES, was_denied
-from holdfast.runtime.confine.jail import Jail
-from holdfast.runtime.libc import open_other_side
+from holdfast.runtime.confine.jail import ProcessJail
+from holdfast.runtime.confine.rights import EVIDENCE_BYTES, was_denied
+from holdfast.runtime.libc import open_pty_peer
 from holdfast.runtime.output.job import Output, Recorded
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.output.poller import Poller
@@ -102,7 +102,7 @@ class ManagedProcess(Recorded):
         on_growth: Callable[[], None],
         internal: bool = False,
         notes: Notes | None = None,
-        jail: Jail | None = None,
+        jail: ProcessJail | None = None,
     ) -> None:
         """`follow` it next; it was started on these `outputs`."""
         super().__init__(
@@ -393,7 +393,7 @@ class ManagedProcess(Recorded):
         if self._terminal < 0 or self._pidfd < 0 or self._held_side >= 0:
             return True
         try:
-            self._held_side = open_other_side(self._terminal, os.O_RDWR)
+            self._held_side = open_pty_peer(self._terminal, os.O_RDWR)
         except OSError:
             return True  # hung up already: the leader is at its last instructions
         return False

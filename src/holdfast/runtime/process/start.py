@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.launch.pidfd_signals import signal_child_group
-from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
-from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.confine.jail import ProcessJail
+from holdfast.runtime.confine.launch_plan import default_cwd, environment_for, plan_launch
 from holdfast.runtime.output.journal import output_kinds
 from holdfast.runtime.process.environment import Account, build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.process.oom import OomScore
@@ -61,7 +61,7 @@ class Started(NamedTuple):
     notes: Notes | None = None
     #: Where it is, if it had to be there from the beginning; and what it is in, if that was seen to stand.
     cgroup: Cgroup | None = None
-    jail: Jail | None = None
+    jail: ProcessJail | None = None
 
     def undo(self) -> None:
         """Kill it and close our ends, as if it had not been started."""
@@ -234,7 +234,7 @@ class Starter:
         return await self._found_in_jail(started) if is_jailed(spec) else started
 
     async def _found_in_jail(self, started: Started) -> Started:
-        jail = Jail(started.pid)
+        jail = ProcessJail(started.pid)
         # It may end while we look, and is nobody's until we return.
         self.newborn.add(started.pid)
         try:
@@ -254,7 +254,7 @@ class Starter:
         variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
         # On a thread: it looks at some thousand files.
         confined = await asyncio.to_thread(
-            compose,
+            plan_launch,
             confinement,
             path=command.path,
             argv=command.argv,

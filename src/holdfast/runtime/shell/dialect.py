@@ -23,7 +23,7 @@ _END: Final = b"\0\1"
 SAVED: Final = "saved"
 SAVED_NAMES: Final = {b"e": "exports", b"s": "state"}
 #: The last line of a state that was saved as a whole.
-WHOLE: Final = "# whole"
+STATE_END: Final = "# whole"
 #: Options that would show our own lines, and traps that would run for them.
 _NOISY_FLAGS: Final = "xv"
 _NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR", "RETURN")
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     traps: dict[str, str]
 
 
-class Step(NamedTuple):
+class ShellStep(NamedTuple):
     """All that one command needs to be told to the shell."""
 
     #: As the shell reads them: quoted, if they have to be. The second is that of the pipes.
@@ -84,14 +84,14 @@ class Step(NamedTuple):
     saves_exports: bool = False
 
 
-class Suspended(NamedTuple):
+class SuspendedTracing(NamedTuple):
     """What was taken off after a command, to be put back before the next."""
 
     flags: str = ""
     traps: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def after(cls, answer: Answer) -> Suspended:
+    def after(cls, answer: Answer) -> SuspendedTracing:
         return cls(
             "".join(flag for flag in _NOISY_FLAGS if flag in answer.flags),
             tuple((name, answer.traps[name]) for name in _NOISY_TRAPS if name in answer.traps),
@@ -106,7 +106,7 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def is_whole(received: bytes | bytearray) -> bool:
+def is_complete(received: bytes | bytearray) -> bool:
     """Whether the bytes that came from the shell are all of an answer."""
     return received.endswith(_END)
 
@@ -128,7 +128,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-class Dialect:
+class ShellDialect:
     """A POSIX shell: dash, busybox ash, and any other that we do not know better."""
 
     #: Builtins past the user's functions and aliases. `command` also makes an error in the sourced file end that
@@ -209,7 +209,7 @@ class Dialect:
         """A file that brings a status back."""
         return f"{self.leave} {status}\n"
 
-    def step(self, step: Step) -> str:
+    def step(self, step: ShellStep) -> str:
         """The lines for one command."""
         lines = list(self.begin)
         if step.pipes is not None:
@@ -241,14 +241,14 @@ class Dialect:
         lines.append("; ".join([source, self.answer(), *self.unset_env(step)]))
         return "\n".join([*self.set_env(step), *lines, ""])
 
-    def set_env(self, step: Step) -> list[str]:
+    def set_env(self, step: ShellStep) -> list[str]:
         """For a shell that does not export variables before a sourced file."""
         return []
 
-    def unset_env(self, step: Step) -> list[str]:
+    def unset_env(self, step: ShellStep) -> list[str]:
         return []
 
-    def command(self, text: str, resumed: Suspended, step: Step) -> str:
+    def command(self, text: str, resumed: SuspendedTracing, step: ShellStep) -> str:
         """The user's command as a file, with what was taken off put back before its first word."""
         if not text.endswith("\n"):
             text += "\n"
@@ -281,7 +281,7 @@ class Dialect:
     def clean_up(
         self,
         *,
-        suspend: Suspended,
+        suspend: SuspendedTracing,
         stopped_with: str | None = None,
         disarm: list[str] | None = None,
         back: tuple[str, str] | None = None,
@@ -336,7 +336,7 @@ class Dialect:
         return f"{self.exec} 9>&2 2>/dev/null\n".encode() + state + run.encode("utf-8", "surrogateescape")
 
 
-class Bash(Dialect):
+class Bash(ShellDialect):
     """Saves its state before an option ends it, and leaves a loop through simulated returns."""
 
     builtin = "\\builtin"
@@ -408,7 +408,7 @@ class Bash(Dialect):
             "[[ ${_holdfast_flags_-} != *e* ]] || builtin printf 'set -e\\n'\n"
             "[[ -z ${_holdfast_armed_-} ]] || builtin printf 'unset -f exit\\n'\n"
             "builtin printf 'unset -v _holdfast_ _holdfast_armed_ _holdfast_flags_\\n'\n"
-            f"builtin printf '%s\\n\\0.' '{WHOLE}'; }} 1<>{pipes}/{SAVED} 2>/dev/null; fi\n"
+            f"builtin printf '%s\\n\\0.' '{STATE_END}'; }} 1<>{pipes}/{SAVED} 2>/dev/null; fi\n"
         )
 
     def dump(self) -> str:
@@ -428,7 +428,7 @@ class Bash(Dialect):
         )
 
 
-class Zsh(Dialect):
+class Zsh(ShellDialect):
     """Has no way out of a function in a loop but a new program."""
 
     builtin = "\\builtin"
@@ -450,13 +450,13 @@ class Zsh(Dialect):
     def arguments(self, *, login: bool) -> list[str]:
         return ["-l", "-s"] if login else ["-f", "-s"]
 
-    def set_env(self, step: Step) -> list[str]:
+    def set_env(self, step: ShellStep) -> list[str]:
         return [
             f"_holdfast_had_{name}=${{(t){name}}} _holdfast_old_{name}=${{{name}-}}; export {name}={quote(value)}"
             for name, value in (step.env or {}).items()
         ]
 
-    def unset_env(self, step: Step) -> list[str]:
+    def unset_env(self, step: ShellStep) -> list[str]:
         return [
             f"case $_holdfast_had_{name} in '') unset {name};; *export*) {name}=$_holdfast_old_{name};;"
             f" *) {name}=$_holdfast_old_{name}; typeset +x {name};; esac;"
@@ -486,11 +486,11 @@ def _can_end_with_more(text: str) -> bool:
     return "<<" not in text and not end.endswith(unfinished) and _SHOWS_LINES.search(text) is None
 
 
-def dialect_for(path: str) -> Dialect:
+def dialect_for(path: str) -> ShellDialect:
     """By the name of the program."""
     name = path.rsplit("/", 1)[-1]
     if name == "bash":
         return Bash()
     if name in ("zsh", "zsh5"):
         return Zsh()
-    return Dialect()
+    return ShellDialect()

@@ -18,7 +18,7 @@ from typing import Final
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.confine.paths import PIPES
 from holdfast.runtime.process.environment import Account
-from holdfast.runtime.shell.dialect import SAVED, Dialect, Step, quote
+from holdfast.runtime.shell.dialect import SAVED, ShellDialect, ShellStep, quote
 from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
 
 #: A larger file is not worth keeping in memory too, to see whether it changes.
@@ -43,7 +43,7 @@ class ShellFiles:
         self.quoted, self.quoted_pipes = _quoted(path), _quoted(self.pipes)
         self._account = account
         #: The step of a command that needs nothing special: the file `keep`.
-        self.plain = Step(self.quoted, self.quoted_pipes)
+        self.plain = ShellStep(self.quoted, self.quoted_pipes)
         self._constant: dict[str, bytes] = {}
         #: Descriptors by name, closed by `remove` or by `close`.
         self._open: dict[str, int] = {}
@@ -51,12 +51,12 @@ class ShellFiles:
         self._contents: dict[str, bytes] = {}
         self._make_directory()
 
-    def prepare(self, dialect: Dialect) -> None:
+    def prepare(self, dialect: ShellDialect) -> None:
         """The files that stay as they are."""
         self._know_constant(dialect)
         self._write_constant()
 
-    def resume(self, dialect: Dialect) -> None:
+    def resume(self, dialect: ShellDialect) -> None:
         """The same for files of an earlier server: the shell may be reading them, so they are left as they are."""
         self._know_constant(dialect)
         for name, content in self._constant.items():
@@ -66,7 +66,7 @@ class ShellFiles:
             else:
                 self.write(name, content)
 
-    def _know_constant(self, dialect: Dialect) -> None:
+    def _know_constant(self, dialect: ShellDialect) -> None:
         texts = {"keep": dialect.step(self.plain), "at_exit": dialect.at_exit(self.quoted_pipes)}
         self._constant = {name: text.encode() for name, text in texts.items() if text}
 

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClosed, UnknownProcess
-from holdfast.runtime.confine.composing import still_there
 from holdfast.runtime.confine.jail import inside_pid
+from holdfast.runtime.confine.launch_plan import lasting_cwd
 from holdfast.runtime.durability.shell_replay import KEPT_INTERRUPTS, KNOWN_COMMANDS
 from holdfast.runtime.output.job import Recorded
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.command import ShellCommand
-from holdfast.runtime.shell.dialect import Answer, Dialect
+from holdfast.runtime.shell.dialect import Answer, ShellDialect
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.foreground import command_line, foreground, is_stopped, ticks_since_boot
 from holdfast.runtime.shell.program import ShellProgram
@@ -109,7 +109,7 @@ class LiveShell:
         self,
         spec: ShellSpec,
         path: str,
-        dialect: Dialect,
+        dialect: ShellDialect,
         files: ShellFiles,
         *,
         start_process: StartProcess,
@@ -687,7 +687,7 @@ class LiveShell:
         try:
             self._program = self._new_program()
             await self._launch(
-                still_there(self.spec.confinement, old.cwd),
+                lasting_cwd(self.spec.confinement, old.cwd),
                 login=False,
                 restore=self._files.existing(restored),
                 restored=restored,
@@ -709,7 +709,7 @@ class LiveShell:
         self._files.forget("state")
         self._program.set_status(exit_code)
         if command.spec.cwd is not None:
-            self._program.return_to(still_there(self.spec.confinement, cwd))
+            self._program.return_to(lasting_cwd(self.spec.confinement, cwd))
         self._record(command, exit_code, restored)
 
     # --- closing ---------------------------------------------------------------------------------------------

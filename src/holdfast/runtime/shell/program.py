@@ -22,12 +22,12 @@ from holdfast.runtime.output.job import Output, Recorded
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.dialect import (
     MAY_EXPORT,
-    WHOLE,
+    STATE_END,
     Answer,
-    Dialect,
-    Step,
-    Suspended,
-    is_whole,
+    ShellDialect,
+    ShellStep,
+    SuspendedTracing,
+    is_complete,
     parse_answer,
 )
 from holdfast.runtime.shell.files import ShellFiles
@@ -73,7 +73,7 @@ class ShellProgram:
 
     def __init__(
         self,
-        dialect: Dialect,
+        dialect: ShellDialect,
         files: ShellFiles,
         record: Recorded,
         poller: Poller,
@@ -106,7 +106,7 @@ class ShellProgram:
         self._command_line = b""
         self._received = bytearray()
         self._answer = Answer(0, "", "", None, "", "", {})
-        self._suspended = Suspended()
+        self._suspended = SuspendedTracing()
         self._pending = _NO_CLEANUP
         self._armed = False
         #: Whether the last command may have changed what it exports.
@@ -258,7 +258,7 @@ class ShellProgram:
         """Whether its whole state was saved when an option ended it."""
         self._saved.take()
         state = self._files.read("state") if self._armed else None
-        return state is not None and state.endswith(WHOLE.encode() + b"\n")
+        return state is not None and state.endswith(STATE_END.encode() + b"\n")
 
     def reads_line(self) -> bool:
         """Whether it is blocked in a read of its next line; False where the kernel does not show it."""
@@ -275,7 +275,7 @@ class ShellProgram:
         pipes = 1 - self._pipes if self._must_move else None
         risky = dialect.may_abort(spec.command, answer.flags)
         saves_state = risky and dialect.saves_state and "EXIT" not in answer.traps
-        step = Step(
+        step = ShellStep(
             files.quoted,
             files.quoted_pipes,
             cwd=spec.cwd,
@@ -330,7 +330,7 @@ class ShellProgram:
             fd, self._command_stdin = self._command_stdin, -1
             os.close(fd)
 
-    def _line(self, step: Step) -> str:
+    def _line(self, step: ShellStep) -> str:
         """The line that runs a step."""
         if self.dialect.plain_line is None:
             return self.dialect.step(step)
@@ -372,7 +372,7 @@ class ShellProgram:
             self._update_cwd()
         else:
             self._kernel_cwd = ""  # the line below changes it
-        self._suspended = Suspended.after(self._answer)
+        self._suspended = SuspendedTracing.after(self._answer)
         flags = self._answer.flags if pending.stopped else None
         disarm = None if pending.trapped is None else self.dialect.disarm(trapped=pending.trapped)
         line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=pending.back)
@@ -509,7 +509,7 @@ class ShellProgram:
             return
         self._received += data
         try:
-            if is_whole(self._received):
+            if is_complete(self._received):
                 received = bytes(self._received)
                 self._received.clear()
                 with contextlib.suppress(ValueError):  # not an answer; the check of a silent shell follows

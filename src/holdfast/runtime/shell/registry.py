@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 KEPT_SHELLS: Final = 100
 
 
-class Surroundings(TypedDict):
+class ShellDependencies(TypedDict):
     """What every shell is given by the exec interface that owns it."""
 
     start_process: StartProcess
@@ -113,7 +113,7 @@ class Shells:
         self._made += 1
         files = ShellFiles(f"{self._spool.path}/s{self._made}" if notes is None else notes.directory, account)
         try:
-            shell = LiveShell(spec, path, dialect_for(real), files, notes=notes, **self._surroundings())
+            shell = LiveShell(spec, path, dialect_for(real), files, notes=notes, **self._dependencies())
             if notes is not None:
                 notes.opening(spec, path, real, shell.started_at)
         except BaseException:
@@ -132,8 +132,8 @@ class Shells:
         self._shells[shell.id] = shell
         return shell
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
+    def _dependencies(self) -> ShellDependencies:
+        return ShellDependencies(
             start_process=self._start_process,
             end_process=self._end_process,
             spool=self._spool,
@@ -160,7 +160,7 @@ class Shells:
                 files,
                 notes=notes,
                 remains=remains,
-                **self._surroundings(),
+                **self._dependencies(),
             )
         except (HoldfastError, OSError) as error:
             # Its user is gone, or there is no room for its files: that is no reason not to serve the others.

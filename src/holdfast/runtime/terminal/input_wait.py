@@ -23,13 +23,13 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import Final, Literal, NamedTuple
 
-from holdfast.runtime.libc import look_at, open_other_side
+from holdfast.runtime.libc import open_pty_peer, stat_cached
 from holdfast.runtime.tree.process_table import read_entry, stat_fields
 
-Kind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
+CallKind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
 
 #: The calls that can wait for a terminal, by machine. A `splice` reads its first descriptor as `read` does.
-CALLS: Final[dict[str, dict[int, Kind]]] = {
+CALLS: Final[dict[str, dict[int, CallKind]]] = {
     "x86_64": {
         0: "read",
         19: "read",  # readv
@@ -113,9 +113,9 @@ def input_state(master: int, candidates: Candidates = every_process) -> InputSta
     """
     awaiting: bool | None
     try:
-        peer = open_other_side(master, os.O_RDONLY)
+        peer = open_pty_peer(master, os.O_RDONLY)
         try:
-            awaiting, pid = _ask(master, peer, candidates)
+            awaiting, pid = _probe_input(master, peer, candidates)
         finally:
             os.close(peer)
     except OSError as error:
@@ -151,7 +151,7 @@ def blocked_in_read(pid: int) -> int | None:
 # --- who is in the foreground --------------------------------------------------------------------------------
 
 
-def _ask(master: int, peer: int, candidates: Candidates) -> tuple[bool | None, int | None]:
+def _probe_input(master: int, peer: int, candidates: Candidates) -> tuple[bool | None, int | None]:
     calls = CALLS.get(os.uname().machine)
     poll = select.poll()
     poll.register(peer, select.POLLIN)
@@ -163,7 +163,7 @@ def _ask(master: int, peer: int, candidates: Candidates) -> tuple[bool | None, i
             return False, _living(group)
         if calls is None:
             return None, _living(group)
-        look = _Look(calls, os.fstat(peer), candidates)
+        look = _InputProbe(calls, os.fstat(peer), candidates)
         waiter = look.first_waiting(group)
         if os.tcgetpgrp(master) != group or (waiter is not None and poll.poll(0)):
             continue
@@ -193,10 +193,10 @@ def _session_of(pid: int) -> int:
         return -1
 
 
-class _Look:
+class _InputProbe:
     """One look at the members of a group, and at what they have started in other sessions."""
 
-    def __init__(self, calls: dict[int, Kind], terminal: os.stat_result, candidates: Candidates) -> None:
+    def __init__(self, calls: dict[int, CallKind], terminal: os.stat_result, candidates: Candidates) -> None:
         self._calls = calls
         self._candidates = candidates
         #: Not the device number: each devpts that is mounted has a terminal of that number.
@@ -287,7 +287,7 @@ class _Look:
     def _is_source(self, task: str, fd: int, nested: bool = True) -> bool:
         """Whether a descriptor is the terminal, or an epoll that watches it."""
         try:
-            file = look_at(f"{task}/fd/{fd}")
+            file = stat_cached(f"{task}/fd/{fd}")
         except FileNotFoundError:
             return False  # an epoll can keep the number of a descriptor that was closed
         if stat.S_ISCHR(file.mode):
@@ -302,7 +302,7 @@ class _Look:
 # --- what /proc says of one thread ---------------------------------------------------------------------------
 
 
-def _watched(task: str, kind: Kind, call: Call) -> Iterable[int]:
+def _watched(task: str, kind: CallKind, call: BlockedCall) -> Iterable[int]:
     """The descriptors from which this call waits for input."""
     first, second = call.arguments[:2]
     if kind == "read":
@@ -311,11 +311,11 @@ def _watched(task: str, kind: Kind, call: Call) -> Iterable[int]:
         return _epoll_targets(task, first & _INT)
     if kind == "select":
         count = first & _INT
-        return islice(fd_set_members(_memory(task, second, (count + 7) // 8), count), _MOST_DESCRIPTORS)
+        return islice(fd_set_members(_read_memory(task, second, (count + 7) // 8), count), _MOST_DESCRIPTORS)
     if kind == "restart" and b"poll" not in _contents(f"{task}/wchan"):
         # Of the calls above poll(2) alone goes on as this one after a stop, with its arguments; so do sleeps.
         return ()
-    return islice(polled_for_input(_memory(task, first, (second & _INT) * _POLLFD.size)), _MOST_DESCRIPTORS)
+    return islice(polled_for_input(_read_memory(task, first, (second & _INT) * _POLLFD.size)), _MOST_DESCRIPTORS)
 
 
 def _epoll_targets(task: str, fd: int) -> Iterable[int]:
@@ -323,7 +323,7 @@ def _epoll_targets(task: str, fd: int) -> Iterable[int]:
     return islice(sorted(targets), _MOST_DESCRIPTORS)
 
 
-def _memory(task: str, address: int, size: int) -> bytes:
+def _read_memory(task: str, address: int, size: int) -> bytes:
     """Empty where nothing is mapped."""
     size = min(size, _MOST_MEMORY)
     if not 0 < address < _HIGHEST_ADDRESS - size:
@@ -371,7 +371,7 @@ def _controlling_terminal(task: str) -> int:
 # --- the kernel's formats ------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
+class BlockedCall(NamedTuple):
     """A system call in which a thread is blocked."""
 
     number: int
@@ -381,13 +381,13 @@ class Call(NamedTuple):
     narrow: bool
 
 
-def parse_call(text: bytes) -> Call | None:
+def parse_call(text: bytes) -> BlockedCall | None:
     """/proc/PID/syscall; None if the thread runs, or is blocked outside of a call."""
     words = text.split()
     if len(words) != 9:  # `running`, or `-1 SP PC`
         return None
     *arguments, stack, counter = (int(word, 16) for word in words[1:])
-    return Call(int(words[0]), tuple(arguments), 0 < stack < _WIDE and 0 < counter < _WIDE)
+    return BlockedCall(int(words[0]), tuple(arguments), 0 < stack < _WIDE and 0 < counter < _WIDE)
 
 
 def polled_for_input(array: bytes) -> Iterator[int]:

@@ -25,7 +25,7 @@ from holdfast.errors import TerminalClosed
 from holdfast.runtime.durability.records import TerminalMemory
 from holdfast.runtime.terminal.input_wait import InputState, every_process, input_state, line_mode
 from holdfast.runtime.terminal.keys import encode_keys
-from holdfast.runtime.terminal.mark_filter import Mark, MarkFilter, Modes
+from holdfast.runtime.terminal.mark_filter import MarkFilter, PromptMark, TerminalModes
 from holdfast.runtime.terminal.paste import CLEAR_LINE, ENTER, INTERRUPT
 from holdfast.runtime.terminal.read_until import read_until
 from holdfast.runtime.terminal.timeline import Timeline
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 #: What may be the beginning of a mark goes to readers after so long, if nothing follows it.
 HOLD_SECONDS: Final = 0.02
 #: No event tells that a program waits for input: somebody who waits for it looks again, ever less often.
-LOOK_AGAIN_SECONDS: Final = (0.001, 0.1)
+POLL_SECONDS: Final = (0.001, 0.1)
 #: How long a shell has to leave by `exit` before it is hung up: it may ask back, about stopped jobs.
 EXIT_SECONDS: Final = 1.0
 #: How long what was hung up has until it is hung up again, and twice as long each time.
@@ -69,7 +69,7 @@ _LINE_ENDS: Final = (b"\r", b"\n", b"\x03", b"\x1c")
 #: Ctrl-C, Ctrl-Z, Ctrl-\\.
 _SIGNAL_KEYS: Final = b"\x03\x1a\x1c"
 _CONTROL_KEYS: Final = bytes(range(0x20))
-_NOBODY: Final = InputState(False, None, True, True)
+_NO_INPUT: Final = InputState(False, None, True, True)
 _OVER: Final = ("CLOSED", "ERROR")
 
 
@@ -109,7 +109,7 @@ class LiveTerminal:
         #: it does not block in read(2), and acts on it when it has taken the first byte of the next line from its
         #: line editor: that byte is lost, and the rest of the line runs.
         self.interrupted = False
-        self.modes = Modes()
+        self.modes = TerminalModes()
         #: The command that `run` has typed.
         self.in_flight: CommandInFlight | None = None
         self.turn = asyncio.Lock()
@@ -140,10 +140,10 @@ class LiveTerminal:
 
     def attach(self, process: ManagedProcess) -> None:
         """This is what runs in it. Nothing was read from it yet."""
-        self._belong_to(process)
+        self._connect(process)
         self.timeline.add("resize", 0, self._now(), size=process.size)
 
-    def _belong_to(self, process: ManagedProcess) -> None:
+    def _connect(self, process: ManagedProcess) -> None:
         self.process = process
         process.watcher = self
         process.input.on_put = self._on_typed
@@ -152,7 +152,7 @@ class LiveTerminal:
 
     def attach_again(self, process: ManagedProcess, memory: TerminalMemory | None) -> None:
         """This ran in it under an earlier server; the timeline has what had happened."""
-        self._belong_to(process)
+        self._connect(process)
         if memory is not None:
             self._restore(memory)
         if process.status is not None and not self.is_over:
@@ -176,8 +176,8 @@ class LiveTerminal:
 
     def status(self, *, look: bool = True) -> TerminalStatus:
         """How it is at this moment; who waits for input is not told without a look."""
-        seen = self._look() if look else self._mode()
-        self._catch_up()
+        seen = self._query_input() if look else self._query_line_mode()
+        self._read_pending()
         process, group = self.process, self.process.foreground_group()
         return TerminalStatus(
             terminal_id=self.id,
@@ -217,7 +217,7 @@ class LiveTerminal:
         runs = self.state == "BUSY" and not self.continuation
         busy = self._loop.time() - self._state_since if runs else None
         # Nobody asks who waits at a prompt: a look costs a few files of /proc.
-        awaiting = self._ask().awaiting if group or busy is not None else False
+        awaiting = self._probe_input().awaiting if group or busy is not None else False
         return Activity(group=group, seconds=busy, awaiting=awaiting)
 
     def _cwd(self) -> str:
@@ -231,7 +231,7 @@ class LiveTerminal:
     # --- output ----------------------------------------------------------------------------------------------
 
     def printed(self, data: bytes) -> bytes:
-        marks: list[Mark] = []
+        marks: list[PromptMark] = []
         if self._filter is not None:
             data, marks = self._filter.feed(data)
             if self._filter.held:
@@ -244,7 +244,7 @@ class LiveTerminal:
         last_command = max((at for at, mark in enumerate(marks) if mark.letter == "C"), default=-1)
         for at, mark in enumerate(marks):
             self._marked(mark, offset, data, now, went_on=at < last_command)
-        self._remember()
+        self._save_state()
         return data
 
     def printing_ended(self) -> bytes:
@@ -252,7 +252,7 @@ class LiveTerminal:
         if held:
             self._note_output(held, self._now())
             if self.process.notes is not None:
-                self.process.notes.hold_back(self._memory(self.process.notes.key))
+                self.process.notes.hold_back(self._saved_state(self.process.notes.key))
         return held
 
     def _note_output(self, data: bytes, now: float) -> None:
@@ -265,14 +265,14 @@ class LiveTerminal:
     def _hold(self) -> None:
         if self._release is not None:
             self._release.cancel()
-        self._release = self._loop.call_later(HOLD_SECONDS, self._let_go)
+        self._release = self._loop.call_later(HOLD_SECONDS, self._release_held)
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         held = self.printing_ended()
         if held:
             self.process.print_late(held)
 
-    def _catch_up(self) -> None:
+    def _read_pending(self) -> None:
         """What was printed by now counts."""
         if self.process.running:
             self.process.take_what_is_there()
@@ -307,7 +307,7 @@ class LiveTerminal:
 
     # --- the shell's marks -----------------------------------------------------------------------------------
 
-    def _marked(self, mark: Mark, offset: int, data: bytes, now: float, *, went_on: bool) -> None:
+    def _marked(self, mark: PromptMark, offset: int, data: bytes, now: float, *, went_on: bool) -> None:
         """A mark at a place in `data`, which is not in the log yet and begins at `offset` there.
 
         `went_on`: the shell has begun a command since.
@@ -326,27 +326,27 @@ class LiveTerminal:
             self._prompt_shown(place, text, now, None if went_on else self._cwd())
         elif mark.letter == "C":
             self._command_runs = True
-            self._continue(False)
+            self._set_continuation(False)
             if self.in_flight is not None:
                 self.in_flight.began(place)
             self.timeline.add("command", place, now)
-            self._become("BUSY", place, now)
+            self._set_state("BUSY", place, now)
         elif mark.letter == "D":
             self._command_ended(place, mark.argument, now)
         elif mark.letter == "P":
-            self._become("BUSY", place, now)
-            self._continue(not self._command_runs)
+            self._set_state("BUSY", place, now)
+            self._set_continuation(not self._command_runs)
             self.timeline.add("continuation", place, now)
-        self._tell()
+        self._notify()
 
-    def _continue(self, continuation: bool) -> None:
+    def _set_continuation(self, continuation: bool) -> None:
         if continuation != self.continuation:
             self.continuation = continuation
             self.changes += 1
 
     def _prompt_shown(self, place: int, text: str, now: float, cwd: str | None) -> None:
         self._command_runs = self._prompt_due = False
-        self._continue(False)
+        self._set_continuation(False)
         if self._unsettled <= 1:
             self._unsettled = 0
         self.prompts += 1
@@ -355,7 +355,7 @@ class LiveTerminal:
         if text != self.prompt:
             self.prompt = text
             self.changes += 1
-        self._become("IDLE", place, now)
+        self._set_state("IDLE", place, now)
         self.timeline.add("prompt", place, now, prompt=text, cwd=cwd)
 
     def _command_ended(self, place: int, argument: str, now: float) -> None:
@@ -384,7 +384,7 @@ class LiveTerminal:
 
     # --- state -----------------------------------------------------------------------------------------------
 
-    def _become(
+    def _set_state(
         self,
         state: TerminalState,
         place: int | None = None,
@@ -407,52 +407,52 @@ class LiveTerminal:
         status = process.status
         assert status is not None
         name = self.argv[0]
-        self._continue(False)
+        self._set_continuation(False)
         if self._closing or status.signal is None:
             reason = f"{name} ended with exit code {status.exit_code}"
-            self._become("CLOSED", reason=reason, exit_code=status.exit_code)
+            self._set_state("CLOSED", reason=reason, exit_code=status.exit_code)
         else:
             reason = f"{name} was killed by {status.signal}"
-            self._become("ERROR", reason=reason, exit_code=status.exit_code)
+            self._set_state("ERROR", reason=reason, exit_code=status.exit_code)
         if self._release is not None:
             self._release.cancel()
         self._awaiting = False
-        self._tell()
+        self._notify()
 
     def check_open(self) -> None:
         if self.is_over:
             raise TerminalClosed(f"terminal {self.id!r} is closed: {self.reason}")
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Something other than output has happened. Who waits looks once this turn of the loop is over."""
-        self._remember()
+        self._save_state()
         for event in self._waiters:
             event.set()
         self.process.wake_waiters()
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
-    def _look(self) -> InputState:
+    def _query_input(self) -> InputState:
         """Who waits for input at this moment, as the kernel sees it."""
-        look = self._ask()
+        look = self._probe_input()
         if self.process.input.queued_bytes:
             look = look._replace(awaiting=False)  # there is more to read than the terminal has taken
         if look.awaiting != self._awaiting:
             self._awaiting = look.awaiting
             self.changes += 1
-            self._tell()
+            self._notify()
         return look
 
-    def _mode(self) -> InputState:
+    def _query_line_mode(self) -> InputState:
         """The same without who waits."""
         terminal = self.process.terminal
         mode = line_mode(terminal) if terminal >= 0 and self.process.running else None
-        return _NOBODY if mode is None else InputState(None, None, *mode)
+        return _NO_INPUT if mode is None else InputState(None, None, *mode)
 
-    def _ask(self) -> InputState:
+    def _probe_input(self) -> InputState:
         process = self.process
         if process.terminal < 0 or not process.running:
-            return _NOBODY
+            return _NO_INPUT
         return input_state(process.terminal, every_process if process.jail is None else process.jail.inside)
 
     def is_idle(self) -> bool:
@@ -462,22 +462,22 @@ class LiveTerminal:
         shell waits again; and only then what it has printed by then is looked at.
         """
         if self._unsettled and self.state != "BUSY":
-            awaiting = self._look().awaiting
-            self._catch_up()
+            awaiting = self._query_input().awaiting
+            self._read_pending()
             if self.state == "IDLE" and (awaiting or (awaiting is None and self.prompts > self._typed_at)):
                 self._unsettled = 0
             return self.state == "IDLE" and not self._unsettled
         return self.state == "IDLE"
 
-    def wants_more(self) -> bool:
+    def is_input_awaited(self) -> bool:
         """Whether somebody waits for input now."""
-        return self._look().awaiting is True
+        return self._query_input().awaiting is True
 
     async def wait_for_line(self, timeout: float | None) -> bool:
         """Until the shell takes a line: at its prompt, or at a continuation prompt. False if the time was over."""
 
         def takes_line() -> bool:
-            return self.is_idle() or (self.continuation and self._look().awaiting is not False)
+            return self.is_idle() or (self.continuation and self._query_input().awaiting is not False)
 
         return await self.until(takes_line, timeout, look=lambda: self._unsettled > 0 or self.continuation)
 
@@ -486,7 +486,7 @@ class LiveTerminal:
         if until == "idle":
             return await self.until(self.is_idle, timeout, look=lambda: self._unsettled > 0)
         if until == "awaitingInput":
-            return await self.until(self.wants_more, timeout, look=lambda: True)
+            return await self.until(self.is_input_awaited, timeout, look=lambda: True)
         if until == "change":
             return await self.until(
                 lambda: self._has_changed(changes), timeout, look=lambda: True, over_is_fine=True
@@ -494,7 +494,7 @@ class LiveTerminal:
         return await self.until(lambda: self.is_over, timeout, over_is_fine=True)
 
     def _has_changed(self, since: int) -> bool:
-        self._look()
+        self._query_input()
         return self.changes > since
 
     async def until(
@@ -508,7 +508,7 @@ class LiveTerminal:
         """Until a condition holds. `look` tells whether no event will say so, and it has to be looked for."""
         now = self._loop.time
         deadline = None if timeout is None else now() + timeout
-        shortest, longest = LOOK_AGAIN_SECONDS
+        shortest, longest = POLL_SECONDS
         pause, prints = shortest, self._prints
         event = asyncio.Event()
         self._waiters.add(event)
@@ -542,7 +542,7 @@ class LiveTerminal:
         self._typed_at = self.prompts
         # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
         self._unsettled += _count(data, _CONTROL_KEYS) + _count(data, _SIGNAL_KEYS)
-        self._remember()
+        self._save_state()
         if self.spec.record_input and not self._is_secret():
             self.timeline.add("input", self.process.logs[2].end, self._now(), payload=data)
             self.process.wake_waiters()
@@ -571,12 +571,12 @@ class LiveTerminal:
             self.interrupted = True
             self._typed_at = self.prompts
             self._unsettled += 2  # as Ctrl-C
-            self._remember()
+            self._save_state()
 
     def resized(self, size: TerminalSize) -> None:
         self.changes += 1
         self.timeline.add("resize", self.process.logs[2].end, self._now(), size=size)
-        self._tell()
+        self._notify()
 
     def signal_foreground(self, number: signal.Signals) -> None:
         """To what the shell runs, and not to the shell."""
@@ -593,11 +593,11 @@ class LiveTerminal:
         if not self.is_over:
             idle, asks_for_rest = self.is_idle(), self.continuation
             self._closing = True
-            self._continue(False)
-            self._become("CLOSING")
-            self._tell()
+            self._set_continuation(False)
+            self._set_state("CLOSING")
+            self._notify()
             if mode == "graceful":
-                await self._leave(idle, asks_for_rest, jobs, grace, deadline)
+                await self._exit_shell(idle, asks_for_rest, jobs, grace, deadline)
         if jobs == "kill":
             # Also of one that ended by itself: its background jobs may still run.
             await self._end_process(process, max(0.0, deadline - self._loop.time()))
@@ -606,7 +606,7 @@ class LiveTerminal:
             process.signal_leader(signal.SIGKILL)
             await process.wait_exit()
 
-    async def _leave(
+    async def _exit_shell(
         self, idle: bool, asks_for_rest: bool, jobs: JobsAtClose, grace: float, deadline: float
     ) -> None:
         if asks_for_rest:
@@ -642,15 +642,15 @@ class LiveTerminal:
 
     # --- across servers --------------------------------------------------------------------------------------
 
-    def _remember(self) -> None:
+    def _save_state(self) -> None:
         """Write down what changed, if there is a keeper to go on for."""
         if self.process.notes is not None:
-            memory = self._memory(self.process.notes.key)
+            memory = self._saved_state(self.process.notes.key)
             if memory != self._remembered:
                 self._remembered = memory
                 self.process.notes.remember_terminal(memory)
 
-    def _memory(self, key: int) -> TerminalMemory:
+    def _saved_state(self, key: int) -> TerminalMemory:
         return TerminalMemory(
             key=key,
             changes=self.changes,
@@ -685,7 +685,7 @@ class LiveTerminal:
         # Earlier servers kept it while the command ran, and were IDLE before.
         self.continuation = memory.continued and not memory.command_runs
         if self.continuation and self.state == "IDLE":
-            self._become("BUSY")
+            self._set_state("BUSY")
         if self._filter is not None:
             self._filter.held = memory.held
         self.modes.tail = memory.mode_tail

@@ -20,7 +20,7 @@ _MODES: Final = re.compile(rb"\x1b\[\?([0-9;]+)([hl])")
 _UNFINISHED_MODE: Final = re.compile(rb"\x1b(?:\[(?:\?[0-9;]*)?)?\Z")
 
 
-class Mark(NamedTuple):
+class PromptMark(NamedTuple):
     """`letter` is A, B, C, D or P; `position` counts in the bytes without marks."""
 
     letter: str
@@ -40,7 +40,7 @@ class MarkFilter:
         #: The end of what was fed, if a mark may begin there.
         self.held = b""
 
-    def feed(self, data: bytes) -> tuple[bytes, list[Mark]]:
+    def feed(self, data: bytes) -> tuple[bytes, list[PromptMark]]:
         """The same without marks, and the marks."""
         if self.held:
             data, self.held = self.held + data, b""
@@ -49,14 +49,14 @@ class MarkFilter:
             data, self.held = data[:start], data[start:]
         if _START not in data:
             return data, []
-        marks: list[Mark] = []
+        marks: list[PromptMark] = []
         pieces: list[bytes] = []
         size = end = 0
         for found in self._pattern.finditer(data):
             pieces.append(data[end : found.start()])
             size += found.start() - end
             end = found.end()
-            marks.append(Mark(found[1].decode(), (found[2] or b"").decode("ascii", "replace"), size))
+            marks.append(PromptMark(found[1].decode(), (found[2] or b"").decode("ascii", "replace"), size))
         pieces.append(data[end:])
         return b"".join(pieces), marks
 
@@ -72,7 +72,7 @@ class MarkFilter:
         return tail.startswith(_START) and b"\x07" not in tail
 
 
-class Modes:
+class TerminalModes:
     """Which of the terminal's modes programs have switched on."""
 
     __slots__ = ("alternate_screen", "application_cursor", "bracketed_paste", "tail")

@@ -67,12 +67,12 @@ async def read_until(
                 await terminal.process.changed()
             pause = shortest
         except builtins.TimeoutError:
-            if until.input and terminal.wants_more() and _runs_program(terminal):
+            if until.input and terminal.is_input_awaited() and _runs_program(terminal):
                 break
             pause = min(2 * pause, longest)
     if until.settle_ms and _reached(terminal, until, since, search) == "size" and _asks(terminal):
         settle = min(until.settle_ms / 1000, deadline - loop.time())
-        await terminal.until(lambda: terminal.wants_more() or terminal.is_over, settle, look=lambda: True)
+        await terminal.until(lambda: terminal.is_input_awaited() or terminal.is_over, settle, look=lambda: True)
     if search is not None:
         await search.catch_up()
     idle, status = terminal.is_idle(), terminal.status()

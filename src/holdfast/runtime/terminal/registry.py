@@ -34,8 +34,8 @@ from holdfast.runtime.process.spawn import find_program
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.live import EndProcess, StartProcess
 from holdfast.runtime.terminal.live import LiveTerminal
-from holdfast.runtime.terminal.run import flight_again, run_again, run_typed
-from holdfast.runtime.terminal.shell_integration import Integrated, integrate
+from holdfast.runtime.terminal.run import recover_flight, resume_run, run_typed
+from holdfast.runtime.terminal.shell_integration import IntegratedShell, integrate
 from holdfast.types import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
 
 #: Of each terminal: a client repeats only what it had unanswered when its connection broke.
@@ -256,13 +256,13 @@ class Terminals:
         runs = [run for run in self._typed_before if run.terminal_id == terminal.id]
         self._typed_before = [run for run in self._typed_before if run.terminal_id != terminal.id]
         for run in runs:
-            flight = flight_again(terminal, run)
+            flight = recover_flight(terminal, run)
             if flight is not None and flight.exit_code is None:
                 if run is not runs[-1]:
                     flight = None
                 else:
                     terminal.in_flight = flight
-            self._begin_run(terminal, run.run_id, run_again(terminal, flight, run))
+            self._begin_run(terminal, run.run_id, resume_run(terminal, flight, run))
 
     def withdraw(self, terminal_id: str, run_id: str) -> None:
         """Its caller gave up: the command is interrupted."""
@@ -296,7 +296,7 @@ def _process_spec(
     spec: TerminalSpec,
     argv: tuple[str, ...],
     environment: dict[str, str],
-    integrated: Integrated | None,
+    integrated: IntegratedShell | None,
     directory: str,
 ) -> ProcessSpec:
     arg0, confinement = None, spec.confinement

@@ -98,12 +98,12 @@ async def run_typed(
         run = RunTyped(terminal.id, run_id, command, flight.prompt_end, events, began_at, deadline, max_bytes)
         if note is not None:
             note(run)
-        return await _fly(terminal, flight, run)
+        return await _run_in_flight(terminal, flight, run)
     finally:
         terminal.turn.release()
 
 
-def flight_again(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | None:
+def recover_flight(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | None:
     """What is known, by what happened in its terminal, of a command that an earlier server typed or was about to.
 
     None if that is no longer known.
@@ -125,7 +125,7 @@ def flight_again(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | Non
     return flight
 
 
-async def run_again(terminal: LiveTerminal, flight: CommandInFlight | None, run: RunTyped) -> TerminalCommandEnded:
+async def resume_run(terminal: LiveTerminal, flight: CommandInFlight | None, run: RunTyped) -> TerminalCommandEnded:
     """Wait for the end of such a command."""
     if flight is None:
         raise SandboxError(
@@ -134,10 +134,10 @@ async def run_again(terminal: LiveTerminal, flight: CommandInFlight | None, run:
     if flight.exit_code is not None:
         return await _run(terminal, flight, run)
     async with terminal.turn:
-        return await _fly(terminal, flight, run)
+        return await _run_in_flight(terminal, flight, run)
 
 
-async def _fly(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
+async def _run_in_flight(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
     terminal.in_flight = flight
     try:
         return await _run(terminal, flight, run)
@@ -184,7 +184,7 @@ async def _run(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -
 
     def asks_for_more() -> bool:
         # A continuation prompt shows while a long text is still being read, too: the kernel tells when it is not.
-        return terminal.continuation and flight.start is None and terminal.wants_more()
+        return terminal.continuation and flight.start is None and terminal.is_input_awaited()
 
     left = None if run.deadline is None else max(0.0, run.deadline - loop.time())
     in_time = await terminal.until(

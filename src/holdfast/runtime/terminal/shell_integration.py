@@ -15,7 +15,7 @@ _LOGIN_FLAGS = frozenset({"-l", "--login"})
 _FLAGS = _LOGIN_FLAGS | {"-i"}
 
 
-class Integrated(NamedTuple):
+class IntegratedShell(NamedTuple):
     """A shell that prints marks: the files go into a private directory (0700, files 0600) of the shell's user."""
 
     kind: Literal["bash", "zsh"]
@@ -32,7 +32,7 @@ def integrate(
     nonce: str,
     login: bool,
     environment: Mapping[str, str],
-) -> Integrated | None:
+) -> IntegratedShell | None:
     """How to start the shell at `path` with marks; None for a program, or a use of a shell, that cannot have them.
 
     `environment` is what the shell will get; `env` of the answer is set on top of it.
@@ -54,18 +54,20 @@ def integrate(
             rc = _BASH_HOOKS.replace("@NONCE@", nonce) + _BASH_INTERACTIVE_FILES + _BASH_START
             # bash reads the distribution's rc file itself, if it was built to, and then ours in place of ~/.bashrc.
             options = ("--rcfile", os.path.join(directory, "rc"), *interactive, "+H")
-            return Integrated("bash", (argv[0], *options), {}, {"rc": rc})
+            return IntegratedShell("bash", (argv[0], *options), {}, {"rc": rc})
         case "zsh":
             flag = ("-l",) if login_flag else ()
             zshenv = _ZSH_ENV.replace("@NONCE@", nonce).replace("@ZDOTDIR@", _restored("ZDOTDIR", environment))
-            return Integrated("zsh", (argv[0], *flag, *interactive), {"ZDOTDIR": directory}, {".zshenv": zshenv})
+            return IntegratedShell(
+                "zsh", (argv[0], *flag, *interactive), {"ZDOTDIR": directory}, {".zshenv": zshenv}
+            )
         case _:
             return None
 
 
 def _login_bash(
     name: str, flags: tuple[str, ...], directory: str, nonce: str, environment: Mapping[str, str]
-) -> Integrated:
+) -> IntegratedShell:
     """A login bash reads a file of our choice in POSIX mode alone: if interactive, the one that $ENV names."""
     undo = [
         "set +o posix +H",
@@ -80,7 +82,7 @@ def _login_bash(
     rc = "\n".join(undo) + "\n" + _BASH_HOOKS.replace("@NONCE@", nonce) + _BASH_LOGIN_FILES + _BASH_START
     # bash expands the value of ENV, but not what the expansion gives: so any path is safe in a variable of its own.
     env = {"ENV": "$_hold_rc", "_hold_rc": os.path.join(directory, "rc")}
-    return Integrated("bash", (name, "--posix", *flags), env, {"rc": rc})
+    return IntegratedShell("bash", (name, "--posix", *flags), env, {"rc": rc})
 
 
 def _restored(variable: str, environment: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ _TIME_STEP: Final = 0.001
 _MAX_EVENTS: Final = 4_096
 
 
-class Log(Protocol):
+class ReadableLog(Protocol):
     """The bytes: `runtime.output_log.OutputLog`, or a fake of it."""
 
     end: int
@@ -39,7 +39,7 @@ class Log(Protocol):
     def read(self, offset: int, length: int) -> bytes: ...
 
 
-class Event(NamedTuple):
+class TimelineEvent(NamedTuple):
     """One event as it is kept."""
 
     #: Its own place: events before it and bytes before it.
@@ -64,7 +64,7 @@ class Timeline:
 
     def __init__(self, max_events: int) -> None:
         self._limit = max_events
-        self._events: list[Event] = []
+        self._events: list[TimelineEvent] = []
         self._dropped = 0
         #: Positions before this one can no longer be told apart.
         self._horizon = 0
@@ -74,14 +74,14 @@ class Timeline:
         self._now = 0.0
         self.state: TerminalState = "RUNNING"
         #: Told of each event, before anybody reads it.
-        self.on_add: Callable[[Event], None] | None = None
+        self.on_add: Callable[[TimelineEvent], None] | None = None
 
     @property
     def count(self) -> int:
         """How many events there were."""
         return self._dropped + len(self._events)
 
-    def after(self, count: int) -> list[Event] | None:
+    def after(self, count: int) -> list[TimelineEvent] | None:
         """What happened after the first so many events; None if some of it is no longer known."""
         return None if count < self._dropped else self._events[count - self._dropped :]
 
@@ -103,7 +103,9 @@ class Timeline:
         timestamp = self._now = max(timestamp, self._now)
         if self._times and timestamp > self._times[-1]:
             self._sample(offset, timestamp)  # what is behind it is not older than it
-        event = Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd)
+        event = TimelineEvent(
+            position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd
+        )
         self._events.append(event)
         if self.on_add is not None:
             self.on_add(event)
@@ -147,7 +149,7 @@ class Timeline:
             for samples in (self._offsets, self._times):
                 del samples[1:half:2]
 
-    def token(self, log: Log) -> int:
+    def token(self, log: ReadableLog) -> int:
         """The position after everything so far."""
         return log.end + self.count
 
@@ -160,7 +162,7 @@ class Timeline:
         position = max(position, self._horizon)
         return position - self._dropped - bisect_left(self._events, position, key=_position)
 
-    def unfinished_line(self, log: Log, max_bytes: int) -> bytes:
+    def unfinished_line(self, log: ReadableLog, max_bytes: int) -> bytes:
         """The output after the last line end, at most `max_bytes`; empty after a prompt or the end of a command."""
         start = max(0, log.end - max_bytes)
         for event in reversed(self._events):
@@ -174,7 +176,7 @@ class Timeline:
         return log.read(start, log.end - start).rpartition(b"\n")[2]
 
     def read(
-        self, log: Log, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False
+        self, log: ReadableLog, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False
     ) -> TerminalRead:
         """What came after `since`, up to `max_bytes` of output. `timing` gives each time its own event."""
         if since < 0:
@@ -195,7 +197,7 @@ class Timeline:
                 if event is None:
                     break
                 number += 1
-                found.append(_told(event, marks))
+                found.append(_public_event(event, marks))
                 continue
             if log.lost_start <= offset < log.lost_end:
                 # Events that happened there are kept: the gap ends where the next one stands.
@@ -249,11 +251,11 @@ class Timeline:
         return self._offsets[index] if index < len(self._offsets) else (1 << 63)
 
 
-def _position(event: Event) -> int:
+def _position(event: TimelineEvent) -> int:
     return event.position
 
 
-def _offset(event: Event) -> int:
+def _offset(event: TimelineEvent) -> int:
     return event.offset
 
 
@@ -263,7 +265,7 @@ _LINE_BOUNDARIES: Final = ("ended", "prompt", "continuation")
 _MARKS: Final[dict[str, bytes]] = {"promptStart": b"A", "prompt": b"B", "command": b"C"}
 
 
-def _told(event: Event, marks: bool) -> TerminalEvent:
+def _public_event(event: TimelineEvent, marks: bool) -> TerminalEvent:
     more: dict[str, Any] = {}
     if event.type == "prompt":
         more["prompt_detected"] = True

@@ -199,9 +199,9 @@ def enforcement() -> list[Finding]:
     """Each thing that a confinement may ask for, tried; docs/confinement.md says what it is good for."""
     if sys.platform != "linux":
         return []
-    from holdfast.runtime.confine.offers import offers
+    from holdfast.runtime.confine.features import detect_features
 
-    return [_offered(*offer) for offer in offers()]
+    return [_offered(*feature) for feature in detect_features()]
 
 
 def _offered(word: str, missing: str) -> Finding:
@@ -251,7 +251,7 @@ PROBES: Final[tuple[Callable[[], Finding], ...]] = (
     cgroup_v1,
     user_namespaces,
 )
-#: By the words of `confine.offers`.
+#: By the words of `confine.features`.
 ENFORCED: Final = {
     "bubblewrap": ("bubblewrap jail", "a root and namespaces of its own"),
     "landlock": ("Landlock", "rights on paths, without a root of its own"),

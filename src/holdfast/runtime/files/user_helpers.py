@@ -28,11 +28,11 @@ _COMPLAINT_BYTES: Final = 64 * 1024
 _EXHAUSTED: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
-class _ChildClosed(Exception):
+class _HelperClosed(Exception):
     """The request was not sent: the child has ended."""
 
 
-class UserChild:
+class UserHelper:
     """One child. Requests go one after the other; each is a message there and a message back."""
 
     def __init__(self, account: Account, max_uploads: int) -> None:
@@ -70,7 +70,7 @@ class UserChild:
     def perform(self, operation: str, arguments: dict[str, Any]) -> Any:
         with self._lock:
             if self._closed or self._process.returncode is not None:
-                raise _ChildClosed
+                raise _HelperClosed
             if operation == "write_piece":
                 self.uploads.add(arguments["upload_id"])
             elif operation in ("commit", "abandon"):
@@ -120,13 +120,13 @@ class UserChild:
             os.close(self._complaint)
 
 
-class UserChildren:
+class UserHelpers:
     """The children by user. Used from threads."""
 
     def __init__(self, max_uploads: int) -> None:
         self._max_uploads = max_uploads
         self._lock = threading.Lock()
-        self._children: dict[tuple[int, int, tuple[int, ...]], UserChild] = {}
+        self._children: dict[tuple[int, int, tuple[int, ...]], UserHelper] = {}
         self._closed = False
 
     def perform(self, account: Account, operation: str, arguments: dict[str, Any]) -> Any:
@@ -134,15 +134,15 @@ class UserChildren:
             child = self._child(account)
             try:
                 return child.perform(operation, arguments)
-            except _ChildClosed:
+            except _HelperClosed:
                 continue  # another thread has closed it, or has seen its end
             except HelperFailed:
                 self._drop(child)
                 raise
 
-    def _child(self, account: Account) -> UserChild:
+    def _child(self, account: Account) -> UserHelper:
         key = (account.uid, account.gid, account.groups)
-        surplus: UserChild | None = None
+        surplus: UserHelper | None = None
         with self._lock:
             if self._closed:
                 raise ShuttingDown("the server is shutting down: it works on no files any more")
@@ -153,13 +153,13 @@ class UserChildren:
                 child = None
             if child is None:
                 surplus = self._make_room()
-                child = UserChild(account, self._max_uploads)
+                child = UserHelper(account, self._max_uploads)
             self._children[key] = child  # last in the order of use
         if surplus is not None:
             surplus.close()
         return child
 
-    def _make_room(self) -> UserChild | None:
+    def _make_room(self) -> UserHelper | None:
         """The child that has to go for the next one, if one has to."""
         if len(self._children) < MAX_CHILDREN:
             return None
@@ -168,7 +168,7 @@ class UserChildren:
             raise OSError(errno.EUSERS, "every child has uploads under way")
         return self._children.pop(idle)
 
-    def _drop(self, child: UserChild) -> None:
+    def _drop(self, child: UserHelper) -> None:
         """Forget a child that has failed, so that the next request starts another."""
         with self._lock:
             self._children = {key: each for key, each in self._children.items() if each is not child}

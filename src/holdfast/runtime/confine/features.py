@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.launch import self_exec
-from holdfast.runtime.confine.composing import compose
+from holdfast.runtime.confine.launch_plan import plan_launch
 from holdfast.runtime.confine.resource_groups import CONTROLLERS, hierarchies
-from holdfast.runtime.confine.seccomp import AF_UNIX, MACHINES, filter_program
+from holdfast.runtime.confine.seccomp import AF_UNIX, ARCHITECTURES, filter_program
 from holdfast.runtime.process.environment import Account
 from holdfast.types import Confinement
 
@@ -27,7 +27,7 @@ _JAIL_ATTEMPTS: Final = 3
 _SECONDS: Final = 10.0
 
 
-class Offer(NamedTuple):
+class Feature(NamedTuple):
     """One thing, and why it cannot be had; nothing if it can."""
 
     #: As `environment/info` has it.
@@ -35,35 +35,35 @@ class Offer(NamedTuple):
     missing: str = ""
 
 
-def offers() -> tuple[Offer, ...]:
+def detect_features() -> tuple[Feature, ...]:
     """All of them, in the order in which people are shown them. Takes some 200 ms."""
     tried, jail = _try(), _try_jail()
     version = tried.get("landlock_version", 0)
     groups = hierarchies()
     return (
-        Offer("bubblewrap", jail),
-        Offer(f"landlock:{version}" if version else "landlock", str(tried["landlock"])),
-        Offer("seccomp", str(tried["seccomp"])),
-        Offer("network", str(tried["network"])),
+        Feature("bubblewrap", jail),
+        Feature(f"landlock:{version}" if version else "landlock", str(tried["landlock"])),
+        Feature("seccomp", str(tried["seccomp"])),
+        Feature("network", str(tried["network"])),
         *(
-            Offer(f"cgroup.{name}", groups[name].why_not() if name in groups else "no such controller here")
+            Feature(f"cgroup.{name}", groups[name].why_not() if name in groups else "no such controller here")
             for name in CONTROLLERS
         ),
-        Offer("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
+        Feature("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
         # In each mode that can be had.
-        Offer("users", str(tried["users"]) or ("" if jail else _try_jail(_OTHER_USER))),
-        Offer("noexec", str(tried["noexec"])),
+        Feature("users", str(tried["users"]) or ("" if jail else _try_jail(_OTHER_USER))),
+        Feature("noexec", str(tried["noexec"])),
     )
 
 
-def words(found: tuple[Offer, ...]) -> tuple[str, ...]:
+def available(found: tuple[Feature, ...]) -> tuple[str, ...]:
     """Those that can be had."""
-    return tuple(offer.word for offer in found if not offer.missing)
+    return tuple(feature.word for feature in found if not feature.missing)
 
 
 def _try() -> dict[str, object]:
     machine = os.uname().machine
-    program = filter_program(machine, (AF_UNIX,)).hex() if machine in MACHINES else ""
+    program = filter_program(machine, (AF_UNIX,)).hex() if machine in ARCHITECTURES else ""
     done = _run([*self_exec.command(), "-I", "-S", _APPLYING, program])
     # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
     if not done.stdout:
@@ -85,7 +85,7 @@ def _try_jail(user: Account | None = None) -> str:
 def _try_jail_once(user: Account | None) -> str:
     confinement = Confinement(mode="bubblewrap", network="none", seccomp=False)
     try:
-        composed = compose(
+        composed = plan_launch(
             confinement,
             path="/bin/sh",
             argv=["sh", "-c", "echo stands"],

@@ -20,13 +20,13 @@ from holdfast.runtime.confine.applying import PROXY_PORT
 from holdfast.runtime.confine.paths import (
     PROGRAM_DIRECTORIES,
     SYSTEM,
-    Visible,
+    VisiblePaths,
     is_beneath,
     library_directories,
     program_files,
     visible_paths,
 )
-from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
+from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, ARCHITECTURES, filter_program
 from holdfast.runtime.process.environment import Account
 from holdfast.types import Confinement
 
@@ -50,7 +50,7 @@ _WITHOUT_PROGRAMS: Final = ("/etc", "/opt")
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
-class Composed(NamedTuple):
+class LaunchPlan(NamedTuple):
     """What the launcher gets. Its orders are plain data, as `applying` reads them."""
 
     path: str
@@ -85,7 +85,7 @@ def environment_for(confinement: Confinement, environment: Mapping[str, str]) ->
     return variables
 
 
-def compose(
+def plan_launch(
     confinement: Confinement,
     *,
     path: str,
@@ -96,7 +96,7 @@ def compose(
     own: Collection[str],
     account: Account | None = None,
     tty: bool = False,
-) -> Composed:
+) -> LaunchPlan:
     """How to start this program confined. `as_root`: the server is root; `own` are its paths; `account` is
     the user to run it as, if that is another one; on a `tty`?"""
     if confinement.network == "proxy" and not confinement.proxy:
@@ -127,7 +127,7 @@ def compose(
     if confinement.mode == "none":
         # Without one of its own, the filter alone would have to keep it from the network.
         orders["network"] = confinement.network != "host"
-        return Composed(path, list(argv), variables, cwd, orders)
+        return LaunchPlan(path, list(argv), variables, cwd, orders)
     visible = visible_paths(confinement, own)
     program = os.path.realpath(os.path.join(cwd, path))
     if not visible.shows(program):
@@ -147,19 +147,19 @@ def compose(
         orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes, executable=executable)
         if orders["filter"] is None and confinement.network == "none":
             raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")
-        return Composed(path, list(argv), variables, cwd, orders)
+        return LaunchPlan(path, list(argv), variables, cwd, orders)
     later = {} if other is None else {name: variables.pop(name) for name in list(variables) if _libc_reads(name)}
     found = _in_jail(
         confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, other, orders, programs
     )
     if tty and _env_resets_signals():
-        found = _deaf_to_keys(found)
+        found = _ignoring_terminal_signals(found)
     return found if other is None else _as_other_user(found, other, later)
 
 
 def _in_jail(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     path: str,
     argv: Sequence[str],
     environment: dict[str, str],
@@ -168,7 +168,7 @@ def _in_jail(
     other: Account | None,
     orders: dict[str, Any],
     programs: Mapping[str, str] | None,
-) -> Composed:
+) -> LaunchPlan:
     bwrap = find_bwrap()
     if bwrap is None:
         raise PermissionRefused("confinement: bubblewrap is not installed here: there is no program bwrap")
@@ -207,10 +207,10 @@ def _in_jail(
     if argv[0] not in (path, os.path.basename(path)):
         # This bwrap executes a program by no other name than its own.
         command = ["/bin/bash", "-c", 'exec -a "$0" "$@"', argv[0], *command]
-    return Composed(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
+    return LaunchPlan(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
 
 
-def _as_other_user(composed: Composed, other: Account, later: Mapping[str, str]) -> Composed:
+def _as_other_user(composed: LaunchPlan, other: Account, later: Mapping[str, str]) -> LaunchPlan:
     """bwrap sets the jail up as root, and its first program gives that up: then the program, as the other user.
 
     A user namespace would do without root, but shows every file of the machine's users as nobody's, and some
@@ -239,7 +239,7 @@ def _libc_reads(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _READ_BY_LIBC)
 
 
-def _user_database(account: Account, visible: Visible) -> dict[str, bytes]:
+def _user_database(account: Account, visible: VisiblePaths) -> dict[str, bytes]:
     """/etc/passwd and /etc/group with this user and its group in them, before the others that the jail may see:
     `whoami` and `ls -l` know it by its name."""
     user = f"{account.name}:x:{account.uid}:{account.gid}::{account.home}:{account.shell}\n"
@@ -267,7 +267,7 @@ def _through_env(words: Sequence[str], command: Sequence[str]) -> list[str]:
 
 def _without_execution(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     environment: Mapping[str, str],
     orders: dict[str, Any],
     home_mode: str,
@@ -298,7 +298,7 @@ def _overlap(one: str, other: str) -> bool:
     return is_beneath(one, other) or is_beneath(other, one)
 
 
-def _deaf_to_keys(composed: Composed) -> Composed:
+def _ignoring_terminal_signals(composed: LaunchPlan) -> LaunchPlan:
     """bwrap is in the foreground of the terminal with its program, and must not go when Ctrl-C is pressed.
 
     What it ignores, its program would ignore too; `env` gives it its signals back.
@@ -343,7 +343,7 @@ def _helps_with(program: str, option: bytes) -> bool:
     return option in done.stdout
 
 
-def still_there(confinement: Confinement | None, cwd: str) -> str:
+def lasting_cwd(confinement: Confinement | None, cwd: str) -> str:
     """A working directory for the next program of a shell: a new jail has nothing of the /tmp of the old one."""
     if confinement is None or confinement.mode != "bubblewrap":
         return cwd if os.path.isdir(cwd) else "/"
@@ -359,7 +359,7 @@ def exists_in_jail(environment: Mapping[str, str], cwd: str) -> bool:
 
 def _filter(confinement: Confinement) -> bytes:
     machine = os.uname().machine
-    if machine not in MACHINES:
+    if machine not in ARCHITECTURES:
         raise PermissionRefused(f"confinement: the numbers of system calls on {machine} are not known here")
     return filter_program(machine, _families(confinement))
 
