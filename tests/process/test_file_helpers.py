@@ -174,7 +174,7 @@ def test_nothing_is_imported_late() -> None:
 
 
 def test_an_import_after_the_change_of_user_is_an_error() -> None:
-    script = "import file_work, os.path; file_work.refuse_imports(); import stat; import json.decoder"
+    script = "import operations, os.path; operations.refuse_imports(); import stat; import json.decoder"
     done = subprocess.run(
         [sys.executable, "-S", "-c", script],
         cwd=os.path.dirname(operations.__file__),

@@ -1,4 +1,4 @@
-"""A live shell whose state persists, the queue of its commands, and the state machine of both. On the event loop.
+"""A live shell with persistent state, the queue of its commands, and the state machine of both. On the event loop.
 
     phase        event                                           next phase
     starting     the program's first answer                      idle
@@ -82,11 +82,11 @@ Restored = Literal["state", "exports"]
 
 #: A shell that reads long profile files may take this long until it takes commands.
 START_SECONDS: Final = 30.0
-#: How long a shell whose foreground is killed may take to answer before it is replaced.
+#: How long a shell may take to answer after its foreground was killed, before it is replaced.
 COME_BACK_SECONDS: Final = 1.0
 #: How often the foreground is searched meanwhile: the shell may have been about to fork.
 LOOK_AGAIN_SECONDS: Final = 0.05
-#: Results of ended commands that are kept for a client whose connection broke.
+#: Results of ended commands that are kept for a client that lost its connection.
 KEPT_COMMANDS: Final = 4
 #: Without an answer for this long, and then twice as long each time, check that the shell can still answer.
 SILENCE_SECONDS: Final = (0.2, 3.0)
@@ -377,7 +377,7 @@ class LiveShell:
         raise UnknownProcess(f"command {command_id!r} ran in shell {self.id!r}; its result is no longer kept")
 
     def commands(self) -> list[ShellCommand]:
-        """The command that runs, those that are queued, and those whose results are kept."""
+        """The current command, the queued commands, and the ended commands that are kept."""
         return [command for command in (self._current, *self._queue, *self._ended) if command is not None]
 
     def withdraw(self, command: ShellCommand) -> None:

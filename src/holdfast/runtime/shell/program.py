@@ -492,8 +492,8 @@ class ShellProgram:
             self.left_unread = True  # it has exited, and the event of its exit follows
 
     def _readable(self) -> None:
-        # Under a keeper an answer is peeked at, recorded, and only then taken: a server that dies in between leaves
-        # it to the next server, whose records show whether the command has ended.
+        # Under a keeper an answer is peeked at, recorded, and only then taken. A server that dies in between leaves
+        # it to the next server, which sees in the records whether the command has ended.
         flags = 0 if self._notes is None else socket.MSG_PEEK
         try:
             data = self._control.recv(65536, flags)

@@ -1,8 +1,7 @@
-"""One terminal that somebody drives: what its shell's marks say, who waits for input, what is typed, and its end.
+"""One interactive terminal: its state by the shell's marks, programs that read input, typing, and its end.
 
-The process below it has the output and the input queue; the timeline has what happened between the bytes. State
-comes from the shell's marks and from the kernel, never from what the output looks like. Running a command is
-`terminal_run`.
+The process below it has the output and the input queue; the timeline has the events between the bytes. The state
+comes from the shell's marks and from the kernel, never from the text of the output. `run` runs commands.
 
     RUNNING --prompt--> IDLE --command--> BUSY --prompt--> IDLE ...        close: CLOSING --exit--> CLOSED
     IDLE --continuation prompt--> BUSY, with `continuation` until the command begins or the prompt is back
@@ -50,13 +49,13 @@ if TYPE_CHECKING:
     from holdfast.runtime.process.process import ManagedProcess
     from holdfast.runtime.terminal.run import CommandInFlight
 
-#: What may be the beginning of a mark goes to readers after so long, if nothing follows it.
+#: Bytes that may begin a mark are held back for this long, if nothing follows them.
 HOLD_SECONDS: Final = 0.02
-#: No event tells that a program waits for input: somebody who waits for it looks again, ever less often.
+#: The kernel has no event for a program that begins to read: a waiter polls, ever less often.
 POLL_SECONDS: Final = (0.001, 0.1)
-#: How long a shell has to leave by `exit` before it is hung up: it may ask back, about stopped jobs.
+#: How long a shell has to exit by `exit` before it is hung up: it may print a warning of stopped jobs instead.
 EXIT_SECONDS: Final = 1.0
-#: How long what was hung up has until it is hung up again, and twice as long each time.
+#: The time between two hang-ups, doubled each time.
 HANG_UP_SECONDS: Final = 0.05
 #: A prompt is no longer than this, and neither is the question of a program that reads input.
 _PROMPT_BYTES: Final = 4096
@@ -74,7 +73,7 @@ _OVER: Final = ("CLOSED", "ERROR")
 
 
 class LiveTerminal:
-    """A terminal of ours, from its start until it is forgotten."""
+    """A terminal from its start until it is forgotten."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class LiveTerminal:
         self.spec = spec
         self.argv = argv
         self.integration = integration
-        #: Commands that `run` was asked for, by their ids, and the last ones that ended.
+        #: Commands of `run` by their ids: those under way, and the last ones that ended.
         self.runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
         self.timeline = Timeline(config.retained_terminal_events)
         self.process: ManagedProcess
@@ -101,13 +100,13 @@ class LiveTerminal:
         self.prompt: str | None = None
         #: How many prompts were shown.
         self.prompts = 0
-        #: A continuation prompt is shown: the shell asks for the rest of a command.
+        #: A continuation prompt is shown: the shell reads the rest of a command.
         self.continuation = False
-        #: Something was typed since the last line was sent off: it stands on the line, or has its editor wait.
+        #: Keys were typed after the last line end: the line editor shows them, or waits for the rest of a key.
         self.typed = False
-        #: An interrupt was typed or sent, and no line was entered since. bash notes an interrupt that comes while
-        #: it does not block in read(2), and acts on it when it has taken the first byte of the next line from its
-        #: line editor: that byte is lost, and the rest of the line runs.
+        #: An interrupt was typed or sent, and no line was entered since. bash records an interrupt that comes while
+        #: it does not block in read(2), and acts on it after its line editor has read the first byte of the next
+        #: line: that byte is lost, and the rest of the line runs.
         self.interrupted = False
         self.modes = TerminalModes()
         #: The command that `run` has typed.
@@ -121,16 +120,16 @@ class LiveTerminal:
         self._prompt_due = False
         self._prompt_start: int | None = None
         self._command_runs = False
-        #: How many keys were sent that may start something, and whose effect has not been seen.
+        #: How many keys were sent that may start a command, and have had no visible effect yet.
         self._unsettled = 0
-        #: How many prompts there had been when something was typed last.
+        #: The number of prompts at the time of the last key.
         self._typed_at = 0
         self._awaiting: bool | None = False
-        #: When the state became what it is, by the loop's clock.
+        #: The time of the last change of the state, by the loop's clock.
         self._state_since = asyncio.get_running_loop().time()
         self._closing = False
         self._prints = 0
-        #: What was written down last.
+        #: The state that was recorded last.
         self._remembered: TerminalMemory | None = None
         self._waiters: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
@@ -139,7 +138,7 @@ class LiveTerminal:
         self._on_first_prompt = on_first_prompt
 
     def attach(self, process: ManagedProcess) -> None:
-        """This is what runs in it. Nothing was read from it yet."""
+        """Connect the process of this terminal, before anything is read from it."""
         self._connect(process)
         self.timeline.add("resize", 0, self._now(), size=process.size)
 
@@ -151,7 +150,7 @@ class LiveTerminal:
             self.timeline.on_add = process.notes.happened
 
     def attach_again(self, process: ManagedProcess, memory: TerminalMemory | None) -> None:
-        """This ran in it under an earlier server; the timeline has what had happened."""
+        """Connect a process of an earlier server; the timeline has its events."""
         self._connect(process)
         if memory is not None:
             self._restore(memory)
@@ -160,7 +159,7 @@ class LiveTerminal:
         elif self._filter is not None and self._filter.held:
             self._hold()
 
-    # --- what it is ------------------------------------------------------------------------------------------
+    # --- status ----------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -175,7 +174,7 @@ class LiveTerminal:
         return self.state in _OVER
 
     def status(self, *, look: bool = True) -> TerminalStatus:
-        """How it is at this moment; who waits for input is not told without a look."""
+        """The current status; without `look`, which queries the kernel, `awaiting_input` is None."""
         seen = self._query_input() if look else self._query_line_mode()
         self._read_pending()
         process, group = self.process, self.process.foreground_group()
@@ -210,13 +209,13 @@ class LiveTerminal:
         )
 
     def activity(self) -> Activity:
-        """What is in its foreground, and for how long: a command that outlives a server is counted anew."""
+        """The foreground group, and how long a command runs; after a restart of the server, since the restart."""
         group = self.process.foreground_group()
         if group == self.process.own_group:
             group = 0
         runs = self.state == "BUSY" and not self.continuation
         busy = self._loop.time() - self._state_since if runs else None
-        # Nobody asks who waits at a prompt: a look costs a few files of /proc.
+        # Not at a prompt: the query reads a few files of /proc.
         awaiting = self._probe_input().awaiting if group or busy is not None else False
         return Activity(group=group, seconds=busy, awaiting=awaiting)
 
@@ -236,7 +235,7 @@ class LiveTerminal:
             data, marks = self._filter.feed(data)
             if self._filter.held:
                 self._hold()
-        # One time for all that came together: marks are never older than the bytes behind them.
+        # One time for all bytes of a read: marks are never older than the bytes behind them.
         now = self._now()
         if data:
             self._note_output(data, now)
@@ -273,12 +272,12 @@ class LiveTerminal:
             self.process.print_late(held)
 
     def _read_pending(self) -> None:
-        """What was printed by now counts."""
+        """Read what the PTY holds."""
         if self.process.running:
             self.process.take_what_is_there()
 
     def read(self, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False) -> TerminalRead:
-        """What is there after a position, without waiting."""
+        """Output and events after a position, without waiting."""
         found = self.timeline.read(self.process.logs[2], since, max_bytes, timing=timing, marks=marks)
         at_end = found.token >= self.timeline.token(self.process.logs[2])
         return TerminalRead(found.events, found.token, found.state, found.truncated, at_end and self.process.closed)
@@ -308,13 +307,13 @@ class LiveTerminal:
     # --- the shell's marks -----------------------------------------------------------------------------------
 
     def _marked(self, mark: PromptMark, offset: int, data: bytes, now: float, *, went_on: bool) -> None:
-        """A mark at a place in `data`, which is not in the log yet and begins at `offset` there.
+        """Handle a mark in `data`, which is not in the log yet and begins at `offset` there.
 
         `went_on`: the shell has begun a command since.
         """
         place = offset + mark.position
         if self._closing and mark.letter != "D":
-            # What is typed to close it is no command of anybody's, and the prompt that comes back is noticed.
+            # The `exit` that closes it is no command; a prompt after it is counted.
             self.prompts += mark.letter == "B"
         elif mark.letter == "A" and self._prompt_due:
             self._prompt_start = place
@@ -322,7 +321,7 @@ class LiveTerminal:
         elif mark.letter == "B" and self._prompt_start is not None:
             text = self._between(self._prompt_start, place, offset, data)
             self._prompt_start = None
-            # Where the shell is by now: with a command that was typed ahead, this may be where that one took it.
+            # The current directory: a command that was typed ahead may have changed it already.
             self._prompt_shown(place, text, now, None if went_on else self._cwd())
         elif mark.letter == "C":
             self._command_runs = True
@@ -362,7 +361,7 @@ class LiveTerminal:
         self._prompt_due = True
         code = int(argument) if argument.isdecimal() else 0
         in_flight = self.in_flight
-        # A line that the shell could not parse, or that holds a comment alone, ends without having begun.
+        # A line with a syntax error, or with a comment alone, ends without having begun.
         typed_by_us = in_flight is not None and in_flight.was_typed
         if not self._command_runs and not typed_by_us:
             return
@@ -403,7 +402,7 @@ class LiveTerminal:
         self.timeline.add("state", place, now or self._now(), exit_code=exit_code, reason=reason)
 
     def ended(self, process: ManagedProcess) -> None:
-        """Its program ended; all that it printed is in the log."""
+        """Event of the process: its program has exited, and all its output is in the log."""
         status = process.status
         assert status is not None
         name = self.argv[0]
@@ -424,7 +423,7 @@ class LiveTerminal:
             raise TerminalClosed(f"terminal {self.id!r} is closed: {self.reason}")
 
     def _notify(self) -> None:
-        """Something other than output has happened. Who waits looks once this turn of the loop is over."""
+        """Wake the waiters after an event other than output; they run after this turn of the loop."""
         self._save_state()
         for event in self._waiters:
             event.set()
@@ -433,18 +432,18 @@ class LiveTerminal:
     # --- waiting ---------------------------------------------------------------------------------------------
 
     def _query_input(self) -> InputState:
-        """Who waits for input at this moment, as the kernel sees it."""
-        look = self._probe_input()
+        """Query the kernel for a program that reads input, and record a change."""
+        found = self._probe_input()
         if self.process.input.queued_bytes:
-            look = look._replace(awaiting=False)  # there is more to read than the terminal has taken
-        if look.awaiting != self._awaiting:
-            self._awaiting = look.awaiting
+            found = found._replace(awaiting=False)  # there is more to read than the terminal has taken
+        if found.awaiting != self._awaiting:
+            self._awaiting = found.awaiting
             self.changes += 1
             self._notify()
-        return look
+        return found
 
     def _query_line_mode(self) -> InputState:
-        """The same without who waits."""
+        """Line mode only; `awaiting` is None."""
         terminal = self.process.terminal
         mode = line_mode(terminal) if terminal >= 0 and self.process.running else None
         return _NO_INPUT if mode is None else InputState(None, None, *mode)
@@ -456,10 +455,10 @@ class LiveTerminal:
         return input_state(process.terminal, every_process if process.jail is None else process.jail.inside)
 
     def is_idle(self) -> bool:
-        """Whether the prompt is shown and nothing that was typed is on its way.
+        """Whether the prompt is shown and each line that was typed has begun.
 
-        The shell's mark of a command that was just typed may not have come yet. So the kernel is asked whether the
-        shell waits again; and only then what it has printed by then is looked at.
+        The shell's mark of a command that was just typed may not have come yet. So the kernel is queried whether
+        the shell reads again, and only then its output up to that moment is read.
         """
         if self._unsettled and self.state != "BUSY":
             awaiting = self._query_input().awaiting
@@ -470,26 +469,26 @@ class LiveTerminal:
         return self.state == "IDLE"
 
     def is_input_awaited(self) -> bool:
-        """Whether somebody waits for input now."""
+        """Whether a program or the shell blocks in a read of the terminal."""
         return self._query_input().awaiting is True
 
     async def wait_for_line(self, timeout: float | None) -> bool:
-        """Until the shell takes a line: at its prompt, or at a continuation prompt. False if the time was over."""
+        """Wait for a prompt or a continuation prompt; False after the timeout."""
 
         def takes_line() -> bool:
             return self.is_idle() or (self.continuation and self._query_input().awaiting is not False)
 
-        return await self.until(takes_line, timeout, look=lambda: self._unsettled > 0 or self.continuation)
+        return await self.until(takes_line, timeout, polls=lambda: self._unsettled > 0 or self.continuation)
 
     async def wait(self, until: TerminalWait, timeout: float | None, changes: int) -> bool:
-        """Wait for a condition; False if the time was over first, `TerminalClosed` if it cannot come any more."""
+        """Wait for a condition; False after the timeout, `TerminalClosed` if it cannot hold any more."""
         if until == "idle":
-            return await self.until(self.is_idle, timeout, look=lambda: self._unsettled > 0)
+            return await self.until(self.is_idle, timeout, polls=lambda: self._unsettled > 0)
         if until == "awaitingInput":
-            return await self.until(self.is_input_awaited, timeout, look=lambda: True)
+            return await self.until(self.is_input_awaited, timeout, polls=lambda: True)
         if until == "change":
             return await self.until(
-                lambda: self._has_changed(changes), timeout, look=lambda: True, over_is_fine=True
+                lambda: self._has_changed(changes), timeout, polls=lambda: True, over_is_fine=True
             )
         return await self.until(lambda: self.is_over, timeout, over_is_fine=True)
 
@@ -502,10 +501,10 @@ class LiveTerminal:
         condition: Callable[[], bool],
         timeout: float | None,
         *,
-        look: Callable[[], bool] = lambda: False,
+        polls: Callable[[], bool] = lambda: False,
         over_is_fine: bool = False,
     ) -> bool:
-        """Until a condition holds. `look` tells whether no event will say so, and it has to be looked for."""
+        """Wait until a condition holds. `polls` returns whether it may begin to hold without an event."""
         now = self._loop.time
         deadline = None if timeout is None else now() + timeout
         shortest, longest = POLL_SECONDS
@@ -520,7 +519,7 @@ class LiveTerminal:
                 if left is not None and left <= 0:
                     return False
                 rest = left
-                if look():
+                if polls():
                     pause = shortest if self._prints != prints else min(2 * pause, longest)
                     prints = self._prints
                     rest = pause if left is None else min(left, pause)
@@ -540,7 +539,7 @@ class LiveTerminal:
         if interrupt != line_end:
             self.interrupted = interrupt > line_end
         self._typed_at = self.prompts
-        # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
+        # A signal discards keys for a moment after the prompt that it causes: it counts twice.
         self._unsettled += _count(data, _CONTROL_KEYS) + _count(data, _SIGNAL_KEYS)
         self._save_state()
         if self.spec.record_input and not self._is_secret():
@@ -548,21 +547,21 @@ class LiveTerminal:
             self.process.wake_waiters()
 
     def _is_secret(self) -> bool:
-        """Whether a line is typed that the terminal does not show: a password, most likely."""
+        """Whether the terminal reads a line without echo: most likely a password."""
         return self.process.terminal >= 0 and line_mode(self.process.terminal) == (False, True)
 
     def type_line(self, line: bytes, write_id: str = "") -> None:
-        """Type at the prompt what is one command, whatever it holds; by the same id, if it has one, once."""
+        """Type one line at the prompt, in place of what stands there; the same `write_id` again types nothing."""
         if not self.process.input.has_taken(write_id):
             self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER, write_id or None)
             self._unsettled = 1
 
     def interrupt(self) -> None:
-        """Ctrl-C, as a person would."""
+        """Type Ctrl-C."""
         self.process.input.put(INTERRUPT)
 
     def press(self, keys: Sequence[str], write_id: str | None = None) -> None:
-        """Keys by their names, as the program in the foreground wants them encoded."""
+        """Type keys by their names, encoded for the mode of the program in the foreground."""
         self.check_open()
         self.process.input.put(encode_keys(keys, application_cursor=self.modes.application_cursor), write_id)
 
@@ -579,7 +578,7 @@ class LiveTerminal:
         self._notify()
 
     def signal_foreground(self, number: signal.Signals) -> None:
-        """To what the shell runs, and not to the shell."""
+        """Send a signal to the foreground group, unless that is the shell itself."""
         group = self.process.foreground_group()
         if group not in (0, self.process.pid, self.process.own_group):
             self.process.signal_group(group, number)
@@ -587,19 +586,19 @@ class LiveTerminal:
     # --- its end ---------------------------------------------------------------------------------------------
 
     async def close(self, mode: CloseMode, jobs: JobsAtClose, grace: float) -> None:
-        """End it: graceful is `exit` at the prompt, else a hang-up, and KILL after the grace. May be repeated."""
+        """Close it: graceful is `exit` at the prompt, else a hang-up, and KILL after the grace. May be repeated."""
         process = self.process
         deadline = self._loop.time() + (grace if mode == "graceful" else 0.0)
         if not self.is_over:
-            idle, asks_for_rest = self.is_idle(), self.continuation
+            idle, continuation = self.is_idle(), self.continuation
             self._closing = True
             self._set_continuation(False)
             self._set_state("CLOSING")
             self._notify()
             if mode == "graceful":
-                await self._exit_shell(idle, asks_for_rest, jobs, grace, deadline)
+                await self._exit_shell(idle, continuation, jobs, grace, deadline)
         if jobs == "kill":
-            # Also of one that ended by itself: its background jobs may still run.
+            # Also after its program has exited: background jobs may still run.
             await self._end_process(process, max(0.0, deadline - self._loop.time()))
         elif process.running:
             self.signal_foreground(signal.SIGKILL)
@@ -607,17 +606,17 @@ class LiveTerminal:
             await process.wait_exit()
 
     async def _exit_shell(
-        self, idle: bool, asks_for_rest: bool, jobs: JobsAtClose, grace: float, deadline: float
+        self, idle: bool, continuation: bool, jobs: JobsAtClose, grace: float, deadline: float
     ) -> None:
-        if asks_for_rest:
-            # `exit` would be more of the command that is not complete.
+        if continuation:
+            # `exit` would be read as the next line of the incomplete command.
             before = self.prompts
             self.interrupt()
             idle = await self.until(
                 lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
             )
         elif not idle and jobs == "keep" and self.integration:
-            # To hang up the shell would make it hang up its background jobs: only what is in front ends.
+            # A shell that is hung up hangs up its background jobs: only the foreground gets the signal.
             before = self.prompts
             self.signal_foreground(signal.SIGHUP)
             idle = await self.until(lambda: self.prompts > before or self.is_over, grace / 2, over_is_fine=True)
@@ -629,7 +628,7 @@ class LiveTerminal:
             )
         pause = HANG_UP_SECONDS
         while jobs == "kill" and not self.is_over and self._loop.time() < deadline:
-            # A shell that has just shown its prompt notes a signal, and then waits for a key to act on it.
+            # A shell that has just shown its prompt records a signal, and acts on it at the next key.
             self._hang_up()
             await self.until(lambda: self.is_over, pause, over_is_fine=True)
             pause *= 2
@@ -643,7 +642,7 @@ class LiveTerminal:
     # --- across servers --------------------------------------------------------------------------------------
 
     def _save_state(self) -> None:
-        """Write down what changed, if there is a keeper to go on for."""
+        """Record the state if it has changed, for the next server."""
         if self.process.notes is not None:
             memory = self._saved_state(self.process.notes.key)
             if memory != self._remembered:
@@ -682,7 +681,7 @@ class LiveTerminal:
         self.interrupted, self._closing = memory.interrupted, memory.closing
         self._prompt_due, self._prompt_start = memory.prompt_due, memory.prompt_start
         self._command_runs = memory.command_runs
-        # Earlier servers kept it while the command ran, and were IDLE before.
+        # Earlier versions kept it while the command ran, and were IDLE before.
         self.continuation = memory.continued and not memory.command_runs
         if self.continuation and self.state == "IDLE":
             self._set_state("BUSY")

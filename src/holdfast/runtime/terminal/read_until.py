@@ -72,7 +72,7 @@ async def read_until(
             pause = min(2 * pause, longest)
     if until.settle_ms and _reached(terminal, until, since, search) == "size" and _asks(terminal):
         settle = min(until.settle_ms / 1000, deadline - loop.time())
-        await terminal.until(lambda: terminal.is_input_awaited() or terminal.is_over, settle, look=lambda: True)
+        await terminal.until(lambda: terminal.is_input_awaited() or terminal.is_over, settle, polls=lambda: True)
     if search is not None:
         await search.catch_up()
     idle, status = terminal.is_idle(), terminal.status()

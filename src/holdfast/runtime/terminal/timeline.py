@@ -1,7 +1,7 @@
-"""What happened in a terminal and when: the events between the bytes of its output, and the bytes' times. Pure.
+"""The events between the bytes of a terminal's output, and the times of the bytes. Pure.
 
-A position counts one for each byte and one for each event before it. So a single number says how far a reader has
-come in both, it only grows, every value is a place to read on from, and reading needs no state on this side:
+A position counts one for each byte and one for each event before it. So a single number is the progress of a reader
+in both, it only grows, a read can begin at every value, and the server keeps no state of readers:
 
     bytes    h e l l o          w o
     events            [prompt]      [resize]
@@ -21,16 +21,16 @@ from holdfast.types import TerminalEvent, TerminalEventType, TerminalRead, Termi
 if TYPE_CHECKING:
     from holdfast.runtime.durability.records import Happened
 
-#: Times of output that are kept; of more, the older half gets coarser. 16 bytes each.
+#: Times of output that are kept, 16 bytes each; beyond this number the older half gets coarser.
 MAX_TIMES: Final = 32_768
-#: Output within so many seconds has one time.
+#: Output within this many seconds has one time.
 _TIME_STEP: Final = 0.001
-#: What one read returns at most.
+#: The most events of one read.
 _MAX_EVENTS: Final = 4_096
 
 
 class ReadableLog(Protocol):
-    """The bytes: `runtime.output_log.OutputLog`, or a fake of it."""
+    """The part of `OutputLog` that a timeline reads."""
 
     end: int
     lost_start: int
@@ -42,7 +42,7 @@ class ReadableLog(Protocol):
 class TimelineEvent(NamedTuple):
     """One event as it is kept."""
 
-    #: Its own place: events before it and bytes before it.
+    #: The number of events and bytes before it.
     position: int
     offset: int
     timestamp: float
@@ -66,23 +66,23 @@ class Timeline:
         self._limit = max_events
         self._events: list[TimelineEvent] = []
         self._dropped = 0
-        #: Positions before this one can no longer be told apart.
+        #: Events before this position were dropped, so earlier positions have no known offset.
         self._horizon = 0
         self._offsets = array("Q")
         self._times = array("d")
-        #: The time of the latest; a clock that is set back does not turn the order round.
+        #: The latest time; a clock that is set back does not reverse the order.
         self._now = 0.0
         self.state: TerminalState = "RUNNING"
-        #: Told of each event, before anybody reads it.
+        #: Called with each event, before it can be read.
         self.on_add: Callable[[TimelineEvent], None] | None = None
 
     @property
     def count(self) -> int:
-        """How many events there were."""
+        """The number of events so far."""
         return self._dropped + len(self._events)
 
     def after(self, count: int) -> list[TimelineEvent] | None:
-        """What happened after the first so many events; None if some of it is no longer known."""
+        """The events after the first `count`; None if some of them were dropped."""
         return None if count < self._dropped else self._events[count - self._dropped :]
 
     def add(
@@ -98,11 +98,11 @@ class Timeline:
         reason: str = "",
         cwd: str | None = None,
     ) -> int:
-        """Note an event at this offset of the output; returns the position after it."""
+        """Add an event at this offset of the output; returns the position after it."""
         position = offset + self.count
         timestamp = self._now = max(timestamp, self._now)
         if self._times and timestamp > self._times[-1]:
-            self._sample(offset, timestamp)  # what is behind it is not older than it
+            self._sample(offset, timestamp)  # output after the event is not older than the event
         event = TimelineEvent(
             position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd
         )
@@ -117,11 +117,11 @@ class Timeline:
         return position + 1
 
     def skip(self, count: int, horizon: int) -> None:
-        """So many events had happened that are no longer known, up to this position."""
+        """Begin after `count` events that are no longer kept, up to the position `horizon`."""
         self._dropped, self._horizon = count, horizon
 
     def replay(self, event: Happened) -> None:
-        """Note an event that was noted before, by another server."""
+        """Add an event that an earlier server recorded."""
         self.state = event.state
         self.add(
             event.type,
@@ -136,7 +136,7 @@ class Timeline:
         )
 
     def note_output(self, offset: int, timestamp: float) -> None:
-        """What is printed from this offset on was printed at this time."""
+        """Record the time of the output from this offset on."""
         timestamp = self._now = max(timestamp, self._now)
         if not self._times or timestamp - self._times[-1] >= _TIME_STEP:
             self._sample(offset, timestamp)
@@ -154,7 +154,7 @@ class Timeline:
         return log.end + self.count
 
     def position_of(self, offset: int) -> int:
-        """Where the byte at this offset stands, before the events that happened there."""
+        """The position of the byte at this offset, before the events at the same offset."""
         return offset + self._dropped + bisect_left(self._events, offset, key=_offset)
 
     def offset_of(self, position: int) -> int:
@@ -178,7 +178,7 @@ class Timeline:
     def read(
         self, log: ReadableLog, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False
     ) -> TerminalRead:
-        """What came after `since`, up to `max_bytes` of output. `timing` gives each time its own event."""
+        """Output and events after `since`, up to `max_bytes` of output. `timing` gives each time its own event."""
         if since < 0:
             raise InvalidParams(f"since {since}: must not be negative")
         found: list[TerminalEvent] = []
@@ -200,7 +200,7 @@ class Timeline:
                 found.append(_public_event(event, marks))
                 continue
             if log.lost_start <= offset < log.lost_end:
-                # Events that happened there are kept: the gap ends where the next one stands.
+                # Events within the lost range are kept: the gap ends at the next one.
                 end = min(log.lost_end, stop)
                 found.append(self._gap(offset + number, end + number, end))
                 offset, truncated = end, True
@@ -261,7 +261,7 @@ def _offset(event: TimelineEvent) -> int:
 
 #: Events after which the output begins a line of its own.
 _LINE_BOUNDARIES: Final = ("ended", "prompt", "continuation")
-#: The convention's own marks, for readers that ask for them.
+#: The marks of OSC 133, for readers with `marks`.
 _MARKS: Final[dict[str, bytes]] = {"promptStart": b"A", "prompt": b"B", "command": b"C"}
 
 
