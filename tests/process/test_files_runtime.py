@@ -16,7 +16,7 @@ from holdfast.config import ExecServerConfig
 from holdfast.errors import FileError, FileNotFound, InvalidParams, LimitReached, ResourceExhausted
 from holdfast.runtime.files.local_files import LocalFiles
 from holdfast.runtime.files.operations import FileOperations
-from holdfast.runtime.files.user_helpers import MAX_CHILDREN, UserHelpers
+from holdfast.runtime.files.user_helpers import MAX_HELPERS, UserHelpers
 from holdfast.runtime.process.environment import resolve_user
 from holdfast.testing.servers import running_server
 from holdfast.testing.signalling import send_signal
@@ -142,7 +142,7 @@ def test_another_users_upload_outlives_its_server(tmp_path: Path) -> None:
 def test_pieces_that_do_not_make_the_file_are_no_file(tmp_path: Path) -> None:
     path, work = str(tmp_path / "file"), FileOperations(8)
     work.do_write_piece(path, b"hello", "id", 0, True)
-    with pytest.raises(OSError, match="5 bytes came of 6"):
+    with pytest.raises(OSError, match="5 of 6 bytes were received"):
         work.do_commit(path, "id", 6, None, None)
     assert os.listdir(tmp_path) == []
 
@@ -234,9 +234,9 @@ def test_children_are_bounded_and_a_dead_one_is_replaced(tmp_path: Path) -> None
     tmp_path.chmod(0o755)
     children = UserHelpers(8)
     try:
-        for uid in range(50_000, 50_000 + MAX_CHILDREN + 3):
+        for uid in range(50_000, 50_000 + MAX_HELPERS + 3):
             children.perform(resolve_user(f"{uid}:{uid}"), "stat", {"path": "/", "follow": True})
-        assert len(children._children) == MAX_CHILDREN
+        assert len(children._children) == MAX_HELPERS
         key, child = list(children._children.items())[-1]
         child._process.kill()
         child._process.wait()

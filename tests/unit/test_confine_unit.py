@@ -405,7 +405,7 @@ class TestRights:
             base[:1], network=True
         )
         for right in (PathRight(missing, "read"), PathRight(missing, "deny")):
-            with pytest.raises(Forbidden, match="cannot be kept back"):
+            with pytest.raises(Forbidden, match="cannot be restricted"):
                 confinement_for([*base, right], network=True)
 
     @pytest.mark.parametrize("rights", [[], [PathRight("/tmp", "write")], [PathRight("/", "deny")]])

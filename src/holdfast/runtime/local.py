@@ -1,6 +1,6 @@
-"""The exec interface in this process: no server, no wire. Owns the processes, their spool and their retention.
+"""The exec interface in this process: no server, no wire. Owns the processes, shells, terminals and their spool.
 
-`LocalExec` is what `connect("inprocess")` gives and what the server offers to its connections.
+`connect("inprocess")` returns `LocalExec`, and the server serves it to its connections.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class LocalExec:
         open_files: int | None = None,
         keeping: Keeping | None = None,
     ) -> None:
-        """`adopt_orphans` makes us the parent of descendants whose parent died: right for a server, not in
-        somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised.
-        `keeping` lets what we have outlive us."""
+        """`adopt_orphans` makes this process the subreaper of its descendants: right for a server, not in a user's
+        program. `open_files` is the descriptor limit of processes, if the server's own was raised. With `keeping`,
+        processes outlive this process."""
         self.config = config or ExecServerConfig()
         self._keeping = keeping
         with contextlib.ExitStack() as opened:
@@ -119,11 +119,11 @@ class LocalExec:
                 raise ResourceExhausted(f"processes cannot be watched: {error.strerror}") from None
             opened.pop_all()
         self._spool.make_room = self._spare_ended_output
-        self._spool_limit = self._look_for_room()
+        self._spool_limit = self._measure_room()
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
         self._starting: dict[str, asyncio.Task[ManagedProcess]] = {}
-        #: The pids of those that run.
+        #: The pids of running processes.
         self._leaders: set[int] = set()
         #: Closed processes in the order of their end.
         self._ended: dict[str, ManagedProcess] = {}
@@ -133,10 +133,10 @@ class LocalExec:
         self._sampler = UsageSampler(self._keeper)
         self._starter.cgroups = self._cgroups
         self.keep_to_ourselves((self._spool.path,))
-        #: What can be enforced here; found out once, when somebody asks.
+        #: The features of this machine; detected once, at the first request.
         self._features: asyncio.Future[tuple[Feature, ...]] | None = None
         self._closing = False
-        self._over = asyncio.Event()
+        self._closed = asyncio.Event()
         self._started_at = time.monotonic()
         self._retention_timer: asyncio.TimerHandle | None = None
         self.files = LocalFiles(self.config)
@@ -167,7 +167,7 @@ class LocalExec:
         return (await self.start_process(spec)).info()
 
     async def start_process(self, spec: ProcessSpec) -> ManagedProcess:
-        """Start it, or find the one that an earlier attempt with the same `start_id` has started."""
+        """Start a process, or return the one that an earlier attempt with the same `start_id` has started."""
         if starts_at_once(spec):
             return self.start_now(spec)
         while spec.process_id in self._starting:
@@ -176,17 +176,17 @@ class LocalExec:
         if (existing := self._existing(spec)) is not None:
             return existing
         attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_through_launcher(spec))
-        # When it is over, and not when its caller is: a caller that gave up may come back and ask again.
+        # At its own end, and not at that of its caller: a cancelled caller may repeat the request.
         attempt.add_done_callback(lambda _: self._starting.pop(spec.process_id))
         return await asyncio.shield(attempt)
 
     def start_now(self, spec: ProcessSpec) -> ManagedProcess:
-        """The same for a spec that `starts_at_once`, without waiting for anything."""
+        """Start a process with a spec that `starts_at_once`, without waiting."""
         existing = self._existing(spec)
         return self._start(spec) if existing is None else existing
 
     def _existing(self, spec: ProcessSpec) -> ManagedProcess | None:
-        """What an earlier attempt has started; an error if the id is another's."""
+        """The process that an earlier attempt has started; an error if the id belongs to another."""
         self._check(spec)
         existing = self._processes.get(spec.process_id)
         taken = existing is not None or spec.process_id in self._starting
@@ -195,7 +195,7 @@ class LocalExec:
         return existing
 
     def _check(self, spec: ProcessSpec) -> None:
-        """What can be said before anything is tried."""
+        """Check a spec before anything is tried."""
         if self._closing:
             raise ShuttingDown("the server is shutting down: it starts nothing new")
         if spec.kind == "direct" and not self.config.allow_direct_exec:
@@ -213,7 +213,7 @@ class LocalExec:
     async def _start_on(
         self, spec: ProcessSpec, stdin: int | None, on_exit: Callable[[ManagedProcess], None] | None = None
     ) -> ManagedProcess:
-        """On a stdin that somebody has."""
+        """Start a process on this stdin."""
         self._check(spec)
         internal = on_exit is not None and not spec.tty
         if starts_at_once(spec):
@@ -228,7 +228,7 @@ class LocalExec:
         try:
             process.follow(started.outputs)
         except OSError as error:
-            # No descriptor to watch it by. It has just begun, and nobody knows of it.
+            # No descriptor to watch it by. It has just begun, and has no id yet.
             started.undo()
             raise ResourceExhausted(f"cannot watch {spec.argv[0]!r}: {error.strerror}") from None
         if started.notes is not None:
@@ -248,7 +248,7 @@ class LocalExec:
         past: Past,
         on_exit: Callable[[ManagedProcess], None] | None = None,
     ) -> ManagedProcess:
-        """Go on with a process that an earlier server has started."""
+        """Take over a process that an earlier server has started."""
         process = self._managed(spec, started, on_exit)
         process.restore(past)
         self._processes[spec.process_id] = process
@@ -264,12 +264,12 @@ class LocalExec:
         return process
 
     def keep_to_ourselves(self, directories: Iterable[str]) -> None:
-        """No confined process reaches what is in these: our socket, and the door of our keeper beside it."""
+        """Hide directories from confined processes: those of the server's socket and of its keeper's."""
         found = (os.path.realpath(directory) for directory in directories)
         self._starter.own = tuple(dict.fromkeys((*self._starter.own, *found)))
 
     def inherit_cgroups(self, keeper: int) -> None:
-        """Before `take_over`: of a keeper that was killed."""
+        """Take over the cgroups of a keeper that was killed; before `take_over`."""
         if self._cgroups is not None:
             self._cgroups.inherit(keeper)
 
@@ -307,7 +307,7 @@ class LocalExec:
             raise UnknownProcess(f"no process has the id {process_id!r}") from None
 
     def recorded(self, id: str) -> Recorded:
-        """What can be read under this id: a process, a command of a shell, or a shell's own output."""
+        """The job with this id: a process, a command of a shell, or a shell's own output."""
         found = self._processes.get(id) or self.shells.recorded(id)
         if found is None:
             raise UnknownProcess(f"no process has the id {id!r}")
@@ -440,7 +440,7 @@ class LocalExec:
     ) -> ProcessInfo:
         started = self._processes.get(process_id)
         if started is not None and start_id is not None and started.spec.start_id == start_id:
-            return started.info()  # by an earlier attempt, whatever became of the shell since
+            return started.info()  # by an earlier attempt; the shell may be closed since
         spec, script = await self.shells.background(shell_id, command, process_id, start_id, pipe_stdin=pipe_stdin)
         existing = self._existing(spec)
         if existing is not None:
@@ -457,7 +457,7 @@ class LocalExec:
         return await self.shells.shell(shell_id).interrupt(interrupt_id)
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
-        with contextlib.suppress(ShellClosed):  # by the end of an earlier server
+        with contextlib.suppress(ShellClosed):  # by the end of an earlier server's shell
             shell = await self.shells.opened(shell_id)
             await shell.close(keep=keep, grace=grace)
         self._reap_orphans()
@@ -572,14 +572,14 @@ class LocalExec:
 
     @property
     def running(self) -> int:
-        """How many processes run now."""
+        """The number of running processes."""
         return len(self._leaders)
 
     # --- ending ----------------------------------------------------------------------------------------------
 
     async def shutdown(self, grace: float) -> None:
-        """End everything and everybody, then let go. Nothing starts any more."""
-        asked_before, self._closing = self._closing, True
+        """Refuse new starts, end everything, and close every descriptor."""
+        repeated, self._closing = self._closing, True
         if self._starting:
             await asyncio.wait(self._starting.values())
         await asyncio.gather(self.shells.close_all(grace), self.terminals.close_all(grace))
@@ -588,8 +588,8 @@ class LocalExec:
         if self._orphans is not None:
             # Daemons of processes that were forgotten before.
             await Strays(self._tables, self._keeper).end(self._leaders, grace)
-        if asked_before:
-            await self._over.wait()
+        if repeated:
+            await self._closed.wait()
             return
         await self.files.aclose()
         if self._retention_timer is not None:
@@ -606,7 +606,7 @@ class LocalExec:
         self._starter.close()
         self._poller.close()
         self._spool.remove()
-        self._over.set()
+        self._closed.set()
 
     async def aclose(self) -> None:
         if not self._closing:
@@ -617,8 +617,8 @@ class LocalExec:
             self._orphans.reap()
 
     async def _end(self, process: ManagedProcess, grace: float) -> None:
-        """The whole tree, and then the news of it: when this returns the exit is in the journal."""
-        # A blocking process must be able to end though nobody reads: its reader gets what fits.
+        """End a process and its tree; on return the exit is in the journal."""
+        # A blocking process must be able to end without a reader: readers get what the log holds.
         process.stop_blocking()
         await process.tree.end(self._leaders, grace)
         await process.wait_exit()
@@ -627,13 +627,13 @@ class LocalExec:
         self._leaders.discard(process.pid)
 
     def _process_closed(self, process: ManagedProcess) -> None:
-        """From now on it may be forgotten. Not before: a child that holds its streams would die of SIGPIPE."""
+        """Begin the retention of a process. Not before: a child that holds its streams would die of SIGPIPE."""
         if process.tree.cgroup is not None:
             process.tree.cgroup.remove()
         self.keep_ended(process)
 
     def keep_ended(self, process: ManagedProcess) -> None:
-        """For a while: somebody may want to know how it went."""
+        """Keep an ended process for a while, for callers that read its result later."""
         self._ended[process.spec.process_id] = process
         while len(self._ended) > self.config.max_exited_processes:
             self._drop(next(iter(self._ended.values())))
@@ -661,11 +661,11 @@ class LocalExec:
         self.terminals.forget(process.spec.process_id)
 
     def _spool_grew(self) -> None:
-        """Over the total, ended processes lose their output first, oldest first; then the largest keeps less."""
+        """Keep the spool in its limit: discard the output of ended processes, oldest first; then cut the largest log."""
         if self._spool.used <= self._spool_limit:
             return
-        # The file system may have been full of others' files when we looked last.
-        limit = self._spool_limit = self._look_for_room()
+        # Other files may have filled the file system at the last measurement.
+        limit = self._spool_limit = self._measure_room()
         if self._spool.used <= limit:
             return
         for process in self._ended.values():
@@ -678,15 +678,15 @@ class LocalExec:
         keeper.keep_less(kind)
 
     def _spare_ended_output(self) -> bool:
-        """Without room or descriptors, the oldest ended process that printed something loses its output."""
+        """Discard the output of the oldest ended process that has some: room or descriptors are exhausted."""
         for process in self._ended.values():
             if any(log.fd >= 0 for log in process.logs.values()):
                 process.give_up_output()
                 return True
         return False
 
-    def _look_for_room(self) -> int:
-        """How much output may be kept: half of the room that there is for it, at most what is set."""
+    def _measure_room(self) -> int:
+        """The limit of the spool: half of the room on its file system, at most the configured total."""
         return min(self.config.retained_output_bytes_total, (self._spool.used + self._spool.free) // 2)
 
     def is_known(self, process_id: str) -> bool:
@@ -697,11 +697,11 @@ class LocalExec:
         return process is not None and process.running
 
     def bound_processes(self) -> builtins.list[str]:
-        """Those that run and end with the session that started them."""
+        """The running processes that end with the connection that started them."""
         running = (process for process in self._processes.values() if process.running)
         return [process.process_id for process in running if process.spec.lifetime == "connection"]
 
     def check_room(self, running: int) -> None:
-        """Refuse a session's next process when it has enough of them."""
+        """Raise `LimitReached` if a connection has its maximum of processes."""
         if running >= self.config.max_processes_per_connection:
             raise LimitReached(f"{running} processes run in this session: that is max_processes_per_connection")

@@ -1,4 +1,4 @@
-"""What this machine can enforce, each thing found by trying it. Starts short-lived programs and makes a cgroup.
+"""The features of this machine for confinement, each detected by a trial. Starts short programs, makes a cgroup.
 
 The words are those of `environment/info`: `bubblewrap`, `landlock:N`, `seccomp`, `network`, `cgroup.memory`,
 `cgroup.pids`, `cgroup.cpu`, `egress`, `users`, `noexec`.
@@ -23,20 +23,20 @@ from holdfast.types import Confinement
 _APPLYING: Final = self_exec.script(__file__, "applying")
 _OTHER_USER: Final = Account("nobody", 65534, 65534, (), "/", "/bin/sh")
 _JAIL_ATTEMPTS: Final = 3
-#: A jail stands within a tenth of a second; a machine that swaps may take longer.
+#: A jail is set up within a tenth of a second; a machine that swaps may take longer.
 _SECONDS: Final = 10.0
 
 
 class Feature(NamedTuple):
-    """One thing, and why it cannot be had; nothing if it can."""
+    """One feature, and why it is missing; empty if it is available."""
 
-    #: As `environment/info` has it.
+    #: The name in `environment/info`.
     word: str
     missing: str = ""
 
 
 def detect_features() -> tuple[Feature, ...]:
-    """All of them, in the order in which people are shown them. Takes some 200 ms."""
+    """All features, in the order of `holdfast doctor`. Takes some 200 ms."""
     tried, jail = _try(), _try_jail()
     version = tried.get("landlock_version", 0)
     groups = hierarchies()
@@ -50,14 +50,14 @@ def detect_features() -> tuple[Feature, ...]:
             for name in CONTROLLERS
         ),
         Feature("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
-        # In each mode that can be had.
+        # In each available mode.
         Feature("users", str(tried["users"]) or ("" if jail else _try_jail(_OTHER_USER))),
         Feature("noexec", str(tried["noexec"])),
     )
 
 
 def available(found: tuple[Feature, ...]) -> tuple[str, ...]:
-    """Those that can be had."""
+    """The names of the available features."""
     return tuple(feature.word for feature in found if not feature.missing)
 
 
@@ -65,7 +65,7 @@ def _try() -> dict[str, object]:
     machine = os.uname().machine
     program = filter_program(machine, (AF_UNIX,)).hex() if machine in ARCHITECTURES else ""
     done = _run([*self_exec.command(), "-I", "-S", _APPLYING, program])
-    # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
+    # By its output, and not by its exit code: the server's orphan reaper may have taken that.
     if not done.stdout:
         why = _last_line(done)
         return {"landlock": why, "seccomp": why, "network": why, "users": why, "noexec": why}
@@ -74,8 +74,9 @@ def _try() -> dict[str, object]:
 
 
 def _try_jail(user: Account | None = None) -> str:
-    """Why no jail can be made; empty if one can. Tried again: a file of /etc that is to be masked may be removed
-    before bwrap mounts over it, and the answer counts for the server's whole life."""
+    """Why no jail can be made; empty if one can. Repeated, because a file of /etc may be removed before bwrap
+    mounts
+    over it, and the result is kept for the server's lifetime."""
     for _ in range(_JAIL_ATTEMPTS - 1):
         if not _try_jail_once(user):
             return ""
@@ -88,7 +89,7 @@ def _try_jail_once(user: Account | None) -> str:
         composed = plan_launch(
             confinement,
             path="/bin/sh",
-            argv=["sh", "-c", "echo stands"],
+            argv=["sh", "-c", "echo works"],
             environment={},
             cwd="/",
             as_root=os.geteuid() == 0,
@@ -99,7 +100,7 @@ def _try_jail_once(user: Account | None) -> str:
         return str(error)
     options = [os.fsdecode(word) for word in composed.orders["options"].split(b"\0")[:-1]]
     done = _run([composed.path, *options, "--", *composed.orders["command"]])
-    return "" if done.stdout == b"stands\n" else _last_line(done)
+    return "" if done.stdout == b"works\n" else _last_line(done)
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[bytes]:

@@ -16,9 +16,9 @@ from holdfast.runtime.confine.paths import is_beneath
 from holdfast.types import Confinement, ExitStatus
 
 Access = Literal["read", "write", "deny"]
-#: Of two rights on one path, the one further left counts.
+#: Of two rights on one path, the one further left applies.
 _STRONGEST_FIRST: Final = ("deny", "write", "read")
-#: A jail has its own of these unless they are given.
+#: A jail has its own of these unless the policy names them.
 _COVERED: Final = ("/tmp",)
 #: How much of the end of each stream is searched: a message of failure is among the last lines.
 EVIDENCE_BYTES: Final = 64 * 1024
@@ -33,19 +33,19 @@ _NO_NETWORK: Final = (
 
 
 class PathRight(NamedTuple):
-    """What may be done below a path; a right on a path below it counts for more."""
+    """A right on all below a path; a right on a path below it takes precedence."""
 
     #: Absolute and normalized.
     path: str
     access: Access
-    #: Of no consequence while there is nothing of this name.
+    #: Without effect while the path does not exist.
     optional: bool = False
 
 
 def confinement_for(rights: Iterable[PathRight] | None, *, network: bool) -> Confinement | None:
-    """The confinement that enforces these rights (None: on every path) and, without `network`, keeps it out."""
+    """The confinement that enforces these rights (None: all rights on every path) and, if wanted, no network."""
     if rights is None:
-        # A namespace of its own has no say over Unix sockets, which are files.
+        # A network namespace does not restrict Unix sockets, which are files.
         return None if network else Confinement(mode="none", network="none", unix_sockets=False)
     given = _by_path(rights)
     if given.get("/", "deny") == "deny":
@@ -66,7 +66,7 @@ def _of(given: Mapping[str, Access], access: Access) -> tuple[str, ...]:
 
 
 def _by_path(rights: Iterable[PathRight]) -> dict[str, Access]:
-    """The strongest right on each path that exists and for which it makes a difference."""
+    """The strongest right on each existing path that differs from the right above it."""
     strongest: dict[str, PathRight] = {}
     for right in rights:
         other = strongest.setdefault(right.path, right)
@@ -83,17 +83,17 @@ def _by_path(rights: Iterable[PathRight]) -> dict[str, Access]:
             continue
         real = os.path.realpath(path)
         if real != path:
-            # A process that may write above it could have made a link of it, to anywhere.
+            # A process that may write above it could have replaced it by a link to anywhere.
             raise Forbidden(f"sandbox: {path} is a symbolic link, or below one: name {real}")
         given[path] = right.access
     return given
 
 
 def _leave_out(right: PathRight, outer: Access) -> None:
-    """Check that a right on a path that does not exist can be left out without giving more than the policy does."""
+    """Check that a right on a missing path can be omitted without allowing more than the policy does."""
     narrows = right.access == "deny" or (right.access, outer) == ("read", "write")
     if narrows and not right.optional:
-        raise Forbidden(f"sandbox: {right.path} cannot be kept back: there is nothing of this name")
+        raise Forbidden(f"sandbox: {right.path} cannot be restricted: it does not exist")
 
 
 def was_denied(confinement: Confinement | None, status: ExitStatus, ends: Iterable[bytes]) -> bool:

@@ -1,8 +1,8 @@
-"""Seccomp filters as bytes: a small BPF assembler, and the list of system calls that a confined process is refused.
+"""Seccomp filters as bytes: a small BPF assembler, and the list of system calls that are refused.
 
-Pure. Refused calls fail with EPERM, so that programs which can do without them go on; `clone3` and `openat2` fail
-with ENOSYS, because their flags lie behind a pointer, and callers fall back to `clone` and `openat`. Programs of
-another architecture (32 bits, x32) are refused every call: their numbers mean other things.
+Pure. Refused calls fail with EPERM, so that programs which do not depend on them continue; `clone3` and `openat2`
+fail with ENOSYS, because their flags are behind a pointer, and callers fall back to `clone` and `openat`. For
+programs of another architecture (32 bits, x32) every call is refused: their call numbers have other meanings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
 _INSTRUCTION: Final = struct.Struct("=HBBI")
 
-#: Where things are in `struct seccomp_data`. Arguments have 64 bits; the lower half comes first on both machines.
+#: Offsets in `struct seccomp_data`. Arguments have 64 bits; the lower half comes first on both architectures.
 _NUMBER: Final = 0
 _ARCHITECTURE: Final = 4
 _ARGUMENTS: Final = 16
@@ -34,7 +34,7 @@ _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
 _PTRACE_ATTACH: Final = 16
 _PTRACE_SEIZE: Final = 0x4206
-#: S_ISUID and S_ISGID. A file with one of them gives its owner's rights to every user of the machine that runs it.
+#: S_ISUID and S_ISGID. A file with one of them runs with its owner's rights for every user of the machine.
 _SET_ID: Final = 0o6000
 #: O_CREAT and the bit of O_TMPFILE: without either of them the kernel ignores the mode, and its register may hold
 #: anything.
@@ -193,7 +193,7 @@ ARCHITECTURES: Final = {
         },
     ),
 }
-#: Looked at by their arguments, and not refused altogether.
+#: Their arguments are behind a pointer.
 _UNREADABLE: Final = ("clone3", "openat2")
 #: Calls that take a mode, and which of their arguments the mode is.
 _MODES: Final = {
@@ -207,7 +207,7 @@ _MODES: Final = {
     "mknod": 1,
     "mknodat": 2,
 }
-#: Calls whose mode counts only with some flags: the argument of the flags. The mode is the next one.
+#: Calls with a mode that applies only with some flags: the argument of the flags. The mode is the next one.
 _OPENING: Final = {"open": 1, "openat": 2}
 _BY_ARGUMENT: Final = frozenset(
     {"ioctl", "socket", "clone", "unshare", "ptrace", "prlimit64", *_UNREADABLE, *_MODES, *_OPENING}
@@ -217,14 +217,14 @@ Instruction = tuple[int, int, int, int]
 
 
 def refused_calls(machine: str) -> list[str]:
-    """The calls that are refused whatever their arguments are."""
+    """The calls that are refused with any arguments."""
     return sorted(ARCHITECTURES[machine].calls.keys() - _BY_ARGUMENT)
 
 
 def filter_program(machine: str, families: Iterable[int]) -> bytes:
-    """The filter for a process on this machine, as `struct sock_filter`s; sockets of these families may be made.
+    """The filter for a process on this architecture, as `struct sock_filter`s; sockets of `families` are allowed.
 
-    `KeyError` for a machine whose numbers are not known here.
+    `KeyError` for an unknown architecture.
     """
     audit, calls = ARCHITECTURES[machine]
     program: list[Instruction] = [
@@ -241,10 +241,10 @@ def filter_program(machine: str, families: Iterable[int]) -> bytes:
         program += [(_JUMP_EQUAL, 0, 1, calls[name]), _refuse()]
     for name in ("clone", "unshare"):
         program += _when(calls[name], 0, [(_JUMP_ANY_BIT, 0, 1, _NEW_NAMESPACES), _refuse()])
-    # A terminal of ours cannot be typed into by what runs on it, and nobody's memory is looked into but a child's.
+    # Programs cannot type into their terminal, and can trace their own children only.
     program += _when(calls["ioctl"], 1, _refuse_values((_TIOCSTI, _TIOCLINUX)))
     program += _when(calls["ptrace"], 0, _refuse_values((_PTRACE_ATTACH, _PTRACE_SEIZE)))
-    # Of itself (0) alone: a limit of CPU time would end another process of the same user.
+    # For the caller (0) only: a limit of CPU time would kill another process of the same user.
     program += _when(calls["prlimit64"], 0, _refuse_others((0,)))
     program += _when(calls["socket"], 0, _refuse_others(tuple(families)))
     program += _refuse_set_id(calls)
@@ -257,13 +257,13 @@ def _refuse(number: int = errno.EPERM) -> Instruction:
 
 
 def _when(call: int, argument: int, body: list[Instruction]) -> list[Instruction]:
-    """`body` for this call, with the lower half of an argument loaded; the number is loaded again behind it."""
+    """`body` for this call, with the lower half of an argument loaded; the call number is loaded again after it."""
     whole = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *body, (_LOAD, 0, 0, _NUMBER)]
     return [(_JUMP_EQUAL, 0, len(whole), call), *whole]
 
 
 def _refuse_set_id(calls: dict[str, int]) -> list[Instruction]:
-    """No file gets a set-id bit, whichever call would give it one. 64-bit ARM lacks the oldest of these calls."""
+    """Refuse set-id bits in every call that takes a mode. 64-bit ARM lacks the oldest of these calls."""
     program: list[Instruction] = []
     test: list[Instruction] = [(_JUMP_ANY_BIT, 0, 1, _SET_ID), _refuse()]
     for name, argument in _MODES.items():
@@ -271,7 +271,7 @@ def _refuse_set_id(calls: dict[str, int]) -> list[Instruction]:
             program += _when(calls[name], argument, test)
     for name, flags in _OPENING.items():
         if name in calls:
-            # Without a flag that creates, jump over the load of the mode and its test.
+            # Without a flag that creates a file, jump over the load of the mode and its test.
             mode = (_LOAD, 0, 0, _ARGUMENTS + 8 * (flags + 1))
             program += _when(calls[name], flags, [(_JUMP_ANY_BIT, 0, 1 + len(test), _CREATING), mode, *test])
     return program
@@ -282,5 +282,5 @@ def _refuse_values(values: tuple[int, ...]) -> list[Instruction]:
 
 
 def _refuse_others(values: tuple[int, ...]) -> list[Instruction]:
-    """Each that may pass jumps over those behind it and over the refusal."""
+    """Refuse all values but these: each of them jumps over the following tests and the refusal."""
     return [*((_JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)), _refuse()]
