@@ -201,7 +201,7 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
 
     with pytest.raises(InvalidParams, match="does not exist"):
         await start(["true"], writable=("/no/such/place",))
-    with pytest.raises(InvalidParams, match="no absolute path"):
+    with pytest.raises(InvalidParams, match="not an absolute path"):
         await start(["true"], writable=("work",))
     (work.parent / "link").symlink_to("/etc")
     with pytest.raises(InvalidParams, match="is a symbolic link"):

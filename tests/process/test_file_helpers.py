@@ -272,14 +272,14 @@ def test_a_server_that_may_not_change_users(place: Path) -> None:
 def test_a_helper_that_is_killed_is_replaced(children: UserHelpers) -> None:
     account, looking = resolve_user(NOBODY), {"path": "/", "follow": True}
     children.perform(account, "stat", looking)
-    child = children._child(account)
+    child = children._helper(account)
     child._process.kill()
     with pytest.raises(HelperFailed, match="failed: killed by signal 9"):
         child.perform("stat", looking)
     with pytest.raises(_HelperClosed):
         child.perform("stat", looking)
     assert children.perform(account, "stat", looking)[0] == "directory"
-    assert children._child(account) is not child
+    assert children._helper(account) is not child
 
 
 @needs_root
@@ -307,7 +307,7 @@ def test_a_helper_carries_no_mark(children: UserHelpers) -> None:
         children.perform(resolve_user(NOBODY), "stat", {"path": "/", "follow": True})
     finally:
         resource.setrlimit(resource.RLIMIT_RTTIME, (soft, hard))
-    assert read_mark(children._child(resolve_user(NOBODY))._process.pid) is None
+    assert read_mark(children._helper(resolve_user(NOBODY))._process.pid) is None
 
 
 @pytest.mark.parametrize("user", [None, pytest.param(NOBODY, marks=needs_root)])

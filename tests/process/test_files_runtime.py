@@ -236,8 +236,8 @@ def test_children_are_bounded_and_a_dead_one_is_replaced(tmp_path: Path) -> None
     try:
         for uid in range(50_000, 50_000 + MAX_HELPERS + 3):
             children.perform(resolve_user(f"{uid}:{uid}"), "stat", {"path": "/", "follow": True})
-        assert len(children._children) == MAX_HELPERS
-        key, child = list(children._children.items())[-1]
+        assert len(children._helpers) == MAX_HELPERS
+        key, child = list(children._helpers.items())[-1]
         child._process.kill()
         child._process.wait()
         found = children.perform(resolve_user(f"{key[0]}:{key[1]}"), "stat", {"path": "/", "follow": True})
