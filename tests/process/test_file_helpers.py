@@ -290,8 +290,8 @@ def test_a_request_for_a_helper_that_is_being_closed_goes_to_another(
     closed = UserHelper(account, 8)
     closed.close()
     taken = iter([closed])
-    take = children._child
-    monkeypatch.setattr(children, "_child", lambda account: next(taken, None) or take(account))
+    take = children._helper
+    monkeypatch.setattr(children, "_helper", lambda account: next(taken, None) or take(account))
     assert children.perform(account, "stat", looking)[0] == "directory"
 
 

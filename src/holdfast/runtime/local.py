@@ -661,7 +661,7 @@ class LocalExec:
         self.terminals.forget(process.spec.process_id)
 
     def _spool_grew(self) -> None:
-        """Keep the spool in its limit: discard output of ended processes, oldest first; then cut the largest log."""
+        """Keep the spool in its limit: discard output of ended processes, oldest first, or cut the largest log."""
         if self._spool.used <= self._spool_limit:
             return
         # Other files may have filled the file system at the last measurement.
