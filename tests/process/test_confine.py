@@ -218,7 +218,7 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
     if confinement.mode == "bubblewrap":
         # None that is there for another reason, as the home directory of whoever runs the tests is.
         (work.parent / "elsewhere").mkdir()
-        with pytest.raises(CwdNotFound, match="not among"):
+        with pytest.raises(CwdNotFound, match="not readable"):
             await start(["true"], cwd=str(work.parent / "elsewhere"))
     else:
         (work / "kept").mkdir()

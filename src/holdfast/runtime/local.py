@@ -44,6 +44,7 @@ from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.process.signals import parse_signal
 from holdfast.runtime.process.spawn import write_all
 from holdfast.runtime.process.start import Started, Starter, is_jailed, starts_at_once
+from holdfast.runtime.retention import Retention
 from holdfast.runtime.shell.registry import Shells
 from holdfast.runtime.terminal.registry import Terminals
 from holdfast.runtime.tree.cgroup import Cgroups
@@ -95,20 +96,22 @@ class LocalExec:
         processes outlive this process."""
         self.config = config or ExecServerConfig()
         self._keeping = keeping
+        environ = os.environ if environ is None else environ
         with contextlib.ExitStack() as opened:
             if keeping is None:
                 self._spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
                 opened.callback(self._spool.remove)
             else:
                 self._spool = keeping.spool
+            self.retention = Retention(self.config, self._spool, jobs=self._jobs, forget=self._forget)
             try:
                 self._poller = Poller()
                 opened.callback(self._poller.close)
                 self._starter = Starter(
-                    os.environ if environ is None else environ,
+                    environ,
                     open_files,
                     keeping,
-                    self._spare_ended_output,
+                    self.retention.discard_oldest,
                     self.config.oom_score_adj,
                 )
                 opened.callback(self._starter.close)
@@ -118,15 +121,11 @@ class LocalExec:
             except OSError as error:
                 raise ResourceExhausted(f"processes cannot be watched: {error.strerror}") from None
             opened.pop_all()
-        self._spool.make_room = self._spare_ended_output
-        self._spool_limit = self._measure_room()
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
         self._starting: dict[str, asyncio.Task[ManagedProcess]] = {}
         #: The pids of running processes.
         self._leaders: set[int] = set()
-        #: Closed processes in the order of their end.
-        self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
         self._keeper = None if keeping is None else keeping.link.pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
@@ -138,23 +137,22 @@ class LocalExec:
         self._closing = False
         self._closed = asyncio.Event()
         self._started_at = time.monotonic()
-        self._retention_timer: asyncio.TimerHandle | None = None
         self.files = LocalFiles(self.config)
         self.shells = Shells(
             config=self.config,
             spool=self._spool,
             poller=self._poller,
             tables=self._tables,
-            environ=os.environ if environ is None else environ,
+            environ=environ,
             start_process=self._start_on,
             end_process=self._end,
-            on_growth=self._spool_grew,
+            on_growth=self.retention.spool_grew,
             keeping=keeping,
         )
         self.terminals = Terminals(
             config=self.config,
             spool=self._spool,
-            environ=os.environ if environ is None else environ,
+            environ=environ,
             start_process=self._start_on,
             end_process=self._end,
             existing=self._processes.get,
@@ -175,15 +173,14 @@ class LocalExec:
                 await asyncio.shield(self._starting[spec.process_id])
         if (existing := self._existing(spec)) is not None:
             return existing
-        attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_through_launcher(spec))
+        attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_on(spec, None))
         # At its own end, and not at that of its caller: a cancelled caller may repeat the request.
         attempt.add_done_callback(lambda _: self._starting.pop(spec.process_id))
         return await asyncio.shield(attempt)
 
     def start_now(self, spec: ProcessSpec) -> ManagedProcess:
         """Start a process with a spec that `starts_at_once`, without waiting."""
-        existing = self._existing(spec)
-        return self._start(spec) if existing is None else existing
+        return self._existing(spec) or self._manage(spec, self._starter.start(spec))
 
     def _existing(self, spec: ProcessSpec) -> ManagedProcess | None:
         """The process that an earlier attempt has started; an error if the id belongs to another."""
@@ -204,12 +201,6 @@ class LocalExec:
             raise Forbidden("prepared starts are switched off here (allow_prepared_exec)")
         check_spec(spec)
 
-    def _start(self, spec: ProcessSpec) -> ManagedProcess:
-        return self._manage(spec, self._starter.start(spec))
-
-    async def _start_through_launcher(self, spec: ProcessSpec) -> ManagedProcess:
-        return self._manage(spec, await self._starter.start_through_launcher(spec))
-
     async def _start_on(
         self, spec: ProcessSpec, stdin: int | None, on_exit: Callable[[ManagedProcess], None] | None = None
     ) -> ManagedProcess:
@@ -217,8 +208,9 @@ class LocalExec:
         self._check(spec)
         internal = on_exit is not None and not spec.tty
         if starts_at_once(spec):
-            return self._manage(spec, self._starter.start(spec, stdin, internal=internal), on_exit)
-        started = await self._starter.start_through_launcher(spec, stdin, internal=internal)
+            started = self._starter.start(spec, stdin, internal=internal)
+        else:
+            started = await self._starter.start_through_launcher(spec, stdin, internal=internal)
         return self._manage(spec, started, on_exit)
 
     def _manage(
@@ -277,7 +269,7 @@ class LocalExec:
         self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None
     ) -> ManagedProcess:
         def exited(process: ManagedProcess) -> None:
-            self._process_exited(process)
+            self._leaders.discard(process.pid)
             if on_exit is not None:
                 on_exit(process)
 
@@ -290,9 +282,9 @@ class LocalExec:
             spool=self._spool,
             poller=self._poller,
             config=self.config,
-            on_exit=self._process_exited if on_exit is None else exited,
+            on_exit=exited,
             on_close=self._process_closed,
-            on_growth=self._spool_grew,
+            on_growth=self.retention.spool_grew,
             internal=on_exit is not None and not spec.tty,
             notes=started.notes,
             jail=started.jail or (ProcessJail(started.pid) if is_jailed(spec) else None),
@@ -415,7 +407,8 @@ class LocalExec:
         process = self.process(process_id)
         if process.running:
             raise InvalidRequest(f"process {process_id!r} still runs: terminate it first")
-        self._drop(process)
+        self.retention.discard(process)
+        self._forget(process)
 
     # --- shells ----------------------------------------------------------------------------------------------
 
@@ -560,7 +553,7 @@ class LocalExec:
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,
-            spool_limit=self._spool_limit,
+            spool_limit=self.retention.spool_limit,
             spool_free=self._spool.free,
             spool_file_system=self._spool.file_system.kind,
             containment=(*(() if self._cgroups is None else (self._cgroups.kind,)), "mark", "tree"),
@@ -592,12 +585,10 @@ class LocalExec:
             await self._closed.wait()
             return
         await self.files.aclose()
-        if self._retention_timer is not None:
-            self._retention_timer.cancel()
+        self.retention.close()
         for process in processes:
             process.discard()
         self._processes.clear()
-        self._ended.clear()
         if self._cgroups is not None:
             self._cgroups.close()
         if self._orphans is not None:
@@ -623,71 +614,19 @@ class LocalExec:
         await process.tree.end(self._leaders, grace)
         await process.wait_exit()
 
-    def _process_exited(self, process: ManagedProcess) -> None:
-        self._leaders.discard(process.pid)
-
     def _process_closed(self, process: ManagedProcess) -> None:
         """Begin the retention of a process. Not before: a child that holds its streams would die of SIGPIPE."""
         if process.tree.cgroup is not None:
             process.tree.cgroup.remove()
-        self.keep_ended(process)
+        self.retention.keep(process)
 
-    def keep_ended(self, process: ManagedProcess) -> None:
-        """Keep an ended process for a while, for callers that read its result later."""
-        self._ended[process.spec.process_id] = process
-        while len(self._ended) > self.config.max_exited_processes:
-            self._drop(next(iter(self._ended.values())))
-        if self._retention_timer is None and not self._closing:
-            self._schedule_retention(self.config.exited_retention_seconds)
+    def _jobs(self) -> Iterable[Recorded]:
+        return (*self._processes.values(), *self.shells.logged())
 
-    def _schedule_retention(self, seconds: float) -> None:
-        self._retention_timer = asyncio.get_running_loop().call_later(seconds, self._drop_old)
-
-    def _drop_old(self) -> None:
-        self._retention_timer = None
-        now = time.monotonic()
-        for process in list(self._ended.values()):
-            assert process.closed_at is not None
-            left = process.closed_at + self.config.exited_retention_seconds - now
-            if left > 0:
-                self._schedule_retention(left)
-                return
-            self._drop(process)
-
-    def _drop(self, process: ManagedProcess) -> None:
+    def _forget(self, process: ManagedProcess) -> None:
         process.discard()
         self._processes.pop(process.spec.process_id, None)
-        self._ended.pop(process.spec.process_id, None)
         self.terminals.forget(process.spec.process_id)
-
-    def _spool_grew(self) -> None:
-        """Keep the spool in its limit: discard output of ended processes, oldest first, or cut the largest log."""
-        if self._spool.used <= self._spool_limit:
-            return
-        # Other files may have filled the file system at the last measurement.
-        limit = self._spool_limit = self._measure_room()
-        if self._spool.used <= limit:
-            return
-        for process in self._ended.values():
-            process.give_up_output()
-            if self._spool.used <= limit:
-                return
-        keepers = (*self._processes.values(), *self.shells.logged())
-        logs = ((keeper, kind) for keeper in keepers for kind in keeper.logs)
-        keeper, kind = max(logs, key=lambda each: each[0].logs[each[1]].kept_bytes)
-        keeper.keep_less(kind)
-
-    def _spare_ended_output(self) -> bool:
-        """Discard the output of the oldest ended process that has some: room or descriptors are exhausted."""
-        for process in self._ended.values():
-            if any(log.fd >= 0 for log in process.logs.values()):
-                process.give_up_output()
-                return True
-        return False
-
-    def _measure_room(self) -> int:
-        """The limit of the spool: half of the room on its file system, at most the configured total."""
-        return min(self.config.retained_output_bytes_total, (self._spool.used + self._spool.free) // 2)
 
     def is_known(self, process_id: str) -> bool:
         return process_id in self._processes

@@ -22,15 +22,8 @@ WRITE_EXISTING: Final = "rp"
 #: Devices that do not control the machine. Not /dev/pts, which has the terminals of other processes.
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 #: Files of /proc about the machine, and not about its processes.
-MACHINE_FILES: Final = (
-    "/proc/cpuinfo",
-    "/proc/filesystems",
-    "/proc/loadavg",
-    "/proc/meminfo",
-    "/proc/stat",
-    "/proc/sys",
-    "/proc/uptime",
-    "/proc/version",
+MACHINE_FILES: Final = tuple(
+    f"/proc/{name}" for name in ["cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "sys", "uptime", "version"]
 )
 
 

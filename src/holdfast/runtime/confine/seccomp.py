@@ -53,160 +53,45 @@ class Architecture(NamedTuple):
     calls: dict[str, int]
 
 
+def _numbers(table: str) -> dict[str, int]:
+    """Parse a table of names, each followed by its number."""
+    words = table.split()
+    return {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
+
+
 #: The numbers that all architectures share, since Linux 5.
-_SHARED: Final = {
-    "pidfd_getfd": 438,
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "clone3": 435,
-    "openat2": 437,
-    "mount_setattr": 442,
-    "quotactl_fd": 443,
-    "fchmodat2": 452,
-    "open_tree_attr": 467,
-}
+_SHARED: Final = _numbers("""
+    pidfd_getfd 438 io_uring_setup 425 io_uring_enter 426 io_uring_register 427 open_tree 428 move_mount 429
+    fsopen 430 fsconfig 431 fsmount 432 fspick 433 clone3 435 openat2 437 mount_setattr 442 quotactl_fd 443
+    fchmodat2 452 open_tree_attr 467
+""")
+_X86_64: Final = _numbers("""
+    open 2 ioctl 16 socket 41 clone 56 mkdir 83 creat 85 chmod 90 fchmod 91 ptrace 101 syslog 103 mknod 133
+    uselib 134 vhangup 153 modify_ldt 154 pivot_root 155 adjtimex 159 chroot 161 acct 163 settimeofday 164
+    mount 165 umount2 166 swapon 167 swapoff 168 reboot 169 sethostname 170 setdomainname 171 iopl 172
+    ioperm 173 init_module 175 delete_module 176 quotactl 179 nfsservctl 180 lookup_dcookie 212
+    clock_settime 227 kexec_load 246 add_key 248 request_key 249 keyctl 250 openat 257 mkdirat 258 mknodat 259
+    fchmodat 268 unshare 272 move_pages 279 perf_event_open 298 fanotify_init 300 name_to_handle_at 303
+    open_by_handle_at 304 clock_adjtime 305 prlimit64 302 setns 308 process_vm_readv 310 process_vm_writev 311
+    kcmp 312 finit_module 313 kexec_file_load 320 bpf 321 userfaultfd 323
+""")
+_AARCH64: Final = _numbers("""
+    lookup_dcookie 18 ioctl 29 mknodat 33 mkdirat 34 umount2 39 mount 40 pivot_root 41 nfsservctl 42 chroot 51
+    fchmod 52 fchmodat 53 openat 56 vhangup 58 quotactl 60 acct 89 unshare 97 kexec_load 104 init_module 105
+    delete_module 106 clock_settime 112 syslog 116 ptrace 117 reboot 142 sethostname 161 setdomainname 162
+    settimeofday 170 adjtimex 171 socket 198 add_key 217 request_key 218 keyctl 219 clone 220 swapon 224
+    swapoff 225 move_pages 239 perf_event_open 241 fanotify_init 262 name_to_handle_at 264 open_by_handle_at 265
+    clock_adjtime 266 prlimit64 261 setns 268 process_vm_readv 270 process_vm_writev 271 kcmp 272
+    finit_module 273 bpf 280 userfaultfd 282 kexec_file_load 294
+""")
 ARCHITECTURES: Final = {
-    "x86_64": Architecture(
-        0xC000003E,
-        {
-            **_SHARED,
-            "open": 2,
-            "ioctl": 16,
-            "socket": 41,
-            "clone": 56,
-            "mkdir": 83,
-            "creat": 85,
-            "chmod": 90,
-            "fchmod": 91,
-            "ptrace": 101,
-            "syslog": 103,
-            "mknod": 133,
-            "uselib": 134,
-            "vhangup": 153,
-            "modify_ldt": 154,
-            "pivot_root": 155,
-            "adjtimex": 159,
-            "chroot": 161,
-            "acct": 163,
-            "settimeofday": 164,
-            "mount": 165,
-            "umount2": 166,
-            "swapon": 167,
-            "swapoff": 168,
-            "reboot": 169,
-            "sethostname": 170,
-            "setdomainname": 171,
-            "iopl": 172,
-            "ioperm": 173,
-            "init_module": 175,
-            "delete_module": 176,
-            "quotactl": 179,
-            "nfsservctl": 180,
-            "lookup_dcookie": 212,
-            "clock_settime": 227,
-            "kexec_load": 246,
-            "add_key": 248,
-            "request_key": 249,
-            "keyctl": 250,
-            "openat": 257,
-            "mkdirat": 258,
-            "mknodat": 259,
-            "fchmodat": 268,
-            "unshare": 272,
-            "move_pages": 279,
-            "perf_event_open": 298,
-            "fanotify_init": 300,
-            "name_to_handle_at": 303,
-            "open_by_handle_at": 304,
-            "clock_adjtime": 305,
-            "prlimit64": 302,
-            "setns": 308,
-            "process_vm_readv": 310,
-            "process_vm_writev": 311,
-            "kcmp": 312,
-            "finit_module": 313,
-            "kexec_file_load": 320,
-            "bpf": 321,
-            "userfaultfd": 323,
-        },
-    ),
-    "aarch64": Architecture(
-        0xC00000B7,
-        {
-            **_SHARED,
-            "lookup_dcookie": 18,
-            "ioctl": 29,
-            "mknodat": 33,
-            "mkdirat": 34,
-            "umount2": 39,
-            "mount": 40,
-            "pivot_root": 41,
-            "nfsservctl": 42,
-            "chroot": 51,
-            "fchmod": 52,
-            "fchmodat": 53,
-            "openat": 56,
-            "vhangup": 58,
-            "quotactl": 60,
-            "acct": 89,
-            "unshare": 97,
-            "kexec_load": 104,
-            "init_module": 105,
-            "delete_module": 106,
-            "clock_settime": 112,
-            "syslog": 116,
-            "ptrace": 117,
-            "reboot": 142,
-            "sethostname": 161,
-            "setdomainname": 162,
-            "settimeofday": 170,
-            "adjtimex": 171,
-            "socket": 198,
-            "add_key": 217,
-            "request_key": 218,
-            "keyctl": 219,
-            "clone": 220,
-            "swapon": 224,
-            "swapoff": 225,
-            "move_pages": 239,
-            "perf_event_open": 241,
-            "fanotify_init": 262,
-            "name_to_handle_at": 264,
-            "open_by_handle_at": 265,
-            "clock_adjtime": 266,
-            "prlimit64": 261,
-            "setns": 268,
-            "process_vm_readv": 270,
-            "process_vm_writev": 271,
-            "kcmp": 272,
-            "finit_module": 273,
-            "bpf": 280,
-            "userfaultfd": 282,
-            "kexec_file_load": 294,
-        },
-    ),
+    "x86_64": Architecture(0xC000003E, _SHARED | _X86_64),
+    "aarch64": Architecture(0xC00000B7, _SHARED | _AARCH64),
 }
 #: Their arguments are behind a pointer.
 _UNREADABLE: Final = ("clone3", "openat2")
 #: Calls that take a mode, and which of their arguments the mode is.
-_MODES: Final = {
-    "chmod": 1,
-    "fchmod": 1,
-    "fchmodat": 2,
-    "fchmodat2": 2,
-    "creat": 1,
-    "mkdir": 1,
-    "mkdirat": 2,
-    "mknod": 1,
-    "mknodat": 2,
-}
+_MODES: Final = _numbers("chmod 1 fchmod 1 fchmodat 2 fchmodat2 2 creat 1 mkdir 1 mkdirat 2 mknod 1 mknodat 2")
 #: Calls with a mode that applies only with some flags: the argument of the flags. The mode is the next one.
 _OPENING: Final = {"open": 1, "openat": 2}
 _BY_ARGUMENT: Final = frozenset(

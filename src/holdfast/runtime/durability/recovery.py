@@ -139,7 +139,7 @@ class Recovery:
             if process.closed_at is not None:
                 closed.append(process)
         for process in sorted(closed, key=lambda each: each.closed_at or 0.0):
-            exec_.keep_ended(process)
+            exec_.retention.keep(process)
 
     def _take_over(self, exec_: LocalExec, remembered: RememberedProcess, notes: Notes) -> ManagedProcess:
         begun = remembered.begun

@@ -74,12 +74,19 @@ class Shells:
         self._config = config
         self._keeping = keeping
         self._spool = spool
-        self._poller = poller
-        self._tables = tables
         self._environ = environ
-        self._start_process = start_process
         self._end_process = end_process
-        self._on_growth = on_growth
+        self._dependencies = ShellDependencies(
+            start_process=start_process,
+            end_process=end_process,
+            spool=spool,
+            poller=poller,
+            config=config,
+            tables=tables,
+            on_growth=on_growth,
+            on_closed=self._closed,
+            on_forget=self._forget_command,
+        )
         self._shells: dict[str, LiveShell] = {}
         self._opening: dict[str, asyncio.Task[LiveShell]] = {}
         self._commands: dict[str, tuple[LiveShell, ShellCommand]] = {}
@@ -113,7 +120,7 @@ class Shells:
         self._made += 1
         files = ShellFiles(f"{self._spool.path}/s{self._made}" if notes is None else notes.directory, account)
         try:
-            shell = LiveShell(spec, path, dialect_for(real), files, notes=notes, **self._dependencies())
+            shell = LiveShell(spec, path, dialect_for(real), files, notes=notes, **self._dependencies)
             if notes is not None:
                 notes.opening(spec, path, real, shell.started_at)
         except BaseException:
@@ -132,19 +139,6 @@ class Shells:
         self._shells[shell.id] = shell
         return shell
 
-    def _dependencies(self) -> ShellDependencies:
-        return ShellDependencies(
-            start_process=self._start_process,
-            end_process=self._end_process,
-            spool=self._spool,
-            poller=self._poller,
-            config=self._config,
-            tables=self._tables,
-            on_growth=self._on_growth,
-            on_closed=self._closed,
-            on_forget=self._forget_command,
-        )
-
     def recover(self, remains: ShellRemains) -> None:
         """Resume a shell of an earlier server."""
         assert self._keeping is not None
@@ -160,7 +154,7 @@ class Shells:
                 files,
                 notes=notes,
                 remains=remains,
-                **self._dependencies(),
+                **self._dependencies,
             )
         except (HoldfastError, OSError) as error:
             # Its user was removed, or its files cannot be made: the other shells are resumed all the same.
