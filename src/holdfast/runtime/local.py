@@ -46,6 +46,7 @@ from holdfast.runtime.process.spawn import write_all
 from holdfast.runtime.process.start import Started, Starter, is_jailed, starts_at_once
 from holdfast.runtime.retention import Retention
 from holdfast.runtime.shell.registry import Shells
+from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.runtime.terminal.registry import Terminals
 from holdfast.runtime.tree.cgroup import Cgroups
 from holdfast.runtime.tree.orphans import OrphanReaper
@@ -459,7 +460,7 @@ class LocalExec:
         return self.shells.describe(shell_id)
 
     async def list_shells(self) -> tuple[ShellStatus, ...]:
-        return self.shells.statuses()
+        return tuple(shell.info() for shell in self.shells.all())
 
     # --- terminals -------------------------------------------------------------------------------------------
 
@@ -482,7 +483,7 @@ class LocalExec:
         terminal = self.terminals.terminal(terminal_id)
         check_bytes(max_bytes or 0)
         size = DEFAULT_READ_BYTES if max_bytes is None else max_bytes
-        return await terminal.read_after(since, size, wait, timing=timing, marks=marks, until=until)
+        return await read_terminal(terminal, since, size, wait, timing=timing, marks=marks, until=until)
 
     async def run_in_terminal(
         self,

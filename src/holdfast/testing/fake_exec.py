@@ -75,6 +75,7 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.runtime.process.checks import check_run
+from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
@@ -454,7 +455,7 @@ class FakeExec:
     ) -> TerminalRead:
         live = self.terminal(terminal_id).live
         limit = _DEFAULT_READ_BYTES if max_bytes is None else max_bytes
-        return await live.read_after(since, limit, wait, timing=timing, marks=marks, until=until)
+        return await read_terminal(live, since, limit, wait, timing=timing, marks=marks, until=until)
 
     async def run_in_terminal(
         self,

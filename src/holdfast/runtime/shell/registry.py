@@ -231,9 +231,6 @@ class Shells:
     def describe(self, shell_id: str) -> ShellStatus:
         return self.shell(shell_id).info()
 
-    def statuses(self) -> tuple[ShellStatus, ...]:
-        return tuple(shell.info() for shell in self._shells.values())
-
     def all(self) -> tuple[LiveShell, ...]:
         return tuple(self._shells.values())
 

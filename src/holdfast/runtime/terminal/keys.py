@@ -17,15 +17,9 @@ _ALT: Final = 2
 _CTRL: Final = 4
 
 _MODIFIERS: Final = {
-    "c": _CTRL,
-    "ctrl": _CTRL,
-    "control": _CTRL,
-    "m": _ALT,
-    "meta": _ALT,
-    "a": _ALT,
-    "alt": _ALT,
-    "s": _SHIFT,
-    "shift": _SHIFT,
+    **dict.fromkeys(("c", "ctrl", "control"), _CTRL),
+    **dict.fromkeys(("m", "meta", "a", "alt"), _ALT),
+    **dict.fromkeys(("s", "shift"), _SHIFT),
 }
 # Something must follow, so that `-` and `C-` are not read as a modifier without a key.
 _MODIFIER: Final = re.compile(rf"({'|'.join(_MODIFIERS)})[-+](?=.)", re.IGNORECASE | re.DOTALL)
@@ -60,13 +54,8 @@ _CHARACTERS: Final = {
     **{f"KP{char}": char for char in "0123456789/*-+."},
 }
 _ALIASES: Final = {
-    "PgUp": "PageUp",
-    "PPage": "PageUp",
-    "Prior": "PageUp",
-    "PgDn": "PageDown",
-    "PgDown": "PageDown",
-    "NPage": "PageDown",
-    "Next": "PageDown",
+    **dict.fromkeys(("PgUp", "PPage", "Prior"), "PageUp"),
+    **dict.fromkeys(("PgDn", "PgDown", "NPage", "Next"), "PageDown"),
     "IC": "Insert",
     "Ins": "Insert",
     "DC": "Delete",

@@ -26,13 +26,11 @@ from holdfast.runtime.terminal.input_wait import InputState, every_process, inpu
 from holdfast.runtime.terminal.keys import encode_keys
 from holdfast.runtime.terminal.mark_filter import MarkFilter, PromptMark, TerminalModes
 from holdfast.runtime.terminal.paste import CLEAR_LINE, ENTER, INTERRUPT
-from holdfast.runtime.terminal.read_until import read_until
 from holdfast.runtime.terminal.timeline import Timeline
 from holdfast.runtime.tree.usage import Activity
 from holdfast.types import (
     CloseMode,
     JobsAtClose,
-    ReadUntil,
     TerminalCommandEnded,
     TerminalRead,
     TerminalSize,
@@ -170,6 +168,11 @@ class LiveTerminal:
         return self.timeline.state
 
     @property
+    def token(self) -> int:
+        """The position after everything so far."""
+        return self.timeline.token(self.process.logs[2])
+
+    @property
     def is_over(self) -> bool:
         return self.state in _OVER
 
@@ -186,7 +189,7 @@ class LiveTerminal:
             size=process.size or TerminalSize(),
             cwd=self._cwd(),
             started_at=process.started_at,
-            token=self.timeline.token(process.logs[2]),
+            token=self.token,
             changes=self.changes,
             prompt=self.prompt,
             continuation=self.continuation,
@@ -279,30 +282,8 @@ class LiveTerminal:
     def read(self, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False) -> TerminalRead:
         """Output and events after a position, without waiting."""
         found = self.timeline.read(self.process.logs[2], since, max_bytes, timing=timing, marks=marks)
-        at_end = found.token >= self.timeline.token(self.process.logs[2])
+        at_end = found.token >= self.token
         return TerminalRead(found.events, found.token, found.state, found.truncated, at_end and self.process.closed)
-
-    async def read_after(
-        self,
-        since: int,
-        max_bytes: int,
-        wait: float,
-        *,
-        timing: bool = False,
-        marks: bool = False,
-        until: ReadUntil | None = None,
-    ) -> TerminalRead:
-        """Read after a position, waiting up to `wait` seconds for anything, or for one of the conditions."""
-        if until is not None:
-            return await read_until(
-                self, until, since=since, max_bytes=max_bytes, wait=wait, timing=timing, marks=marks
-            )
-        if wait > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    while self.timeline.token(self.process.logs[2]) <= since and not self.process.closed:
-                        await self.process.changed()
-        return self.read(since, max_bytes, timing=timing, marks=marks)
 
     # --- the shell's marks -----------------------------------------------------------------------------------
 

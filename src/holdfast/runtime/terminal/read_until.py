@@ -7,7 +7,7 @@ one request instead of one for each. Reads a `LiveTerminal`, and touches nothing
 from __future__ import annotations
 
 import asyncio
-import builtins
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -48,10 +48,29 @@ class _TextSearch:
             await asyncio.sleep(0)
 
 
-async def read_until(
-    terminal: LiveTerminal, until: ReadUntil, *, since: int, max_bytes: int, wait: float, timing: bool, marks: bool
+async def read_terminal(
+    terminal: LiveTerminal,
+    since: int,
+    max_bytes: int,
+    wait: float,
+    *,
+    timing: bool = False,
+    marks: bool = False,
+    until: ReadUntil | None = None,
 ) -> TerminalRead:
-    """Wait up to `wait` seconds for one of the conditions; returns the output after `since`, and the outcome."""
+    """Wait up to `wait` seconds for anything, or for one of the conditions, and read after a position."""
+    outcome = None
+    if until is not None:
+        outcome = await _wait_until(terminal, until, since, wait)
+    elif wait > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                while terminal.token <= since and not terminal.process.closed:
+                    await terminal.process.changed()
+    return replace(terminal.read(since, max_bytes, timing=timing, marks=marks), outcome=outcome)
+
+
+async def _wait_until(terminal: LiveTerminal, until: ReadUntil, since: int, wait: float) -> ReadOutcome:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait
     search = _TextSearch(terminal, until.text, terminal.timeline.offset_of(since)) if until.text else None
@@ -66,7 +85,7 @@ async def read_until(
             async with asyncio.timeout(min(left, pause) if polls else left):
                 await terminal.process.changed()
             pause = shortest
-        except builtins.TimeoutError:
+        except TimeoutError:
             if until.input and terminal.is_input_awaited() and _runs_program(terminal):
                 break
             pause = min(2 * pause, longest)
@@ -79,8 +98,7 @@ async def read_until(
     reached = _reached(terminal, until, since, search)
     if until.input and status.awaiting_input and _runs_program(terminal):
         reached = "input"
-    found = terminal.read(since, max_bytes, timing=timing, marks=marks)
-    return replace(found, outcome=ReadOutcome(reached, idle, terminal.unfinished_line(), status))
+    return ReadOutcome(reached, idle, terminal.unfinished_line(), status)
 
 
 def _reached(
@@ -90,7 +108,7 @@ def _reached(
         return "prompt"
     if search is not None and search.found:
         return "text"
-    if until.size and terminal.timeline.token(terminal.process.logs[2]) - since >= until.size:
+    if until.size and terminal.token - since >= until.size:
         return "size"
     return None
 

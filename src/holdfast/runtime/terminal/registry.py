@@ -124,7 +124,7 @@ class Terminals:
             config=self._config,
             end_process=self._end_process,
             # The shell has read them by then.
-            on_first_prompt=files.remove if files is not None else _nothing,
+            on_first_prompt=files.remove if files is not None else lambda: None,
         )
 
         def ended(process: ManagedProcess) -> None:
@@ -330,7 +330,3 @@ def _retrieve(task: asyncio.Task[TerminalCommandEnded]) -> None:
     """Take the exception of a command: its caller may be gone."""
     if not task.cancelled():
         task.exception()
-
-
-def _nothing() -> None:
-    """Do nothing: a program without integration has no files."""
