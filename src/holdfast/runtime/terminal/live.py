@@ -292,31 +292,31 @@ class LiveTerminal:
 
         `went_on`: the shell has begun a command since.
         """
-        place = offset + mark.position
+        at = offset + mark.position
         if self._closing and mark.letter != "D":
             # The `exit` that closes it is no command; a prompt after it is counted.
             self.prompts += mark.letter == "B"
         elif mark.letter == "A" and self._prompt_due:
-            self._prompt_start = place
-            self.timeline.add("promptStart", place, now)
+            self._prompt_start = at
+            self.timeline.add("promptStart", at, now)
         elif mark.letter == "B" and self._prompt_start is not None:
-            text = self._between(self._prompt_start, place, offset, data)
+            text = self._between(self._prompt_start, at, offset, data)
             self._prompt_start = None
             # The current directory: a command that was typed ahead may have changed it already.
-            self._prompt_shown(place, text, now, None if went_on else self._cwd())
+            self._prompt_shown(at, text, now, None if went_on else self._cwd())
         elif mark.letter == "C":
             self._command_runs = True
             self._set_continuation(False)
             if self.in_flight is not None:
-                self.in_flight.began(place)
-            self.timeline.add("command", place, now)
-            self._set_state("BUSY", place, now)
+                self.in_flight.began(at)
+            self.timeline.add("command", at, now)
+            self._set_state("BUSY", at, now)
         elif mark.letter == "D":
-            self._command_ended(place, mark.argument, now)
+            self._command_ended(at, mark.argument, now)
         elif mark.letter == "P":
-            self._set_state("BUSY", place, now)
+            self._set_state("BUSY", at, now)
             self._set_continuation(not self._command_runs)
-            self.timeline.add("continuation", place, now)
+            self.timeline.add("continuation", at, now)
         self._notify()
 
     def _set_continuation(self, continuation: bool) -> None:
@@ -324,7 +324,7 @@ class LiveTerminal:
             self.continuation = continuation
             self.changes += 1
 
-    def _prompt_shown(self, place: int, text: str, now: float, cwd: str | None) -> None:
+    def _prompt_shown(self, at: int, text: str, now: float, cwd: str | None) -> None:
         self._command_runs = self._prompt_due = False
         self._set_continuation(False)
         if self._unsettled <= 1:
@@ -335,10 +335,10 @@ class LiveTerminal:
         if text != self.prompt:
             self.prompt = text
             self.changes += 1
-        self._set_state("IDLE", place, now)
-        self.timeline.add("prompt", place, now, prompt=text, cwd=cwd)
+        self._set_state("IDLE", at, now)
+        self.timeline.add("prompt", at, now, prompt=text, cwd=cwd)
 
-    def _command_ended(self, place: int, argument: str, now: float) -> None:
+    def _command_ended(self, at: int, argument: str, now: float) -> None:
         self._prompt_due = True
         code = int(argument) if argument.isdecimal() else 0
         in_flight = self.in_flight
@@ -349,8 +349,8 @@ class LiveTerminal:
         self._command_runs = False
         self.last_exit_code = code
         if in_flight is not None and typed_by_us:
-            in_flight.ended(place, code, self.prompts)
-        self.timeline.add("ended", place, now, exit_code=code)
+            in_flight.ended(at, code, self.prompts)
+        self.timeline.add("ended", at, now, exit_code=code)
 
     def _between(self, start: int, end: int, offset: int, data: bytes) -> str:
         start = max(start, end - _PROMPT_BYTES)
@@ -367,7 +367,7 @@ class LiveTerminal:
     def _set_state(
         self,
         state: TerminalState,
-        place: int | None = None,
+        at: int | None = None,
         now: float | None = None,
         *,
         reason: str = "",
@@ -379,8 +379,8 @@ class LiveTerminal:
         self._state_since = self._loop.time()
         self.changes += 1
         self.reason = reason
-        place = self.process.logs[2].end if place is None else place
-        self.timeline.add("state", place, now or self._now(), exit_code=exit_code, reason=reason)
+        at = self.process.logs[2].end if at is None else at
+        self.timeline.add("state", at, now or self._now(), exit_code=exit_code, reason=reason)
 
     def ended(self, process: ManagedProcess) -> None:
         """Event of the process: its program has exited, and all its output is in the log."""

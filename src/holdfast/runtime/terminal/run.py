@@ -47,14 +47,14 @@ class CommandInFlight:
         self.began_at = 0.0
         self.ended_at = 0.0
 
-    def began(self, place: int) -> None:
+    def began(self, at: int) -> None:
         # Of several commands on one line, the first.
         if self.start is None and self.was_typed:
-            self.start = place
+            self.start = at
 
-    def ended(self, place: int, exit_code: int, prompts: int) -> None:
+    def ended(self, at: int, exit_code: int, prompts: int) -> None:
         if self.exit_code is None:
-            self.end, self.exit_code, self.prompts, self.ended_at = place, exit_code, prompts, time.monotonic()
+            self.end, self.exit_code, self.prompts, self.ended_at = at, exit_code, prompts, time.monotonic()
 
 
 #: Events of the shell: one of them after a recorded line means that the line was typed.
