@@ -50,18 +50,21 @@ _add_chdir: Final = _libc.posix_spawn_file_actions_addchdir_np
 _add_closefrom: Final = getattr(_libc, "posix_spawn_file_actions_addclosefrom_np", None)
 
 
+def _last_error(path: str | None = None) -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, os.strerror(error), path)
+
+
 def reserve(fd: int, offset: int, length: int) -> None:
     """Allocate blocks for this range of a file, which may be behind its end; its length and its bytes stay."""
     if _fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """Free the blocks of this range of a file; its length and all other bytes stay."""
     if _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
 
 
 class FileIdentity(NamedTuple):
@@ -79,8 +82,7 @@ def stat_cached(path: str) -> FileIdentity:
     found = ctypes.create_string_buffer(256)
     number = _STATX_CALL[os.uname().machine]
     if _libc.syscall(number, _AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE_AND_INO, found) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error), path)
+        raise _last_error(path)
     mode, inode, *numbers = _STATX.unpack_from(found)
     return FileIdentity(mode, os.makedev(numbers[2], numbers[3]), inode, os.makedev(numbers[0], numbers[1]))
 
@@ -102,16 +104,14 @@ def child_signals() -> int:
     _libc.sigaddset(signals, int(signal.SIGCHLD))
     fd: int = _libc.signalfd(-1, signals, os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
     return fd
 
 
 def become_subreaper() -> None:
     """Make this process the subreaper: orphaned descendants become its children instead of init's."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
 
 
 @functools.cache

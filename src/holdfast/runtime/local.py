@@ -320,11 +320,9 @@ class LocalExec:
         if reader is not None:
             process.polled(reader, after_seq)
         if wait > 0 and process.journal.last_seq <= after_seq and not process.closed:
-            try:
+            with contextlib.suppress(builtins.TimeoutError):
                 async with asyncio.timeout(wait):
                     await process.wait_news(after_seq)
-            except builtins.TimeoutError:
-                pass
         return process.read(after_seq, DEFAULT_READ_BYTES if max_bytes is None else max_bytes)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:

@@ -315,35 +315,28 @@ def _env_resets_signals() -> bool:
 
     Determined by its output: its exit status may be reaped by the server's orphan reaper.
     """
-    try:
-        done = subprocess.run(
-            [_ENV, "--default-signal=INT", "echo", "yes"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout == b"yes\n"
+    return _output(_ENV, "--default-signal=INT", "echo", "yes") == b"yes\n"
 
 
 @functools.cache
 def binds_descriptors(bwrap: str) -> bool:
     """Whether this bwrap takes open directories: versions of 2024 and later. An older one follows a link that
     replaces a path while the jail is made."""
-    return _helps_with(bwrap, b"--ro-bind-fd")
+    return b"--ro-bind-fd" in _output(bwrap, "--help")
 
 
 @functools.cache
 def _changes_users(setpriv: str) -> bool:
     """Whether this setpriv can change the user: that of util-linux can, that of busybox cannot."""
-    return _helps_with(setpriv, b"--reuid")
+    return b"--reuid" in _output(setpriv, "--help")
 
 
-def _helps_with(program: str, option: bytes) -> bool:
-    """Whether the program's `--help` lists this option."""
+def _output(*argv: str) -> bytes:
+    """The stdout of a tool; empty if it cannot be run."""
     try:
-        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=5).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return option in done.stdout
+        return b""
 
 
 def lasting_cwd(confinement: Confinement | None, cwd: str) -> str:

@@ -28,33 +28,31 @@ from holdfast.runtime.tree.process_table import read_entry, stat_fields
 
 CallKind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
 
-#: The calls that can wait for a terminal, by machine. A `splice` reads its first descriptor as `read` does.
+#: The calls that can wait for a terminal. A `splice` reads its first descriptor as `read` does.
+_KINDS: Final[dict[str, CallKind]] = {
+    "read": "read",
+    "readv": "read",
+    "splice": "read",
+    "poll": "poll",
+    "ppoll": "poll",
+    "select": "select",
+    "pselect6": "select",
+    "epoll_wait": "epoll",
+    "epoll_pwait": "epoll",
+    "epoll_pwait2": "epoll",
+    "restart_syscall": "restart",
+    "io_uring_enter": "ring",
+}
+_NUMBERS: Final = {
+    "x86_64": "read 0 readv 19 splice 275 poll 7 ppoll 271 select 23 pselect6 270 epoll_wait 232 epoll_pwait 281"
+    " epoll_pwait2 441 restart_syscall 219 io_uring_enter 426",
+    "aarch64": "read 63 readv 65 splice 76 ppoll 73 pselect6 72 epoll_pwait 22 epoll_pwait2 441"
+    " restart_syscall 128 io_uring_enter 426",
+}
+#: Their kinds by number, for each architecture.
 CALLS: Final[dict[str, dict[int, CallKind]]] = {
-    "x86_64": {
-        0: "read",
-        19: "read",  # readv
-        275: "read",  # splice
-        7: "poll",
-        271: "poll",  # ppoll
-        23: "select",
-        270: "select",  # pselect6
-        232: "epoll",  # epoll_wait
-        281: "epoll",  # epoll_pwait
-        441: "epoll",  # epoll_pwait2
-        219: "restart",
-        426: "ring",  # io_uring_enter
-    },
-    "aarch64": {
-        63: "read",
-        65: "read",  # readv
-        76: "read",  # splice
-        73: "poll",  # ppoll
-        72: "select",  # pselect6
-        22: "epoll",  # epoll_pwait
-        441: "epoll",  # epoll_pwait2
-        128: "restart",
-        426: "ring",
-    },
+    machine: {int(number): _KINDS[name] for name, number in re.findall(r"(\w+) (\d+)", table)}
+    for machine, table in _NUMBERS.items()
 }
 
 _LOCAL_FLAGS: Final = 3

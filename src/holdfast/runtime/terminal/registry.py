@@ -116,6 +116,7 @@ class Terminals:
         process_spec = _process_spec(spec, argv, environment, integrated, directory)
         check_spec(process_spec)
         files = ShellFiles(directory, account) if integrated is not None else None
+        remove_files: Callable[[], None] = (lambda: None) if files is None else files.remove
         terminal = LiveTerminal(
             spec,
             argv,
@@ -124,12 +125,11 @@ class Terminals:
             config=self._config,
             end_process=self._end_process,
             # The shell has read them by then.
-            on_first_prompt=files.remove if files is not None else lambda: None,
+            on_first_prompt=remove_files,
         )
 
         def ended(process: ManagedProcess) -> None:
-            if files is not None:
-                files.remove()
+            remove_files()
             terminal.ended(process)
 
         try:
@@ -141,8 +141,7 @@ class Terminals:
                 self._ledger.write(TerminalOpening(needed, argv, terminal.integration, nonce, directory))
             process = await self._start_process(process_spec, None, ended)
         except BaseException:
-            if files is not None:
-                files.remove()
+            remove_files()
             raise
         terminal.attach(process)
         self._terminals[spec.terminal_id] = terminal
