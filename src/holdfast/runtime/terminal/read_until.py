@@ -40,11 +40,13 @@ class _TextSearch:
             if log.lost_start <= self._offset < log.lost_end:
                 self._offset = log.lost_end
             data = log.read(self._offset, _SEARCH_BYTES + overlap)
-            if len(data) <= overlap:
-                self._offset = max(self._offset + len(data), log.lost_end)
+            if len(data) > overlap:
+                self.found = self._text in data
+                self._offset += len(data) - overlap
+            elif self._offset < log.lost_end:
+                self._offset = log.lost_end  # the lost range follows
+            else:
                 return
-            self.found = self._text in data
-            self._offset += len(data) - overlap
             await asyncio.sleep(0)
 
 
