@@ -36,11 +36,11 @@ TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 FILE_PIECE_BYTES: Final = 1024 * 1024
 #: Names that one page of a directory holds.
 DIRECTORY_PAGE: Final = 5_000
-#: The most rows or columns: of a terminal, 16 bits in the kernel; of a screen and of a session of the service less,
-#: because each cell costs some tens of bytes and the size comes from a caller.
-TERMINAL_SIDE: Final = 65_535
-SCREEN_SIDE: Final = 4_096
-SESSION_SIDE: Final = 1_000
+#: Rows or columns of a terminal: the kernel has 16 bits for each.
+MAX_TERMINAL_SIDE: Final = 65_535
+#: Of a screen, and of a session of the service: a cell costs some tens of bytes, and the size comes from a caller.
+MAX_SCREEN_SIDE: Final = 4_096
+MAX_SESSION_SIDE: Final = 1_000
 #: Pids that a sample of usage names for one process: a fork bomb has more than anybody reads.
 USAGE_PIDS: Final = 1_000
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from holdfast.errors import InvalidParams
-from holdfast.types import SCREEN_SIDE
+from holdfast.types import MAX_SCREEN_SIDE
 
 #: DEC private modes that change what a program gets to read or what the terminal does, all off in a fresh terminal:
 #: application cursor keys and keypad, mouse reports in their kinds and encodings, focus reports, bracketed paste.
@@ -27,9 +27,9 @@ _SGR: Final = re.compile(rb"\x1b\[[0-9;:]*m")
 
 
 def check_size(rows: int, cols: int) -> None:
-    if not (1 <= rows <= SCREEN_SIDE and 1 <= cols <= SCREEN_SIDE):
+    if not (1 <= rows <= MAX_SCREEN_SIDE and 1 <= cols <= MAX_SCREEN_SIDE):
         raise InvalidParams(
-            f"a screen has 1 to {SCREEN_SIDE} rows and columns, got {rows}x{cols}", rows=rows, cols=cols
+            f"a screen has 1 to {MAX_SCREEN_SIDE} rows and columns, got {rows}x{cols}", rows=rows, cols=cols
         )
 
 

@@ -25,7 +25,7 @@ from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.signals import exit_status
-from holdfast.types import TERMINAL_SIDE, ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
+from holdfast.types import MAX_TERMINAL_SIDE, ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -454,5 +454,7 @@ def set_terminal_size(fd: int, size: TerminalSize) -> None:
 
 
 def check_size(size: TerminalSize) -> None:
-    if not (1 <= size.rows <= TERMINAL_SIDE and 1 <= size.cols <= TERMINAL_SIDE):
-        raise InvalidParams(f"terminal size {size.rows}x{size.cols}: rows and columns must be 1 to {TERMINAL_SIDE}")
+    if not (0 < size.rows <= MAX_TERMINAL_SIDE and 0 < size.cols <= MAX_TERMINAL_SIDE):
+        raise InvalidParams(
+            f"terminal size {size.rows}x{size.cols}: rows and columns must be 1 to {MAX_TERMINAL_SIDE}"
+        )

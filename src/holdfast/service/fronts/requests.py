@@ -17,7 +17,7 @@ from holdfast.service.api import AuditFilter, Control, ControlType, CreateReques
 from holdfast.service.problems import Invalid
 from holdfast.service.types import CloseMode, EventType, Guard, Network, Resources, State
 from holdfast.session.v1 import session_pb2 as pb
-from holdfast.types import SESSION_SIDE
+from holdfast.types import MAX_SESSION_SIDE
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -121,8 +121,8 @@ def _count(values: Any, field: str, most: int) -> None:
 
 
 def _side(value: int, field: str, default: int) -> int:
-    if value > SESSION_SIDE:
-        raise invalid(field, f"is larger than {SESSION_SIDE}")
+    if value > MAX_SESSION_SIDE:
+        raise invalid(field, f"is larger than {MAX_SESSION_SIDE}")
     return value or default
 
 
