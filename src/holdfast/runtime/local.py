@@ -44,7 +44,7 @@ from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.process.signals import parse_signal
 from holdfast.runtime.process.spawn import write_all
 from holdfast.runtime.process.start import Started, Starter, is_jailed, starts_at_once
-from holdfast.runtime.retention import Retention
+from holdfast.runtime.retention import ProcessRetention
 from holdfast.runtime.shell.registry import Shells
 from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.runtime.terminal.registry import Terminals
@@ -104,7 +104,7 @@ class LocalExec:
                 opened.callback(self._spool.remove)
             else:
                 self._spool = keeping.spool
-            self.retention = Retention(self.config, self._spool, jobs=self._jobs, forget=self._forget)
+            self.retention = ProcessRetention(self.config, self._spool, jobs=self._jobs, forget=self._forget)
             try:
                 self._poller = Poller()
                 opened.callback(self._poller.close)

@@ -15,7 +15,7 @@ from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.process.process import ManagedProcess
 
 
-class Retention:
+class ProcessRetention:
     """The ended processes in the order of their end. `jobs` returns all jobs with output."""
 
     def __init__(

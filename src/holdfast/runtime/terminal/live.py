@@ -128,7 +128,7 @@ class LiveTerminal:
         self._closing = False
         self._prints = 0
         #: The state that was recorded last.
-        self._remembered: TerminalMemory | None = None
+        self._recorded_state: TerminalMemory | None = None
         self._waiters: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -626,8 +626,8 @@ class LiveTerminal:
         """Record the state if it has changed, for the next server."""
         if self.process.notes is not None:
             memory = self._saved_state(self.process.notes.key)
-            if memory != self._remembered:
-                self._remembered = memory
+            if memory != self._recorded_state:
+                self._recorded_state = memory
                 self.process.notes.remember_terminal(memory)
 
     def _saved_state(self, key: int) -> TerminalMemory:
@@ -655,7 +655,7 @@ class LiveTerminal:
         )
 
     def _restore(self, memory: TerminalMemory) -> None:
-        self._remembered = memory
+        self._recorded_state = memory
         self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
         self.prompt, self.prompts = memory.prompt, memory.prompts
         self.typed, self._typed_at, self._unsettled = memory.typed, memory.typed_at, memory.unsettled
