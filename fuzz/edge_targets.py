@@ -25,7 +25,7 @@ from holdfast.client.screen.pyte import PyteEmulator
 from holdfast.errors import FileError, Forbidden, HoldfastError, InvalidParams
 from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, RequestRefused, requested_host
 from holdfast.proxies.egress.rules import DEFAULT_PORTS, EgressRules, HostPattern, normal, parse_pattern
-from holdfast.runtime.shell.dialect import is_whole, parse_answer
+from holdfast.runtime.shell.dialect import is_complete, parse_answer
 from holdfast.sandboxes.kubernetes import read_status
 from holdfast.sandboxes.registry import KINDS, target_at
 from holdfast.server.sandbox_policy import read_policy
@@ -375,7 +375,7 @@ def redaction(data: bytes) -> None:
 )
 def shell_answers(data: bytes) -> None:
     """Bytes that code in a shell writes to its control socket are an answer or refused by ValueError."""
-    is_whole(data)
+    is_complete(data)
     try:
         answer = parse_answer(data)
     except ValueError:

@@ -26,7 +26,7 @@ from holdfast.runtime.output.journal import Journal
 from holdfast.runtime.process.environment import apply_policy
 from holdfast.runtime.terminal.input_wait import fd_set_members, polled_for_input
 from holdfast.runtime.terminal.keys import encode_keys, key_names
-from holdfast.runtime.terminal.mark_filter import MARK_BYTES, Mark, MarkFilter
+from holdfast.runtime.terminal.mark_filter import MARK_BYTES, MarkFilter, PromptMark
 from holdfast.runtime.tree.process_table import mark_in_environment, mark_in_limits, stat_fields
 from holdfast.server.client_session_records import ClientSessionReplay, SessionOpened, SessionStarted
 from holdfast.service.policy.command_line import read_command_line
@@ -280,12 +280,12 @@ def marks(data: bytes) -> None:
     assert len(whole[0]) <= len(stream)
 
 
-def _filtered(pieces: list[bytes]) -> tuple[bytes, list[Mark]]:
+def _filtered(pieces: list[bytes]) -> tuple[bytes, list[PromptMark]]:
     filter = MarkFilter(_NONCE)
     clean, found = b"", []
     for piece in pieces:
         data, new = filter.feed(piece)
-        found += [Mark(each.letter, each.argument, each.position + len(clean)) for each in new]
+        found += [PromptMark(each.letter, each.argument, each.position + len(clean)) for each in new]
         clean += data
         assert len(filter.held) <= MARK_BYTES
     return clean + filter.release(), found

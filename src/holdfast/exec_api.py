@@ -27,6 +27,7 @@ from holdfast.types import (
     ProcessInfo,
     ProcessSpec,
     ReadResult,
+    ReadUntil,
     ServerStatus,
     ShellSpec,
     ShellStatus,
@@ -278,10 +279,12 @@ class ExecApi(Protocol):
         wait: float = 0.0,
         timing: bool = False,
         marks: bool = False,
+        until: ReadUntil | None = None,
     ) -> TerminalRead:
         """Output and events after the position `since`, waiting up to `wait` seconds for the first.
 
-        `timing` splits output of different times into separate events; `marks` gives prompt marks a payload.
+        With `until`, the wait lasts until one of its conditions holds, and the result has an `outcome`. `timing`
+        splits output of different times into separate events; `marks` gives prompt marks a payload.
         """
 
     async def run_in_terminal(

@@ -24,6 +24,7 @@ TerminalEventType = Literal[
     "output", "gap", "state", "promptStart", "prompt", "continuation", "command", "ended", "resize", "input"
 ]
 TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
+ReadCondition = Literal["prompt", "input", "text", "size"]
 CloseMode = Literal["graceful", "force"]
 JobsAtClose = Literal["kill", "keep"]
 ConfinementMode = Literal["bubblewrap", "landlock", "none"]
@@ -35,14 +36,17 @@ TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 #: Larger input is written in pieces of this size; a process accepts about as much before the writer has to wait.
 WRITE_PIECE_BYTES: Final = 256 * 1024
-#: Rows or columns of a terminal: the kernel has 16 bits for each.
-MAX_TERMINAL_SIDE: Final = 65_535
 #: Ended commands of a shell that stay readable, for a client whose connection broke.
 KEPT_SHELL_COMMANDS: Final = 4
 #: A piece of a file in one message: large enough that a round trip counts little, and 8 of them fit in memory.
 FILE_PIECE_BYTES: Final = 1024 * 1024
 #: Entries of one page of a directory.
 DIRECTORY_PAGE: Final = 5_000
+#: Rows or columns of a terminal: the kernel has 16 bits for each.
+MAX_TERMINAL_SIDE: Final = 65_535
+#: Of a screen, and of a session of the service: a cell costs some tens of bytes, and the size comes from a caller.
+MAX_SCREEN_SIDE: Final = 4_096
+MAX_SESSION_SIDE: Final = 1_000
 #: Pids that a usage sample lists for one process; a fork bomb has more.
 USAGE_PIDS: Final = 1_000
 
@@ -601,6 +605,34 @@ class TerminalEvent(Struct, frozen=True, omit_defaults=True):
     cwd: str | None = None
 
 
+class ReadUntil(Struct, frozen=True, omit_defaults=True):
+    """Conditions of a terminal read. The first that holds ends the wait; so does the end of all output."""
+
+    #: The shell shows its prompt, and each line that was typed has begun to run.
+    prompt: bool = False
+    #: A program that a command started blocks in a read of the terminal, and has read all that was typed.
+    input: bool = False
+    #: The output after `since` contains this text. Not a regular expression, which could block the server.
+    text: str = ""
+    #: So many positions after `since` are there: bytes and events. 0 is no condition.
+    size: int = 0
+    #: If `size` was reached, and the output ends within a line: wait this long for a program to read input, because
+    #: a program prints its question just before it reads the answer.
+    settle_ms: int = 0
+
+
+class ReadOutcome(Struct, frozen=True):
+    """The state of a terminal at the end of a read with `ReadUntil`, in one reply with the output."""
+
+    #: The condition that holds; None if the time was over or the output ended.
+    reached: ReadCondition | None
+    #: Whether the shell shows its prompt, and each line that was typed has begun to run.
+    idle: bool
+    #: The text after the last line end, of at most 256 bytes: the question of a program that reads input.
+    line: str
+    terminal: TerminalStatus
+
+
 class TerminalRead(Struct, frozen=True):
     """Output and events after a position."""
 
@@ -612,6 +644,8 @@ class TerminalRead(Struct, frozen=True):
     truncated: bool = False
     #: The terminal is closed and all events were read.
     closed: bool = False
+    #: Of a read with `ReadUntil`. None from servers before this field.
+    outcome: ReadOutcome | None = None
 
 
 class TerminalCommandEnded(Struct, frozen=True):

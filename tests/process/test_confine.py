@@ -21,8 +21,8 @@ from msgspec.structs import replace
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
-from holdfast.runtime.confine.composing import binds_descriptors, compose, find_bwrap
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
+from holdfast.runtime.confine.launch_plan import binds_descriptors, find_bwrap, plan_launch
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.types import Confinement, ConfinementMode
 from tests.support.servers import RunningServer, is_alive, running_server
@@ -30,7 +30,7 @@ from tests.support.signalling import send_signal
 
 #: Distinguishes the children of these tests from those of another run on this machine.
 RUN = os.getpid()
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in get_args(ConfinementMode)
@@ -199,9 +199,9 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
     async def start(argv: list[str], cwd: str = str(work), **changes: object) -> None:
         await box.start(argv, cwd=cwd, confinement=replace(confinement, **changes))
 
-    with pytest.raises(InvalidParams, match="there is nothing of this name"):
+    with pytest.raises(InvalidParams, match="does not exist"):
         await start(["true"], writable=("/no/such/place",))
-    with pytest.raises(InvalidParams, match="no absolute path"):
+    with pytest.raises(InvalidParams, match="not an absolute path"):
         await start(["true"], writable=("work",))
     (work.parent / "link").symlink_to("/etc")
     with pytest.raises(InvalidParams, match="is a symbolic link"):
@@ -209,7 +209,7 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
     program = work.parent / "program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    with pytest.raises(CommandNotFound, match="not among what the confinement lets be read"):
+    with pytest.raises(CommandNotFound, match="not readable in the confinement"):
         await start([str(program)])
     with pytest.raises(InvalidParams, match="needs the path"):
         await start(["true"], network="proxy")
@@ -218,7 +218,7 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
     if confinement.mode == "bubblewrap":
         # None that exists for another reason, as the home directory of the user that runs the tests does.
         (work.parent / "elsewhere").mkdir()
-        with pytest.raises(CwdNotFound, match="not among"):
+        with pytest.raises(CwdNotFound, match="not readable"):
             await start(["true"], cwd=str(work.parent / "elsewhere"))
     else:
         (work / "kept").mkdir()
@@ -469,13 +469,13 @@ async def test_a_directory_that_becomes_a_link_while_its_jail_is_made(
     (outside / "secret").write_text("secret")
 
     def compose_and_replace(*arguments: Any, **options: Any) -> Any:
-        composed = compose(*arguments, **options)
+        composed = plan_launch(*arguments, **options)
         given.rename(work / "moved")
         given.symlink_to(outside)
         return composed
 
     given.mkdir()
-    monkeypatch.setattr("holdfast.runtime.process.start.compose", compose_and_replace)
+    monkeypatch.setattr("holdfast.runtime.process.start.plan_launch", compose_and_replace)
     confinement = replace(confinement, **{"writable": (), where: (str(given),)})
     async with holdfast.connect("inprocess") as box:
         with pytest.raises(PermissionRefused, match="link"):

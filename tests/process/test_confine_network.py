@@ -19,11 +19,11 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.proxies.egress.proxy import SOCKETS_BEFORE_SWEEP
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
 from holdfast.types import Confinement
 from tests.support.servers import RunningServer, running_server
 
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 PYTHON = "/usr/bin/python3"
 missing = [f"{word}: {OFFERED[word]}" for word in ("bubblewrap", "network", "egress") if OFFERED[word]]
 pytestmark = [

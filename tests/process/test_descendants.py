@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.runtime.confine.jail import Jail, descendants
+from holdfast.runtime.confine.jail import ProcessJail, descendants
 from tests.support.signalling import kill_group
 
 MANY = 1000
@@ -83,4 +83,4 @@ def test_too_many_and_gone_are_not_told(start: Start) -> None:
 
 
 def test_where_no_jail_is_found_everybody_may_be_inside() -> None:
-    assert os.getpid() in Jail(0).inside()
+    assert os.getpid() in ProcessJail(0).inside()

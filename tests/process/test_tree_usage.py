@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.tree import usage as tree_usage
 from holdfast.runtime.tree.process_table import read_mark
@@ -28,7 +28,7 @@ from holdfast.runtime.tree.usage import (
 from holdfast.types import CommandSpec, Confinement, OutputChunk, ProcessSpec, ProcessUsage, ShellSpec
 from tests.support.signalling import send_signal
 
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60.0

@@ -21,7 +21,7 @@ import holdfast
 from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
 from holdfast.service.clock import SystemClock
 from holdfast.service.problems import Denied
 from holdfast.service.sessions.backend.connections import SandboxPool
@@ -34,9 +34,9 @@ from tests.support.servers import RunningServer, running_server
 
 SECRET = "the-token-of-another"
 MIB = 1024 * 1024
-FOUND = offers()
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in FOUND}
-LANDLOCK = next((int(offer.word[9:]) for offer in FOUND if offer.word.startswith("landlock:")), 0)
+FOUND = detect_features()
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in FOUND}
+LANDLOCK = next((int(feature.word[9:]) for feature in FOUND if feature.word.startswith("landlock:")), 0)
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in ("bubblewrap", "landlock")

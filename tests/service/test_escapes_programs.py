@@ -11,17 +11,19 @@ import pytest
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.runtime.confine.offers import offers, words
+from holdfast.runtime.confine.features import available, detect_features
 from holdfast.service.api import PolicyRequest
 from holdfast.service.policy.engine import decide_command, resolve
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan, plan
 from tests.support.servers import RunningServer, running_server
 
-FOUND = offers()
-OFFERED = words(FOUND)
+FOUND = detect_features()
+OFFERED = available(FOUND)
 MISSING = [
-    f"{offer.word}: {offer.missing}" for offer in FOUND if offer.word in ("bubblewrap", "noexec") and offer.missing
+    f"{feature.word}: {feature.missing}"
+    for feature in FOUND
+    if feature.word in ("bubblewrap", "noexec") and feature.missing
 ]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))
 RULES = """\

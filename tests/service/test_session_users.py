@@ -23,8 +23,8 @@ import pytest
 
 import holdfast
 from holdfast.errors import InvalidParams
-from holdfast.runtime.confine.offers import offers
-from holdfast.runtime.confine.seccomp import MACHINES
+from holdfast.runtime.confine.features import detect_features
+from holdfast.runtime.confine.seccomp import ARCHITECTURES
 from holdfast.service.access.session_users import UidRange, check_free, parse_uids
 from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.backend.enforcement import needs_user
@@ -35,7 +35,7 @@ from tests.service.conftest import OpenStore
 from tests.service.running_service import Place, RunningService, new_place, running_service
 from tests.support.parts import needs as needs_program
 
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 PYTHON: Final = "/usr/bin/python3"
 SECRET: Final = "for-root-alone"
 FIRST: Final = 1_900_200_000
@@ -292,14 +292,14 @@ print("done")
 
 @as_root
 @pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason=f"{PYTHON} is not here: it makes the system calls")
-@pytest.mark.skipif(os.uname().machine not in MACHINES, reason="no numbers of system calls for this machine")
+@pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason="no numbers of system calls for this machine")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("user", [None, f"{UID}:{UID}"], ids=["root", "another user"])
 async def test_no_confined_program_leaves_a_set_id_file(mode: Any, user: str | None) -> None:
     with directory_in("/tmp") as shared:
         shared.chmod(0o777)
         confinement = Confinement(mode=mode, writable=(str(shared),), network="none")
-        program = SET_ID.format(calls=MACHINES[os.uname().machine].calls)
+        program = SET_ID.format(calls=ARCHITECTURES[os.uname().machine].calls)
         async with holdfast.connect("inprocess") as box:
             process = await box.start(
                 [PYTHON, "-", str(shared)], user=user, cwd=str(shared), confinement=confinement, stdin="open"

@@ -31,6 +31,7 @@ from holdfast.types import (
     ProcessInfo,
     ProcessSpec,
     ReadResult,
+    ReadUntil,
     ServerStatus,
     ShellSpec,
     ShellStatus,
@@ -203,8 +204,9 @@ class RemoteExec:
         wait: float = 0.0,
         timing: bool = False,
         marks: bool = False,
+        until: ReadUntil | None = None,
     ) -> TerminalRead:
-        params = m.TerminalReadParams(terminal_id, since, max_bytes, _milliseconds(wait), timing, marks)
+        params = m.TerminalReadParams(terminal_id, since, max_bytes, _milliseconds(wait), timing, marks, until)
         return await self.connection.call(methods.TERMINAL_READ, params)
 
     async def run_in_terminal(

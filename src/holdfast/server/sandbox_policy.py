@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from holdfast.errors import Forbidden, InvalidParams
-from holdfast.runtime.confine.rights import Access, Right
+from holdfast.runtime.confine.rights import Access, PathRight
 from holdfast.wire.paths import decode_path
 
 Network = Literal["restricted", "enabled"]
@@ -104,7 +104,7 @@ class CodexPolicy(NamedTuple):
     """The rights of a request."""
 
     #: Rights on paths; None: those of the server itself.
-    rights: tuple[Right, ...] | None
+    rights: tuple[PathRight, ...] | None
     network: bool
 
 
@@ -146,10 +146,10 @@ class _Resolver:
         else:
             self._temporary = [tmpdir] if tmpdir is not None and os.path.isabs(tmpdir) else []
 
-    def __call__(self, entry: _Entry) -> list[Right]:
+    def __call__(self, entry: _Entry) -> list[PathRight]:
         access: Access = "deny" if entry.access == "none" else entry.access
         optional = entry.missing_path_behavior == "skip"
-        return [Right(path, access, optional) for path in self._paths(entry.path)]
+        return [PathRight(path, access, optional) for path in self._paths(entry.path)]
 
     def _paths(self, path: _Path | _Special) -> list[str]:
         if isinstance(path, _Path):

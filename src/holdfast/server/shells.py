@@ -48,10 +48,10 @@ class _ShellRunReply(DeferredReply):
 
     def start(self, reply: Callable[[m.ShellRunResult | HoldfastError], None]) -> None:
         self._reply = reply
-        if self._command.is_over:
+        if self._command.is_done:
             self._over()
         else:
-            self._command.when_over(self._over)
+            self._command.add_done_callback(self._over)
 
     def cancel(self, reason: str = "") -> None:
         self._cancelled = True

@@ -42,6 +42,7 @@ class TerminalMethods:
             wait=params.wait_ms / 1000,
             timing=params.timing,
             marks=params.marks,
+            until=params.until,
         )
 
     async def run(self, connection: ServerConnection, params: m.TerminalRunParams) -> TerminalCommandEnded:

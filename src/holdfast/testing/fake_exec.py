@@ -75,6 +75,7 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.runtime.process.checks import check_run
+from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
@@ -102,6 +103,7 @@ from holdfast.types import (
     ProcessSpec,
     ProcessUsage,
     ReadResult,
+    ReadUntil,
     ServerStatus,
     ShellInfo,
     ShellSpec,
@@ -449,14 +451,11 @@ class FakeExec:
         wait: float = 0.0,
         timing: bool = False,
         marks: bool = False,
+        until: ReadUntil | None = None,
     ) -> TerminalRead:
-        terminal = self.terminal(terminal_id)
-        if wait > 0:
-            with contextlib.suppress(builtins.TimeoutError):
-                async with asyncio.timeout(wait):
-                    await terminal.news(since)
+        live = self.terminal(terminal_id).live
         limit = _DEFAULT_READ_BYTES if max_bytes is None else max_bytes
-        return terminal.read_after(since, limit, timing=timing, marks=marks)
+        return await read_terminal(live, since, limit, wait, timing=timing, marks=marks, until=until)
 
     async def run_in_terminal(
         self,

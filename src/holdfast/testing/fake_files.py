@@ -138,7 +138,7 @@ class FakeFiles:
     ) -> FileInfo:
         data = bytes(self._uploads.pop(upload_id, b""))
         if len(data) != size:
-            raise file_error(errno.EIO, f"{path}: {len(data)} bytes came of {size}: write it again")
+            raise file_error(errno.EIO, f"{path}: {len(data)} of {size} bytes were received: write it again")
         return self._write(path, data, attributes or _NOTHING).info()
 
     async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:

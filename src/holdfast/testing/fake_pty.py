@@ -190,9 +190,9 @@ class ScriptedTerminal(LiveTerminal):
             super().status(look=look), foreground=self._stub.foreground, foreground_pid=self._stub.pid
         )
 
-    def look_again(self) -> None:
-        self._look()
-        self._tell()
+    def update_input(self) -> None:
+        self._query_input()
+        self._notify()
 
     def typed_in(self, data: bytes) -> None:
         self._on_typed(data)
@@ -200,7 +200,7 @@ class ScriptedTerminal(LiveTerminal):
     def _cwd(self) -> str:
         return self._stub.cwd
 
-    def _ask(self) -> InputState:
+    def _probe_input(self) -> InputState:
         stub = self._stub
         pid = stub.pid if stub.status is None else None
         return InputState(stub.is_awaited, pid, stub.echo, stub.canonical)

@@ -218,10 +218,6 @@ class FakeTerminal(FakeProcess):
     def read_after(self, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False) -> TerminalRead:
         return self.live.read(since, max_bytes, timing=timing, marks=marks)
 
-    async def news(self, since: int) -> None:
-        """Wait for an event after a position."""
-        await self.live.wait_news(since)
-
     async def wait_until(self, until: TerminalWait, timeout: float | None, changes: int = 0) -> bool:
         return await self.live.wait(until, timeout, changes)
 
@@ -261,7 +257,7 @@ class FakeTerminal(FakeProcess):
         self.prints(raw.replace(b"\n", b"\r\n"))
 
     def _looked(self) -> None:
-        self.live.look_again()
+        self.live.update_input()
         self.notify()
 
     @property

@@ -16,6 +16,7 @@ from holdfast.types import (
     JobsAtClose,
     ProcessInfo,
     ProcessSpec,
+    ReadUntil,
     ShellStatus,
     Stream,
     Struct,
@@ -334,6 +335,8 @@ class TerminalReadParams(Struct, frozen=True, omit_defaults=True):
     timing: bool = False
     #: Give prompt marks their escape sequences as payload.
     marks: bool = False
+    #: Wait for one of these conditions instead of for anything.
+    until: ReadUntil | None = None
 
 
 class TerminalRunParams(Struct, frozen=True, omit_defaults=True):

@@ -13,7 +13,7 @@ import pytest
 from holdfast import OutputChunk, Sandbox, TerminalSize
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
-from holdfast.types import TerminalEvent
+from holdfast.types import ReadUntil, TerminalEvent
 from tests.contract.terminals.ways import (
     PATIENCE,
     TERMINAL_SETTINGS,
@@ -292,3 +292,44 @@ async def test_the_screen_is_what_a_person_would_see(opened: Opener) -> None:
     assert (screen.rows, screen.cols) == (5, 20)
     again = await (await opened.box.open_terminal(terminal.id)).screen()
     assert again.lines == screen.lines
+
+
+async def test_a_read_ends_when_a_program_reads_input(opened: Opener, terminal: Terminal) -> None:
+    api, since = opened.box.api, (await terminal.describe()).token
+    await terminal.send("read -rsp 'Password: ' secret; echo; echo got $secret\n")
+    found = await api.read_terminal(terminal.id, since=since, wait=PATIENCE, until=ReadUntil(input=True))
+    assert found.outcome is not None
+    assert (found.outcome.reached, found.outcome.idle, found.outcome.line) == ("input", False, "Password: ")
+    assert (found.outcome.terminal.awaiting_input, found.outcome.terminal.password_prompt) == (True, True)
+    assert found.token == found.outcome.terminal.token
+    await terminal.send("x\n")
+    text = ReadUntil(input=True, text="got x")
+    found = await api.read_terminal(terminal.id, since=found.token, wait=PATIENCE, until=text)
+    assert found.outcome is not None
+    assert found.outcome.reached == "text"
+    found = await api.read_terminal(terminal.id, since=since, wait=PATIENCE, until=ReadUntil(prompt=True))
+    assert found.outcome is not None
+    assert (found.outcome.reached, found.outcome.idle, found.outcome.line) == ("prompt", True, "")
+    assert found.events[-1].prompt == "$ "
+
+
+async def test_a_read_until_a_size_waits_for_the_question_behind_it(opened: Opener, terminal: Terminal) -> None:
+    api, since = opened.box.api, (await terminal.describe()).token
+    any_news = ReadUntil(size=1, settle_ms=int(PATIENCE * 1000))
+    nothing = await api.read_terminal(terminal.id, since=since, until=any_news)
+    assert nothing.outcome is not None
+    assert (nothing.outcome.reached, nothing.outcome.idle, nothing.events) == (None, True, ())
+    await terminal.send("clear; printf 'name? '; read -r name\n")
+    await terminal.wait_until_awaiting_input(PATIENCE)
+    found = await api.read_terminal(terminal.id, since=since, wait=PATIENCE, until=any_news)
+    assert found.outcome is not None
+    assert (found.outcome.reached, found.outcome.terminal.awaiting_input) == ("size", True)
+    assert found.outcome.line.endswith("name? ")
+
+
+async def test_a_read_until_a_condition_ends_with_the_output(opened: Opener) -> None:
+    short = await opened(["/bin/sh", "-c", "echo over"])
+    never = ReadUntil(text="never", input=True, prompt=True)
+    found = await opened.box.api.read_terminal(short.id, wait=PATIENCE, until=never)
+    assert found.outcome is not None
+    assert (found.closed, found.outcome.reached, found.outcome.terminal.exit_code) == (True, None, 0)

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CommandNotFound, Forbidden, InvalidParams, PermissionRefused
-from holdfast.runtime.confine import bubblewrap, composing, landlock, offers
-from holdfast.runtime.confine.denials import was_denied
-from holdfast.runtime.confine.paths import Visible, is_beneath, unreadable_for_others, visible_paths
-from holdfast.runtime.confine.resource_groups import Hierarchy
-from holdfast.runtime.confine.rights import Right, confinement_for
-from holdfast.runtime.confine.seccomp import AF_INET, AF_UNIX, MACHINES, filter_program, refused_calls
+from holdfast.runtime.confine import bubblewrap, features, landlock, launch_plan
+from holdfast.runtime.confine.paths import VisiblePaths, is_beneath, unreadable_for_others, visible_paths
+from holdfast.runtime.confine.resource_groups import CgroupHierarchy
+from holdfast.runtime.confine.rights import PathRight, confinement_for, was_denied
+from holdfast.runtime.confine.seccomp import AF_INET, AF_UNIX, ARCHITECTURES, filter_program, refused_calls
 from holdfast.runtime.process.environment import Account
 from holdfast.types import Confinement, ExitStatus
 
@@ -50,10 +49,10 @@ def run(program: bytes, audit: int, number: int, *arguments: int) -> int:
 # --- seccomp ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", ARCHITECTURES)
 class TestFilter:
     def ask(self, machine: str, name: str, *arguments: int, families: tuple[int, ...] = (AF_UNIX,)) -> int:
-        audit, calls = MACHINES[machine]
+        audit, calls = ARCHITECTURES[machine]
         return run(filter_program(machine, families), audit, calls[name], *arguments)
 
     def test_every_call_of_the_list_is_refused(self, machine: str) -> None:
@@ -62,7 +61,7 @@ class TestFilter:
             assert self.ask(machine, name) == REFUSED | errno.EPERM, name
 
     def test_others_are_allowed(self, machine: str) -> None:
-        audit, calls = MACHINES[machine]
+        audit, calls = ARCHITECTURES[machine]
         program = filter_program(machine, ())
         for number in set(range(600)) - set(calls.values()):
             assert run(program, audit, number) == ALLOWED, number
@@ -95,7 +94,7 @@ class TestFilter:
         assert self.ask(machine, "prlimit64", 4711, 0) == REFUSED | errno.EPERM
 
     def test_no_file_gets_a_set_id_bit(self, machine: str) -> None:
-        calls = MACHINES[machine].calls
+        calls = ARCHITECTURES[machine].calls
         modes = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1}
         modes |= {"mkdir": 1, "mkdirat": 2, "mknod": 1, "mknodat": 2}
         oldest = {"chmod", "creat", "mkdir", "mknod", "open"}
@@ -119,7 +118,7 @@ class TestFilter:
         program = filter_program(machine, (AF_UNIX,))
         assert run(program, 0x40000003, 1) == REFUSED | errno.EPERM  # i386
         if machine == "x86_64":
-            assert run(program, MACHINES[machine].audit, 0x40000000 + 1) == REFUSED | errno.EPERM  # x32
+            assert run(program, ARCHITECTURES[machine].audit, 0x40000000 + 1) == REFUSED | errno.EPERM  # x32
 
 
 # --- paths -----------------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ def test_beneath() -> None:
 
 
 def test_the_longest_path_decides() -> None:
-    visible = Visible(("/usr",), ("/spool/own", "/work"), ("/spool", "/work/kept"))
+    visible = VisiblePaths(("/usr",), ("/spool/own", "/work"), ("/spool", "/work/kept"))
     assert visible.shows("/spool/own/file")
     assert not visible.shows("/spool/other")
     assert visible.shows("/work/file")
@@ -182,7 +181,7 @@ def test_files_that_not_all_may_read(tmp_path: Path) -> None:
 # --- bubblewrap ------------------------------------------------------------------------------------------------
 
 
-def jail(confinement: Confinement, visible: Visible, **changes: object) -> list[str]:
+def jail(confinement: Confinement, visible: VisiblePaths, **changes: object) -> list[str]:
     given = {
         "environment": {"HOME": "/home/me"},
         "cwd": "/work",
@@ -197,7 +196,7 @@ def jail(confinement: Confinement, visible: Visible, **changes: object) -> list[
 
 
 def test_what_lies_above_is_mounted_first() -> None:
-    visible = Visible(("/usr", "/work/read"), ("/tmp/mine", "/work"), ("/work/kept",))
+    visible = VisiblePaths(("/usr", "/work/read"), ("/tmp/mine", "/work"), ("/work/kept",))
     words = jail(Confinement("bubblewrap"), visible)
     order = [word for before, word in pairwise(words) if before.endswith(("bind", "fs", "proc"))]
     places = ["/proc", "/proc/sys", "/tmp", "/tmp/mine", "/usr", "/work", "/work/kept", "/work/read"]
@@ -207,7 +206,7 @@ def test_what_lies_above_is_mounted_first() -> None:
 
 
 def test_the_root_is_read_only_and_scratch_has_a_size() -> None:
-    words = jail(Confinement("bubblewrap", scratch_bytes=7), Visible((), ("/work",), ()))
+    words = jail(Confinement("bubblewrap", scratch_bytes=7), VisiblePaths((), ("/work",), ()))
     for place in ("/tmp", "/dev/shm", "/home/me"):
         assert words[words.index(place) - 3 : words.index(place)] == ["--size", "7", "--tmpfs"]
     remounted = [words[index + 1] for index, word in enumerate(words) if word == "--remount-ro"]
@@ -215,12 +214,12 @@ def test_the_root_is_read_only_and_scratch_has_a_size() -> None:
 
 
 def test_a_root_that_was_given_to_be_written_stays_so() -> None:
-    words = jail(Confinement("bubblewrap"), Visible((), ("/",), ()))
+    words = jail(Confinement("bubblewrap"), VisiblePaths((), ("/",), ()))
     assert [words[index + 1] for index, word in enumerate(words) if word == "--remount-ro"] == ["/dev"]
 
 
 def test_namespaces_of_the_jail() -> None:
-    nothing = Visible((), (), ())
+    nothing = VisiblePaths((), (), ())
     closed = Confinement("bubblewrap", network="none")
     assert "--unshare-net" in jail(closed, nothing)
     assert "--unshare-net" not in jail(closed, nothing, own_network=True)
@@ -232,7 +231,9 @@ def test_namespaces_of_the_jail() -> None:
 
 def test_a_jail_of_another_user_is_left_open_to_that_user() -> None:
     """bwrap makes the directories above a private one private as well: the user would not get to its own."""
-    words = jail(Confinement("bubblewrap"), Visible((), ("/srv/a/work",), ()), changes_user=True, written={"/x": 7})
+    words = jail(
+        Confinement("bubblewrap"), VisiblePaths((), ("/srv/a/work",), ()), changes_user=True, written={"/x": 7}
+    )
     for above in ("/srv", "/srv/a", "/home"):
         at = words.index(above)
         assert words[at - 3 : at] == ["--perms", "0755", "--dir"]
@@ -241,14 +242,14 @@ def test_a_jail_of_another_user_is_left_open_to_that_user() -> None:
     assert words[home - 5 : home - 3] == ["--perms", "1777"]
     assert words[words.index("/x") - 4 : words.index("/x")] == ["--perms", "0644", "--ro-bind-data", "7"]
     assert words.index("--cap-drop") < words.index("--cap-add")
-    assert "--cap-add" not in jail(Confinement("bubblewrap"), Visible((), ("/srv/a/work",), ()))
+    assert "--cap-add" not in jail(Confinement("bubblewrap"), VisiblePaths((), ("/srv/a/work",), ()))
 
 
 def test_a_jail_of_another_user_sets_what_libc_reads_behind_the_change(tmp_path: Path) -> None:
     """Before it, a library that the user names would be loaded into a program that is root."""
     environment = {"LD_PRELOAD": "/mine.so", "GLIBC_TUNABLES": "x", "LC_ALL": "C", "SECRET": "s"}
     for uid in (54321, 0):
-        composed = composing.compose(
+        composed = launch_plan.plan_launch(
             Confinement("bubblewrap", writable=(str(tmp_path),)),
             path="/bin/sh",
             argv=["sh"],
@@ -273,16 +274,18 @@ def test_a_jail_of_another_user_sets_what_libc_reads_behind_the_change(tmp_path:
 
 def test_a_user_database_that_is_hidden_has_its_own_user_alone() -> None:
     account = Account("agent", 7, 7, (7,), "/home/agent", "/bin/sh", listed=False)
-    hidden = composing._user_database(account, Visible(("/etc",), (), ("/etc/passwd",)))
+    hidden = launch_plan._user_database(account, VisiblePaths(("/etc",), (), ("/etc/passwd",)))
     assert hidden["/etc/passwd"] == b"agent:x:7:7::/home/agent:/bin/sh\n"
     assert hidden["/etc/group"].startswith(b"agent:x:7:\n")
     assert b"root:" in hidden["/etc/group"]
-    assert composing._user_database(account, Visible(("/etc",), ("/etc/passwd",), ())).keys() == {"/etc/group"}
+    assert launch_plan._user_database(account, VisiblePaths(("/etc",), ("/etc/passwd",), ())).keys() == {
+        "/etc/group"
+    }
 
 
 def test_composing_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compose(confinement: Confinement, path: str = "/bin/sh") -> composing.Composed:
-        return composing.compose(
+    def compose(confinement: Confinement, path: str = "/bin/sh") -> launch_plan.LaunchPlan:
+        return launch_plan.plan_launch(
             confinement, path=path, argv=["sh"], environment={}, cwd=str(tmp_path), as_root=True, own=()
         )
 
@@ -292,20 +295,20 @@ def test_composing_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
         compose(own, "/root/program")
     with pytest.raises(InvalidParams, match="needs `seccomp`"):
         compose(Confinement("landlock", writable=(str(tmp_path),), network="none", seccomp=False))
-    monkeypatch.setattr(composing, "find_bwrap", lambda: None)
+    monkeypatch.setattr(launch_plan, "find_bwrap", lambda: None)
     with pytest.raises(PermissionRefused, match="not installed"):
         compose(own)
 
 
 def test_variables_of_a_confined_process() -> None:
-    proxied = composing.environment_for(Confinement(network="proxy", proxy="/x"), {"A": "b"})
+    proxied = launch_plan.environment_for(Confinement(network="proxy", proxy="/x"), {"A": "b"})
     assert proxied["A"] == "b"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
     assert {proxied[name] for name in names} == {"http://127.0.0.1:3128"}
     jailed = Confinement("bubblewrap", writable=("/work",))
-    assert composing.environment_for(jailed, {"TMPDIR": "/elsewhere"}) == {}
-    assert composing.environment_for(jailed, {"TMPDIR": "/work/tmp"}) == {"TMPDIR": "/work/tmp"}
-    assert composing.environment_for(Confinement("landlock", writable=("/work",)), {}) == {"TMPDIR": "/work"}
+    assert launch_plan.environment_for(jailed, {"TMPDIR": "/elsewhere"}) == {}
+    assert launch_plan.environment_for(jailed, {"TMPDIR": "/work/tmp"}) == {"TMPDIR": "/work/tmp"}
+    assert launch_plan.environment_for(Confinement("landlock", writable=("/work",)), {}) == {"TMPDIR": "/work"}
 
 
 # --- Landlock --------------------------------------------------------------------------------------------------
@@ -317,7 +320,7 @@ def test_a_directory_with_something_hidden_is_given_entry_by_entry(tmp_path: Pat
     (tmp_path / "some/secret").write_text("")
     (tmp_path / "some/plain").write_text("")
     hidden = (f"{tmp_path}/kept", f"{tmp_path}/some/secret")
-    rules = dict(landlock.rules(Visible((str(tmp_path),), (), hidden), hide_processes=True))
+    rules = dict(landlock.rules(VisiblePaths((str(tmp_path),), (), hidden), hide_processes=True))
     below = {
         os.path.relpath(path, tmp_path): given for path, given in rules.items() if path.startswith(str(tmp_path))
     }
@@ -346,7 +349,7 @@ def test_limits_in_the_words_of_each_version(
     for name in written:
         (tmp_path / name).touch()
     limits = Confinement(total_memory_bytes=1_000_000, total_processes=7, cpu_cores=0.5)
-    Hierarchy(controller, "", version).limit(str(tmp_path), limits)  # type: ignore[arg-type]
+    CgroupHierarchy(controller, "", version).limit(str(tmp_path), limits)  # type: ignore[arg-type]
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == written
 
 
@@ -362,7 +365,7 @@ class TestRights:
         assert confinement_for(None, network=False) == expected
 
     def test_read_only_shows_the_tmp_of_the_machine(self) -> None:
-        found = confinement_for([Right("/", "read")], network=False)
+        found = confinement_for([PathRight("/", "read")], network=False)
         expected = Confinement(mode="bubblewrap", readable=("/", "/tmp"), network="none", unix_sockets=False)
         assert found == expected
 
@@ -371,11 +374,11 @@ class TestRights:
         kept.mkdir(parents=True)
         secret.touch()
         rights = [
-            Right("/", "read"),
-            Right(str(secret), "deny"),
-            Right(str(kept), "read"),
-            Right(str(work), "write"),
-            Right(str(work / "redundant"), "write"),
+            PathRight("/", "read"),
+            PathRight(str(secret), "deny"),
+            PathRight(str(kept), "read"),
+            PathRight(str(work), "write"),
+            PathRight(str(work / "redundant"), "write"),
         ]
         found = confinement_for(rights, network=True)
         assert found is not None
@@ -384,36 +387,36 @@ class TestRights:
 
     def test_of_two_rights_on_one_path_the_stronger_counts(self, tmp_path: Path) -> None:
         path = str(tmp_path)
-        rights = [Right("/", "read"), Right(path, "read"), Right(path, "write")]
+        rights = [PathRight("/", "read"), PathRight(path, "read"), PathRight(path, "write")]
         found = confinement_for(rights, network=True)
         assert found is not None
         assert found.writable == (path,)
-        found = confinement_for([*rights, Right(path, "deny")], network=True)
+        found = confinement_for([*rights, PathRight(path, "deny")], network=True)
         assert found is not None
         assert (found.writable, found.hidden) == ((), (path,))
 
     def test_what_is_missing_is_left_out_where_that_gives_no_more(self, tmp_path: Path) -> None:
         path, missing = str(tmp_path), str(tmp_path / "none")
-        base = [Right("/", "read"), Right(path, "write")]
+        base = [PathRight("/", "read"), PathRight(path, "write")]
         plain = confinement_for(base, network=True)
-        for right in (Right(missing, "read", optional=True), Right(missing, "deny", optional=True)):
+        for right in (PathRight(missing, "read", optional=True), PathRight(missing, "deny", optional=True)):
             assert confinement_for([*base, right], network=True) == plain
-        assert confinement_for([base[0], Right(missing, "write")], network=True) == confinement_for(
+        assert confinement_for([base[0], PathRight(missing, "write")], network=True) == confinement_for(
             base[:1], network=True
         )
-        for right in (Right(missing, "read"), Right(missing, "deny")):
-            with pytest.raises(Forbidden, match="cannot be kept back"):
+        for right in (PathRight(missing, "read"), PathRight(missing, "deny")):
+            with pytest.raises(Forbidden, match="cannot be restricted"):
                 confinement_for([*base, right], network=True)
 
-    @pytest.mark.parametrize("rights", [[], [Right("/tmp", "write")], [Right("/", "deny")]])
-    def test_a_root_that_cannot_be_read_is_refused(self, rights: list[Right]) -> None:
+    @pytest.mark.parametrize("rights", [[], [PathRight("/tmp", "write")], [PathRight("/", "deny")]])
+    def test_a_root_that_cannot_be_read_is_refused(self, rights: list[PathRight]) -> None:
         with pytest.raises(Forbidden):
             confinement_for(rights, network=True)
 
     def test_a_symbolic_link_is_refused_with_its_real_path(self, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to("/etc")
         with pytest.raises(Forbidden, match="name /etc"):
-            confinement_for([Right("/", "read"), Right(str(tmp_path / "link"), "write")], network=True)
+            confinement_for([PathRight("/", "read"), PathRight(str(tmp_path / "link"), "write")], network=True)
 
 
 # --- denials ---------------------------------------------------------------------------------------------------
@@ -442,7 +445,7 @@ class TestDenials:
 
 def test_no_unix_sockets_need_the_filter() -> None:
     with pytest.raises(InvalidParams, match="seccomp"):
-        composing.compose(
+        launch_plan.plan_launch(
             Confinement(unix_sockets=False, seccomp=False),
             path="/bin/sh",
             argv=["sh"],
@@ -455,8 +458,8 @@ def test_no_unix_sockets_need_the_filter() -> None:
 
 def test_a_jail_that_fails_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = ["bwrap: Can't find source path /etc/removed", ""]
-    monkeypatch.setattr(offers, "_try_jail_once", lambda user: answers.pop(0))
-    assert offers._try_jail() == ""
+    monkeypatch.setattr(features, "_try_jail_once", lambda user: answers.pop(0))
+    assert features._try_jail() == ""
     assert answers == []
-    monkeypatch.setattr(offers, "_try_jail_once", lambda user: "bwrap: No permissions")
-    assert offers._try_jail() == "bwrap: No permissions"
+    monkeypatch.setattr(features, "_try_jail_once", lambda user: "bwrap: No permissions")
+    assert features._try_jail() == "bwrap: No permissions"

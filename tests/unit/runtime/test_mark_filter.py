@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.runtime.terminal.mark_filter import MARK_BYTES, Mark, MarkFilter, Modes
+from holdfast.runtime.terminal.mark_filter import MARK_BYTES, MarkFilter, PromptMark, TerminalModes
 
 NONCE = "00112233445566778899aabbccddeeff"
 OTHER = "f" * 32
@@ -45,13 +45,13 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def filtered(pieces: list[bytes]) -> tuple[bytes, list[Mark]]:
+def filtered(pieces: list[bytes]) -> tuple[bytes, list[PromptMark]]:
     """All that comes out, with the marks at their places in it."""
     filter = MarkFilter(NONCE)
     clean, marks = b"", []
     for piece in pieces:
         data, found = filter.feed(piece)
-        marks += [Mark(each.letter, each.argument, each.position + len(clean)) for each in found]
+        marks += [PromptMark(each.letter, each.argument, each.position + len(clean)) for each in found]
         clean += data
         assert len(filter.held) <= MARK_BYTES
     return clean + filter.release(), marks
@@ -87,7 +87,10 @@ def test_marks_without_the_secret_pass_as_they_are(forged: bytes, size: int) -> 
 
 def test_what_a_mark_says() -> None:
     data = b"".join([b"x", mark("D", "130"), b"\r\n", mark("A"), b"$ ", mark("B")])
-    assert MarkFilter(NONCE).feed(data) == (b"x\r\n$ ", [Mark("D", "130", 1), Mark("A", "", 3), Mark("B", "", 5)])
+    assert MarkFilter(NONCE).feed(data) == (
+        b"x\r\n$ ",
+        [PromptMark("D", "130", 1), PromptMark("A", "", 3), PromptMark("B", "", 5)],
+    )
 
 
 @pytest.mark.parametrize("start", [b"\x1b", b"\x1b]", b"\x1b]133;", b"\x1b]133;D;0;" + NONCE.encode()[:10]])
@@ -127,7 +130,7 @@ def test_a_flood_with_a_mark_at_its_end() -> None:
         total += len(data)
         assert found == []
     data, marks = filter.feed(mark("D", "0"))
-    assert (total, data, marks) == (len(flood), b"", [Mark("D", "0", 0)])
+    assert (total, data, marks) == (len(flood), b"", [PromptMark("D", "0", 0)])
 
 
 def test_a_flood_of_escapes() -> None:
@@ -153,7 +156,7 @@ SEQUENCES = [
 
 
 def switched(pieces: list[bytes]) -> tuple[bool, bool, bool]:
-    modes = Modes()
+    modes = TerminalModes()
     for piece in pieces:
         modes.feed(piece)
     return modes.alternate_screen, modes.application_cursor, modes.bracketed_paste

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.terminal.shell_integration import Integrated, integrate
+from holdfast.runtime.terminal.shell_integration import IntegratedShell, integrate
 
 NONCE = "00112233445566778899aabbccddeeff"
 
 
-def ask(path: str, *argv: str, login: bool = False, **environment: str) -> Integrated | None:
+def ask(path: str, *argv: str, login: bool = False, **environment: str) -> IntegratedShell | None:
     return integrate(path, argv, directory="/d x", nonce=NONCE, login=login, environment=environment)
 
 

@@ -22,6 +22,7 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.runtime.durability.records import TerminalCheckpoint
+from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.testing import (
     FakeClock,
     FakeCommand,
@@ -36,7 +37,7 @@ from holdfast.testing import (
     run_in_virtual_time,
 )
 from holdfast.testing.fake_pty import NONCE, MemoryLog
-from holdfast.types import TerminalSize, TerminalSpec
+from holdfast.types import ReadUntil, TerminalSize, TerminalSpec
 
 Test = Callable[[FakeTerminal, Terminal], Coroutine[Any, Any, None]]
 
@@ -317,7 +318,7 @@ def test_run_is_the_real_one() -> None:
 
 def earlier_memory(stub: FakeTerminal, **known: Any) -> TerminalCheckpoint:
     """A record of an earlier version."""
-    return msgspec.structs.replace(stub.live._memory(1), **known)
+    return msgspec.structs.replace(stub.live._saved_state(1), **known)
 
 
 def test_a_continuation_prompt_that_an_earlier_version_took_for_a_prompt() -> None:
@@ -543,3 +544,12 @@ def test_the_log_keeps_its_head_and_its_tail() -> None:
     assert log.tail(0, 13, 100) == (b"abcdeijklm", True)
     assert log.tail(9, 13, 2) == (b"lm", True)
     assert log.tail(9, 13, 4) == (b"jklm", False)
+
+
+async def test_a_text_is_found_on_both_sides_of_a_gap() -> None:
+    stub = FakeTerminal(retained_bytes=40)
+    stub.prints("first" + "." * 100 + "last")
+    for text, reached in (("first", "text"), ("last", "text"), ("t...l", None), ("....last", "text")):
+        found = await read_terminal(stub.live, 0, 1000, 0.0, until=ReadUntil(text=text))
+        assert found.outcome is not None
+        assert (text, found.outcome.reached) == (text, reached)

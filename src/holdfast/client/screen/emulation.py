@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from holdfast.errors import InvalidParams
+from holdfast.types import MAX_SCREEN_SIDE
 
 #: DEC private modes that change the input of a program or the behaviour of the terminal, all off at the start:
 #: application cursor keys and keypad, mouse reports in their kinds and encodings, focus reports, bracketed paste.
 DEC_MODES: Final = (1, 66, 9, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 2004)
 ORIGIN, AUTOWRAP, CURSOR_VISIBLE, SIDE_MARGINS = 6, 7, 25, 69
 INSERT, NEWLINE = 4, 20
-#: The largest side of a screen: both backends take more, but a cell costs memory and the size comes from a caller.
-LARGEST: Final = 4096
 #: Lines that the tail of a flood keeps for the emulator's history, from which a screen that grows is filled.
 HISTORY: Final = 1000
 #: From this size on it is cheaper to search the bytes for lines that scroll away than to draw them.
@@ -28,9 +27,9 @@ _SGR: Final = re.compile(rb"\x1b\[[0-9;:]*m")
 
 
 def check_size(rows: int, cols: int) -> None:
-    if not (1 <= rows <= LARGEST and 1 <= cols <= LARGEST):
+    if not (1 <= rows <= MAX_SCREEN_SIDE and 1 <= cols <= MAX_SCREEN_SIDE):
         raise InvalidParams(
-            f"a screen has 1 to {LARGEST} rows and columns, got {rows}x{cols}", rows=rows, cols=cols
+            f"a screen has 1 to {MAX_SCREEN_SIDE} rows and columns, got {rows}x{cols}", rows=rows, cols=cols
         )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.durability.durability import Durability
     from holdfast.runtime.durability.job_replay import JobState
     from holdfast.runtime.durability.terminal_reads import UnstoredRead
-    from holdfast.runtime.terminal.timeline import Event
+    from holdfast.runtime.terminal.timeline import TimelineEvent
 
 
 class JobRecorder:
@@ -180,7 +180,7 @@ class ProcessRecorder(JobRecorder):
             self._unwritten.clear()
             self._read_number = 0
 
-    def terminal_event(self, event: Event) -> None:
+    def terminal_event(self, event: TimelineEvent) -> None:
         """Record an event of the terminal, together with the output that contains it if there is some."""
         self.terminal_checkpoint(r.TerminalEventRecord(self.key, *event[1:]))
 

@@ -152,7 +152,7 @@ class Recovery:
             if not each.begun.internal and (process := processes.resume(each)).closed_at is not None:
                 closed.append(process)
         for process in sorted(closed, key=lambda each: each.closed_at or 0.0):
-            exec_.keep_ended(process)
+            exec_.retention.keep(process)
 
     def _remove_stale_files(self) -> None:
         """Remove the files of jobs that are not recovered, such as logs of a process that was being forgotten."""

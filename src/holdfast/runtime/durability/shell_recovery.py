@@ -22,9 +22,9 @@ from holdfast.runtime.durability.input_log import DurableInput
 from holdfast.runtime.durability.shell_recorder import ControlLines, ShellRecorder
 from holdfast.runtime.durability.shell_replay import KNOWN_JOBS
 from holdfast.runtime.output.job import JobStream
-from holdfast.runtime.shell.dialect import Answer, Suspended
+from holdfast.runtime.shell.dialect import Answer, SuspendedTracing
 from holdfast.runtime.shell.live import IDLE_SECONDS, SILENCE_SECONDS, LiveShell, Restored
-from holdfast.runtime.shell.program import Settling, ShellProgram
+from holdfast.runtime.shell.program import PendingCleanup, ShellProgram
 from holdfast.runtime.shell.saved_state import SavedState
 from holdfast.types import CommandEnded, CommandSpec, ExitStatus
 
@@ -165,7 +165,7 @@ class ResumedProgram(ShellProgram):
             self.cwd = os.fsdecode(past.last.cwd)
         elif past.ready is None and past.program is not None and past.program.cwd is not None:
             self.cwd = os.fsdecode(past.program.cwd)
-        self._suspended = Suspended.after(self._answer)
+        self._suspended = SuspendedTracing.after(self._answer)
         self._open_stat()
 
     @property
@@ -194,7 +194,7 @@ class ResumedProgram(ShellProgram):
 
         No other part of an answer begins with the same bytes.
         """
-        self._said += part
+        self._received += part
         try:
             if part and self.is_connected and self._control.recv(len(part), socket.MSG_PEEK) == part:
                 self._control.recv(len(part))
@@ -211,13 +211,13 @@ class ResumedProgram(ShellProgram):
             except OSError:
                 self.left_unread = True
 
-    def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
+    def take_answer(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
         self._let_pipes_go()
-        return super().finish(answer, spec=spec, stopped_as=stopped_as)
+        return super().take_answer(answer, spec=spec, stopped_as=stopped_as)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         try:
-            super().hang_up()
+            super().disconnect()
         finally:
             self._let_pipes_go()
 
@@ -225,17 +225,17 @@ class ResumedProgram(ShellProgram):
         while self._held_open:
             os.close(self._held_open.pop())
 
-    def settle_again(self) -> None:
+    def clean_up_again(self) -> None:
         """Undo the settings of the last command, unless a later line was sent."""
         past = self._inherited.shell
         if past.last is not None and self._lines is not None and self._lines.sent == past.line_end:
             back = past.last.back
             owed = None if back is None else (os.fsdecode(back[0]), os.fsdecode(back[1]))
-            self._owed_settling = Settling(past.last.stopped, past.last.trapped, owed)
-            self.settle()
+            self._pending = PendingCleanup(past.last.stopped, past.last.trapped, owed)
+            self.clean_up()
             self._must_move = True
         else:
-            self._look_where()
+            self._update_cwd()
 
 
 class ResumedShell(LiveShell):
@@ -248,7 +248,7 @@ class ResumedShell(LiveShell):
             self._restore(inherited.shell, recorder)
         except BaseException:
             self._saved.close()
-            self._program.hang_up()
+            self._program.disconnect()
             self.record.give_up_output()
             raise
 
@@ -272,7 +272,7 @@ class ResumedShell(LiveShell):
             self.record,
             self._poller,
             saved=self._saved,
-            on_answer=self._answered,
+            on_answer=self._on_answer,
             recorder=self._recorder,
             number=self.restarts,
             inherited=self._inherited,
@@ -289,28 +289,30 @@ class ResumedShell(LiveShell):
         self._take_commands()
         past, current = self._inherited.shell, self._inherited.current
         if past.end is not None:
-            self._wind_up(past.end.reason, past.end.status, refuses=past.end.refuses)
-            program.hang_up()
+            self._become_closed(past.end.reason, past.end.status, refuses=past.end.refuses)
+            program.disconnect()
             self._resume_closing(process)
             return None
         if past.program is None or (process is None and not past.program.number):
             return self._start_again()
         program.listen()
         if past.program.number == 0 and (past.ready is None or past.ready.answer.status != 0):
-            return self._come_up(program, restore=None)
+            return self._finish_start(program)
         restarts = current is not None and past.program.command == current.key
         if not restarts and (process is None or (process.running and not program.is_connected)):
-            self._closed(LOST, ExitStatus(255))
+            self._close_down(LOST, ExitStatus(255))
             self._resume_closing(process)
             return None
         if restarts:
+            self._enter("restarting")
             self._restarting = self._loop.create_task(self._finish_restart(program, past.program, process))
         elif self._current is not None and past.given_up is not None:
+            self._enter("restarting")
             self._restarting = self._loop.create_task(self._restart(self._current, past.given_up.exit_code))
         else:
             self._take_up(program, current)
             if not program.process.running:
-                self._loop.call_soon(self._program_ended, program.process)
+                self._loop.call_soon(self._on_program_exit, program.process)
         self._resume_closing(None)
         self._loop.call_soon(self._next)
         return None
@@ -319,7 +321,7 @@ class ResumedShell(LiveShell):
         """Return the process of the latest program; background jobs of the ended ones belong to this shell."""
         latest = None
         for number, adopt in sorted(self._inherited.programs.items()):
-            process, streams = adopt(self._program_ended)
+            process, streams = adopt(self._on_program_exit)
             if number == self.restarts:
                 latest = process
             else:
@@ -345,7 +347,7 @@ class ResumedShell(LiveShell):
         self._sent_ahead = len(self._queue)
         if (current := self._inherited.current) is not None:
             made[current.key] = self._current = self._resumed_command(current)
-            self.state = "running"
+            self._enter("running")
             if past.program is not None and past.program.command != current.key:
                 self._program.give_streams(self._current)
             # The keeper holds the pipe of an open stdin, unless all of the input was delivered.
@@ -389,28 +391,32 @@ class ResumedShell(LiveShell):
         command = self._current
         if command is None or past is None or past.began is None:
             program.forget_answer()
-            program.settle_again()
-            self.state = "idle"
+            program.clean_up_again()
+            self._enter("idle")
             self._idle_since = self._loop.time()
-            self._idle = self._loop.call_later(IDLE_SECONDS, self._write_down)
+            self._idle = self._loop.call_later(IDLE_SECONDS, self._save_exports)
         elif past.end is not None:
             program.forget_answer()
-            self._finish_noted(command, command_ended(past.end), past.end)
-            program.settle_again()
+            self._record_end(command, command_ended(past.end), past.end)
+            program.clean_up_again()
         else:
             program.restore_answer_part(self._inherited.shell.part)
             program.send_again(past.began)
-            command.begin_again(past.began.at, self._timed_out)
-            self._silence = self._loop.call_later(SILENCE_SECONDS[0], self._look, SILENCE_SECONDS[0], None)
+            command.begin_again(past.began.at, self._on_timeout)
+            self._silence = self._loop.call_later(SILENCE_SECONDS[0], self._check_silence, SILENCE_SECONDS[0], None)
             if past.stopping is not None:
                 self._stop(command)
 
     async def _start_again(self) -> None:
         """Start the program, which the earlier server did not."""
         self.restarts = 0
-        self._program.hang_up()
+        self._program.disconnect()
         self._program = self._new_program()
         await self.start()
+
+    async def _finish_start(self, program: ResumedProgram) -> None:
+        await self._come_up(program, restore=None)
+        self._enter("idle")
 
     async def _come_up(self, program: ResumedProgram, restore: str | None) -> None:
         self._ready = ready = self._loop.create_future()
@@ -421,7 +427,7 @@ class ResumedShell(LiveShell):
         elif not program.was_sent_lines:
             program.boot(restore)
         if not program.process.running and not ready.done():
-            self._program_ended(program.process)
+            self._on_program_exit(program.process)
         await self._become_ready(program, ready)
 
     async def _finish_restart(
@@ -433,20 +439,19 @@ class ResumedShell(LiveShell):
         restored = cast("Restored", begins.restored)
         status = next((each.status for each in reversed(self._former) if each.status is not None), ExitStatus(255))
         if process is None:
-            program.hang_up()
-            await self._start_anew(program, command, begins.exit_code, restored, status)
+            program.disconnect()
+            await self._start_replacement(program, command, begins.exit_code, restored, status)
             return
         try:
             await self._come_up(program, self._files.existing(restored))
         except (HoldfastError, OSError) as error:
-            program.hang_up()
+            program.disconnect()
             program.left_unread = (
                 False  # the unread lines are of the start: the command ended with the program before
             )
-            self._restarting = None
-            self._closed(f"it did not start again after a command had to be ended: {error}", status)
+            self._restart_failed(error, status)
             return
-        self._started_anew(command, begins.exit_code, restored, os.fsdecode(begins.cwd or b"/"))
+        self._restarted(command, begins.exit_code, restored, os.fsdecode(begins.cwd or b"/"))
 
     def _resume_closing(self, left: ManagedProcess | None) -> None:
         """Continue a close that was requested, or end a program `left` without a control socket."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal, PermissionRefused, ResourceExhausted
 from holdfast.launch.pidfd_signals import signal_group, signal_group_of
-from holdfast.runtime.confine.denials import EVIDENCE_BYTES, was_denied
-from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.confine.jail import ProcessJail
+from holdfast.runtime.confine.rights import EVIDENCE_BYTES, was_denied
 from holdfast.runtime.durability.terminal_reads import GATHER_BYTES
-from holdfast.runtime.libc import open_other_side
+from holdfast.runtime.libc import open_pty_peer
 from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.signals import exit_status
@@ -95,7 +95,7 @@ class ManagedProcess(Job):
         on_close: Callable[[ManagedProcess], None],
         on_growth: Callable[[], None],
         internal: bool = False,
-        jail: Jail | None = None,
+        jail: ProcessJail | None = None,
     ) -> None:
         """`outputs` are the server's ends of its streams; call `follow` next."""
         super().__init__(
@@ -372,7 +372,7 @@ class ManagedProcess(Job):
         if self._terminal < 0 or self._pidfd < 0 or self._held_side >= 0:
             return True
         try:
-            self._held_side = open_other_side(self._terminal, os.O_RDWR)
+            self._held_side = open_pty_peer(self._terminal, os.O_RDWR)
         except OSError:
             return True  # hung up: the leader is exiting
         return False

@@ -28,7 +28,7 @@ from holdfast.errors import (
     ResourceExhausted,
 )
 from holdfast.launch import self_exec
-from holdfast.runtime.confine.composing import Composed
+from holdfast.runtime.confine.launch_plan import LaunchPlan
 from holdfast.runtime.libc import SpawnPlan
 from holdfast.runtime.process.environment import Account
 from holdfast.runtime.process.launcher import ORDERS_FD, REPORT_FD
@@ -60,7 +60,7 @@ class SpawnCommand(NamedTuple):
     account: Account | None = None
     limits: Limits | None = None
     #: The wrapper that is executed in place of the program, and the confinement.
-    confined: Composed | None = None
+    confined: LaunchPlan | None = None
     #: Directories of cgroups to join before the exec, and whether a failure to join is an error.
     cgroups: Sequence[tuple[str, bool]] = ()
 

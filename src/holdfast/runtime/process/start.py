@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.launch.pidfd_signals import signal_child_group
-from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
-from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.confine.jail import ProcessJail
+from holdfast.runtime.confine.launch_plan import default_cwd, environment_for, plan_launch
 from holdfast.runtime.output.journal import output_kinds
 from holdfast.runtime.process.environment import Account, build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.process.process import set_terminal_size
@@ -61,7 +61,7 @@ class StartedProcess(NamedTuple):
     recorder: ProcessRecorder
     #: The cgroup, if the process was started in one; and the jail, once it was found.
     cgroup: Cgroup | None = None
-    jail: Jail | None = None
+    jail: ProcessJail | None = None
 
     def undo(self) -> None:
         """Kill the process and close the server's ends, as if it had not been started."""
@@ -230,7 +230,7 @@ class Starter:
         return await self._found_in_jail(started) if is_jailed(spec) else started
 
     async def _found_in_jail(self, started: StartedProcess) -> StartedProcess:
-        jail = Jail(started.pid)
+        jail = ProcessJail(started.pid)
         # The process may end during the search, and has no owner until this returns.
         self.newborn.add(started.pid)
         try:
@@ -250,7 +250,7 @@ class Starter:
         variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
         # On a thread: it examines some thousand files.
         confined = await asyncio.to_thread(
-            compose,
+            plan_launch,
             confinement,
             path=command.path,
             argv=command.argv,

@@ -17,6 +17,7 @@ from holdfast.service.api import AuditFilter, Control, ControlType, CreateReques
 from holdfast.service.problems import Invalid
 from holdfast.service.types import CloseMode, EventType, Guard, Network, Resources, State
 from holdfast.session.v1 import session_pb2 as pb
+from holdfast.types import MAX_SESSION_SIDE
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -44,8 +45,6 @@ LONGEST_LABEL: Final = 256
 LONGEST_COMMAND: Final = 1 * MIB
 LONGEST_COMMENT: Final = 4 * KIB
 MOST_ACTIONS: Final = 100
-#: The screen is kept in memory, some tens of bytes a cell.
-LARGEST_SIDE: Final = 1_000
 #: The largest integer of both databases.
 LARGEST_INTEGER: Final = 2**63 - 1
 _MOST_WORDS: Final = 64
@@ -122,8 +121,8 @@ def _count(values: Any, field: str, most: int) -> None:
 
 
 def _side(value: int, field: str, default: int) -> int:
-    if value > LARGEST_SIDE:
-        raise invalid(field, f"is larger than {LARGEST_SIDE}")
+    if value > MAX_SESSION_SIDE:
+        raise invalid(field, f"is larger than {MAX_SESSION_SIDE}")
     return value or default
 
 

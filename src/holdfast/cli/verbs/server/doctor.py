@@ -204,9 +204,9 @@ def enforcement() -> list[Diagnosis]:
     """Try each feature that a confinement may use; docs/confinement.md describes them."""
     if sys.platform != "linux":
         return []
-    from holdfast.runtime.confine.offers import offers
+    from holdfast.runtime.confine.features import detect_features
 
-    return [_offered(*offer) for offer in offers()]
+    return [_offered(*feature) for feature in detect_features()]
 
 
 def _offered(word: str, missing: str) -> Diagnosis:
@@ -258,7 +258,7 @@ PROBES: Final[tuple[Callable[[], Diagnosis], ...]] = (
     cgroup_v1,
     user_namespaces,
 )
-#: By the names of `confine.offers`: the name in the table, and the feature.
+#: By the names of `confine.features`: the name in the table, and the feature.
 ENFORCED: Final = {
     "bubblewrap": ("bubblewrap jail", "a root and namespaces of its own"),
     "landlock": ("Landlock", "rights on paths, without a root of its own"),

@@ -1,6 +1,6 @@
-"""From a `Confinement` to what the launcher is to do: the program to execute in place of it, and its orders.
+"""The launch plan of a confined process: the program that the launcher executes, and its orders.
 
-Looks at the file system; opens and starts nothing.
+Reads the file system and the help texts of tools; opens and starts nothing else.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from holdfast.runtime.confine.applying import PROXY_PORT
 from holdfast.runtime.confine.paths import (
     PROGRAM_DIRECTORIES,
     SYSTEM,
-    Visible,
+    VisiblePaths,
     is_beneath,
     library_directories,
     program_files,
     visible_paths,
 )
-from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, MACHINES, filter_program
+from holdfast.runtime.confine.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, ARCHITECTURES, filter_program
 from holdfast.runtime.process.environment import Account
 from holdfast.types import Confinement
 
-#: Where bwrap is looked for: not in the PATH of the one to be confined.
+#: The search path of bwrap, instead of the PATH of the confined process.
 _PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _ENV: Final = "/usr/bin/env"
-#: What keys, and the end of a terminal, send to those in its foreground.
+#: Signals that keys, and a hang-up, send to the foreground of a terminal.
 _OF_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP)
-#: The first descriptor by which bwrap is given what was named; the launcher has a handful below it.
+#: The first descriptor of the paths that bwrap gets; the launcher uses a handful below it.
 _FIRST_OPENED: Final = 64
-#: Variables by which the C library runs or reads something. `setpriv` runs as root for an instant, so these are set
-#: behind it: the list of glibc for its own privileged programs, that of musl, and those of locales.
+#: Variables by which the C library loads code or files. `setpriv` runs as root for an instant, so they are set
+#: after it: the list of glibc for its own privileged programs, that of musl, and those of locales.
 _READ_BY_LIBC: Final = (
     *("GCONV_PATH", "GETCONF_DIR", "GLIBC_*", "HOSTALIASES", "LANG", "LANGUAGE", "LC_*", "LD_*", "LOCALDOMAIN"),
     *("LOCPATH", "MALLOC_*", "MUSL_*", "NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TZDIR"),
 )
-#: Directories of which one is covered by the jail's scratch directories, for the jail alone.
+#: Directories of which one is covered by the jail's scratch directories, in the jail alone.
 _COVERED: Final = ("/mnt", "/media", "/boot", "/srv", "/home", "/var/spool", "/var/cache")
-#: Of the machine's own directories, those in which no program and no library lies.
+#: The machine's own directories without programs and libraries.
 _WITHOUT_PROGRAMS: Final = ("/etc", "/opt")
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
-class Composed(NamedTuple):
-    """What the launcher gets. Its orders are plain data, as `applying` reads them."""
+class LaunchPlan(NamedTuple):
+    """The input of the launcher. Its orders are plain data, as `applying` reads them."""
 
     path: str
     argv: list[str]
@@ -65,14 +65,14 @@ def find_bwrap() -> str | None:
 
 
 def default_cwd(confinement: Confinement | None) -> str | None:
-    """Where a confined process starts if nobody says where: the server's own directory would not be there."""
+    """The default working directory of a confined process: the server's own is not visible in the confinement."""
     if confinement is None or confinement.mode == "none":
         return None
     return next(iter(confinement.writable), "/")
 
 
 def environment_for(confinement: Confinement, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a confined process: where its proxy is, and a place for its temporary files."""
+    """The environment of a confined process: with its proxy, and a directory for temporary files."""
     variables = dict(environment)
     if confinement.network == "proxy":
         variables.update(dict.fromkeys(_PROXY_VARIABLES, f"http://127.0.0.1:{PROXY_PORT}"))
@@ -85,7 +85,7 @@ def environment_for(confinement: Confinement, environment: Mapping[str, str]) ->
     return variables
 
 
-def compose(
+def plan_launch(
     confinement: Confinement,
     *,
     path: str,
@@ -96,9 +96,9 @@ def compose(
     own: Collection[str],
     account: Account | None = None,
     tty: bool = False,
-) -> Composed:
-    """How to start this program confined. `as_root`: the server is root; `own` are its paths; `account` is
-    the user to run it as, if that is another one; on a `tty`?"""
+) -> LaunchPlan:
+    """The plan to start a program confined. `as_root`: the server is root; `own` are the server's paths; `account`
+    is the user to run it as, if that is another one; `tty`: it runs on a terminal."""
     if confinement.network == "proxy" and not confinement.proxy:
         raise InvalidParams("confinement: network `proxy` needs the path of the proxy's socket, in `proxy`")
     if not (confinement.unix_sockets or confinement.seccomp):
@@ -109,7 +109,7 @@ def compose(
         "rules": None,
         "no_tcp": confinement.network == "none",
         "filter": _filter(confinement) if confinement.seccomp else None,
-        # bwrap makes its own where nobody has to listen in it.
+        # Without a proxy that listens in it, bwrap makes the network namespace.
         "network": confinement.network == "proxy",
         "proxy": confinement.proxy if confinement.network == "proxy" else None,
         "options": b"",
@@ -125,13 +125,13 @@ def compose(
         raise InvalidParams("confinement: `programs` need a mode")
     variables = dict(environment)
     if confinement.mode == "none":
-        # Without one of its own, the filter alone would have to keep it from the network.
+        # Without a network namespace, only the filter would keep it from the network.
         orders["network"] = confinement.network != "host"
-        return Composed(path, list(argv), variables, cwd, orders)
+        return LaunchPlan(path, list(argv), variables, cwd, orders)
     visible = visible_paths(confinement, own)
     program = os.path.realpath(os.path.join(cwd, path))
     if not visible.shows(program):
-        raise CommandNotFound(f"{argv[0]}: {program} is not among what the confinement lets be read")
+        raise CommandNotFound(f"{argv[0]}: {program} is not readable in the confinement")
     other = account if as_root and account is not None and account.uid != 0 else None
     programs = None
     if confinement.programs is not None:
@@ -147,19 +147,19 @@ def compose(
         orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes, executable=executable)
         if orders["filter"] is None and confinement.network == "none":
             raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")
-        return Composed(path, list(argv), variables, cwd, orders)
+        return LaunchPlan(path, list(argv), variables, cwd, orders)
     later = {} if other is None else {name: variables.pop(name) for name in list(variables) if _libc_reads(name)}
     found = _in_jail(
         confinement, visible, os.path.join(cwd, path), argv, variables, cwd, as_root, other, orders, programs
     )
     if tty and _env_resets_signals():
-        found = _deaf_to_keys(found)
+        found = _ignoring_terminal_signals(found)
     return found if other is None else _as_other_user(found, other, later)
 
 
 def _in_jail(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     path: str,
     argv: Sequence[str],
     environment: dict[str, str],
@@ -168,12 +168,12 @@ def _in_jail(
     other: Account | None,
     orders: dict[str, Any],
     programs: Mapping[str, str] | None,
-) -> Composed:
+) -> LaunchPlan:
     bwrap = find_bwrap()
     if bwrap is None:
         raise PermissionRefused("confinement: bubblewrap is not installed here: there is no program bwrap")
     if not (visible.shows(os.path.normpath(cwd)) or exists_in_jail(environment, cwd)):
-        raise CwdNotFound(f"working directory {cwd!r}: not among what the confinement lets be read")
+        raise CwdNotFound(f"working directory {cwd!r}: not readable in the confinement")
     opened = {}
     if binds_descriptors(bwrap):
         opened = {each: _FIRST_OPENED + index for index, each in enumerate(orders["named"])}
@@ -205,16 +205,16 @@ def _in_jail(
     orders["options"] = b"".join(os.fsencode(word) + b"\0" for word in words)
     command = [path, *argv[1:]]
     if argv[0] not in (path, os.path.basename(path)):
-        # This bwrap executes a program by no other name than its own.
+        # bwrap cannot set argv[0] of the program.
         command = ["/bin/bash", "-c", 'exec -a "$0" "$@"', argv[0], *command]
-    return Composed(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
+    return LaunchPlan(bwrap, ["bwrap"], {"PATH": _PROGRAM_PATH}, "/", {**orders, "command": command})
 
 
-def _as_other_user(composed: Composed, other: Account, later: Mapping[str, str]) -> Composed:
-    """bwrap sets the jail up as root, and its first program gives that up: then the program, as the other user.
+def _as_other_user(composed: LaunchPlan, other: Account, later: Mapping[str, str]) -> LaunchPlan:
+    """Add a first program that drops root after bwrap has set up the jail, and then executes the program.
 
-    A user namespace would do without root, but shows every file of the machine's users as nobody's, and some
-    machines refuse one to users other than root.
+    A user namespace would not need root, but shows every file of the machine's users as that of the overflow uid,
+    and some machines refuse it to users other than root.
     """
     groups = sorted({*other.groups} - {other.gid})
     drop = [
@@ -239,9 +239,9 @@ def _libc_reads(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _READ_BY_LIBC)
 
 
-def _user_database(account: Account, visible: Visible) -> dict[str, bytes]:
-    """/etc/passwd and /etc/group with this user and its group in them, before the others that the jail may see:
-    `whoami` and `ls -l` know it by its name."""
+def _user_database(account: Account, visible: VisiblePaths) -> dict[str, bytes]:
+    """/etc/passwd and /etc/group with this user and its group before the others that the jail may read, for
+    `whoami` and `ls -l`."""
     user = f"{account.name}:x:{account.uid}:{account.gid}::{account.home}:{account.shell}\n"
     group = f"{account.name}:x:{account.gid}:\n"
     return {
@@ -260,20 +260,20 @@ def _read(path: str) -> bytes:
 
 
 def _through_env(words: Sequence[str], command: Sequence[str]) -> list[str]:
-    """`env` takes a program whose name holds a `=` for one more variable; a shell in between does not."""
+    """The command through `env`, and a shell if its name contains a `=`, which `env` would take for a variable."""
     named = ["/bin/sh", "-c", 'exec "$@"', "sh", *command] if "=" in command[0] else command
     return [_ENV, *words, *named]
 
 
 def _without_execution(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     environment: Mapping[str, str],
     orders: dict[str, Any],
     home_mode: str,
 ) -> dict[str, str]:
-    """Order mounts from which nothing can be executed; the scratch directories among them, by their paths in the
-    jail. bwrap cannot make such mounts, and keeps the flags of those that it finds."""
+    """Order mounts from which nothing can be executed; returns the scratch directories among them, by their paths
+    in the jail. bwrap cannot make such mounts, and keeps the flags of existing ones."""
     given = (*visible.readable, *visible.writable)
     covered = next(
         (each for each in _COVERED if os.path.isdir(each) and not any(_overlap(each, path) for path in given)), None
@@ -291,17 +291,17 @@ def _without_execution(
         "covered": os.fsencode(covered),
         "scratch": [(os.fsencode(scratch[path]), f"{size},{mode}".encode()) for path, mode in made.items()],
     }
-    return {path: place for path, place in scratch.items() if path not in given}
+    return {path: made for path, made in scratch.items() if path not in given}
 
 
 def _overlap(one: str, other: str) -> bool:
     return is_beneath(one, other) or is_beneath(other, one)
 
 
-def _deaf_to_keys(composed: Composed) -> Composed:
-    """bwrap is in the foreground of the terminal with its program, and must not go when Ctrl-C is pressed.
+def _ignoring_terminal_signals(composed: LaunchPlan) -> LaunchPlan:
+    """Make bwrap ignore the signals of the terminal: it is in the foreground, and must survive Ctrl-C.
 
-    What it ignores, its program would ignore too; `env` gives it its signals back.
+    Ignored signals are inherited; `env` resets them for the program.
     """
     names = ",".join(number.name for number in _OF_THE_TERMINAL)
     command = _through_env([f"--default-signal={names}", "--"], composed.orders["command"])
@@ -311,40 +311,36 @@ def _deaf_to_keys(composed: Composed) -> Composed:
 
 @functools.cache
 def _env_resets_signals() -> bool:
-    """Whether the machine's `env` can: that of GNU, since 8.31. By what it prints: its status a server may take."""
-    try:
-        done = subprocess.run(
-            [_ENV, "--default-signal=INT", "echo", "yes"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout == b"yes\n"
+    """Whether the machine's `env` can reset signals: that of GNU, since 8.31.
+
+    Determined by its output: its exit status may be reaped by the server's orphan reaper.
+    """
+    return _output(_ENV, "--default-signal=INT", "echo", "yes") == b"yes\n"
 
 
 @functools.cache
 def binds_descriptors(bwrap: str) -> bool:
-    """Whether this bwrap can be given a directory that is open: those of 2024 and later. To an older one, a path
-    that is replaced by a link while the jail is made leads wherever the link does."""
-    return _helps_with(bwrap, b"--ro-bind-fd")
+    """Whether this bwrap takes open directories: versions of 2024 and later. An older one follows a link that
+    replaces a path while the jail is made."""
+    return b"--ro-bind-fd" in _output(bwrap, "--help")
 
 
 @functools.cache
 def _changes_users(setpriv: str) -> bool:
-    """That of util-linux can; that of busybox cannot."""
-    return _helps_with(setpriv, b"--reuid")
+    """Whether this setpriv can change the user: that of util-linux can, that of busybox cannot."""
+    return b"--reuid" in _output(setpriv, "--help")
 
 
-def _helps_with(program: str, option: bytes) -> bool:
-    """Whether the program's `--help` lists this option."""
+def _output(*argv: str) -> bytes:
+    """The stdout of a tool; empty if it cannot be run."""
     try:
-        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=5).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return option in done.stdout
+        return b""
 
 
-def still_there(confinement: Confinement | None, cwd: str) -> str:
-    """A working directory for the next program of a shell: a new jail has nothing of the /tmp of the old one."""
+def lasting_cwd(confinement: Confinement | None, cwd: str) -> str:
+    """The working directory for the next program of a shell: a new jail does not have the /tmp of the old one."""
     if confinement is None or confinement.mode != "bubblewrap":
         return cwd if os.path.isdir(cwd) else "/"
     given = (*confinement.writable, *confinement.readable, *SYSTEM)
@@ -359,16 +355,16 @@ def exists_in_jail(environment: Mapping[str, str], cwd: str) -> bool:
 
 def _filter(confinement: Confinement) -> bytes:
     machine = os.uname().machine
-    if machine not in MACHINES:
-        raise PermissionRefused(f"confinement: the numbers of system calls on {machine} are not known here")
+    if machine not in ARCHITECTURES:
+        raise PermissionRefused(f"confinement: the system call numbers of {machine} are unknown")
     return filter_program(machine, _families(confinement))
 
 
 def _families(confinement: Confinement) -> tuple[int, ...]:
-    """Sockets that may be made. Not those that no namespace separates (AF_VSOCK), nor what is seldom used.
+    """The socket families that are allowed: without those that no namespace separates (AF_VSOCK), or that are rare.
 
-    Landlock does not look at the paths of Unix sockets: with it, none can be made, or the server's own, and the
-    engine's of the machine, would be open. A pair (socketpair) can.
+    Landlock does not restrict the paths of Unix sockets: with it, none can be made, or the sockets of the server
+    and of the machine's container engine would be open. socketpair(2) is allowed.
     """
     network = (AF_INET, AF_INET6, AF_NETLINK)
     if confinement.mode == "landlock":

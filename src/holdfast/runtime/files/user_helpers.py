@@ -1,7 +1,7 @@
-"""Children that work on files as other users: one a user, started when needed, and a bounded number of them.
+"""Helper processes that perform file operations as other users: one a user, started when needed, a bounded number.
 
-Only a process of that user has that user's rights and no others. A thread that changes its file-system ids would
-still be us to /proc: it could open what we have open. Touches processes, pipes and threads' locks.
+Only a process of that user has exactly that user's rights. A thread that changes its file-system ids would still be
+the server to /proc: it could open the server's descriptors. Touches processes, pipes and threads' locks.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from holdfast.launch import self_exec
 from holdfast.runtime.files.operations import read_message, write_message
 from holdfast.runtime.process.environment import Account
 
-#: Users at a time; a further one takes the place of the one that was asked last the longest ago.
-MAX_CHILDREN: Final = 16
+#: Users at a time; a further one replaces the least recently used.
+MAX_HELPERS: Final = 16
 
 _PROGRAM: Final = self_exec.script(__file__, "operations")
-#: Of the stderr of a child that failed: what a pipe holds. A traceback ends with the reason and is shorter.
-_COMPLAINT_BYTES: Final = 64 * 1024
-#: The machine has no more of something; a later try may succeed.
+#: How much is read of the stderr of a helper that failed: the size of a pipe. A traceback is shorter.
+_ERROR_BYTES: Final = 64 * 1024
+#: A resource of the machine is exhausted; a later attempt may succeed.
 _EXHAUSTED: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
-class _ChildClosed(Exception):
-    """The request was not sent: the child has ended."""
+class _HelperClosed(Exception):
+    """The request was not sent: the helper has exited."""
 
 
-class UserChild:
-    """One child. Requests go one after the other; each is a message there and a message back."""
+class UserHelper:
+    """One helper. It takes one request at a time; each is a message in and a message out."""
 
     def __init__(self, account: Account, max_uploads: int) -> None:
         self.name = account.name
@@ -45,8 +45,8 @@ class UserChild:
             # errors; a file in its place could be read and written by the user through /proc/self/fd.
             for _ in range(3):
                 opened += os.pipe2(os.O_CLOEXEC)
-            stdin, to, back, stdout, self._complaint, stderr = opened
-            os.set_blocking(self._complaint, False)
+            stdin, to, back, stdout, self._errors, stderr = opened
+            os.set_blocking(self._errors, False)
             os.set_blocking(stderr, False)
             self._process = subprocess.Popen(
                 [*self_exec.command(), "-I", "-S", _PROGRAM],
@@ -64,13 +64,13 @@ class UserChild:
             os.close(fd)
         self._to, self._from = os.fdopen(to, "wb"), os.fdopen(back, "rb")
         self._send((account.uid, account.gid, list(account.groups), max_uploads))
-        #: Unfinished in it. A child that has some is not ended for another.
+        #: Unfinished uploads. A helper that has some is not replaced.
         self.uploads: set[str] = set()
 
     def perform(self, operation: str, arguments: dict[str, Any]) -> Any:
         with self._lock:
             if self._closed or self._process.returncode is not None:
-                raise _ChildClosed
+                raise _HelperClosed
             if operation == "write_piece":
                 self.uploads.add(arguments["upload_id"])
             elif operation in ("commit", "abandon"):
@@ -86,16 +86,16 @@ class UserChild:
         return result
 
     def _send(self, message: object) -> None:
-        # A child that has ended shows when its reply is read, with the reason.
+        # The exit of a helper is noticed when its reply is read, with the reason.
         with contextlib.suppress(BrokenPipeError):
             write_message(self._to, message)
 
     def _ended_early(self) -> HelperFailed:
-        """The error for a child that has closed its end without a reply."""
+        """The error for a helper that has closed its end without a reply."""
         status = self._process.wait()
         printed = b""
-        with contextlib.suppress(BlockingIOError):  # empty, and a child of another thread has not executed yet
-            printed = os.read(self._complaint, _COMPLAINT_BYTES)
+        with contextlib.suppress(BlockingIOError):  # empty, and a fork of another thread has not executed yet
+            printed = os.read(self._errors, _ERROR_BYTES)
         lines = printed.decode(errors="replace").split("\n")
         reason = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if not reason:
@@ -107,79 +107,79 @@ class UserChild:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End it, and wait for its end."""
+        """End it, and wait for its exit."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            with contextlib.suppress(BrokenPipeError):  # it is gone already
+            with contextlib.suppress(BrokenPipeError):  # it has exited already
                 self._to.close()
             self._from.read()
             self._from.close()
             self._process.wait()
-            os.close(self._complaint)
+            os.close(self._errors)
 
 
-class UserChildren:
-    """The children by user. Used from threads."""
+class UserHelpers:
+    """The helpers by user. Used from threads."""
 
     def __init__(self, max_uploads: int) -> None:
         self._max_uploads = max_uploads
         self._lock = threading.Lock()
-        self._children: dict[tuple[int, int, tuple[int, ...]], UserChild] = {}
+        self._helpers: dict[tuple[int, int, tuple[int, ...]], UserHelper] = {}
         self._closed = False
 
     def perform(self, account: Account, operation: str, arguments: dict[str, Any]) -> Any:
         while True:
-            child = self._child(account)
+            helper = self._helper(account)
             try:
-                return child.perform(operation, arguments)
-            except _ChildClosed:
-                continue  # another thread has closed it, or has seen its end
+                return helper.perform(operation, arguments)
+            except _HelperClosed:
+                continue  # another thread has closed it, or has noticed its exit
             except HelperFailed:
-                self._drop(child)
+                self._drop(helper)
                 raise
 
-    def _child(self, account: Account) -> UserChild:
+    def _helper(self, account: Account) -> UserHelper:
         key = (account.uid, account.gid, account.groups)
-        surplus: UserChild | None = None
+        surplus: UserHelper | None = None
         with self._lock:
             if self._closed:
-                raise ShuttingDown("the server is shutting down: it works on no files any more")
-            child = self._children.pop(key, None)
-            if child is not None and child.ended:
-                # Killed between two requests: what it had begun lies in files, and the next one goes on with it.
-                child.close()
-                child = None
-            if child is None:
+                raise ShuttingDown("the server is shutting down: it performs no file operations")
+            helper = self._helpers.pop(key, None)
+            if helper is not None and helper.ended:
+                # Killed between two requests: its unfinished uploads are files, and the next helper resumes them.
+                helper.close()
+                helper = None
+            if helper is None:
                 surplus = self._make_room()
-                child = UserChild(account, self._max_uploads)
-            self._children[key] = child  # last in the order of use
+                helper = UserHelper(account, self._max_uploads)
+            self._helpers[key] = helper  # last in the order of use
         if surplus is not None:
             surplus.close()
-        return child
+        return helper
 
-    def _make_room(self) -> UserChild | None:
-        """The child that has to go for the next one, if one has to."""
-        if len(self._children) < MAX_CHILDREN:
+    def _make_room(self) -> UserHelper | None:
+        """The helper that is replaced by the next one, if the number is reached."""
+        if len(self._helpers) < MAX_HELPERS:
             return None
-        idle = next((key for key, child in self._children.items() if not child.uploads), None)
+        idle = next((key for key, helper in self._helpers.items() if not helper.uploads), None)
         if idle is None:
-            raise OSError(errno.EUSERS, "every child has uploads under way")
-        return self._children.pop(idle)
+            raise OSError(errno.EUSERS, "every helper has uploads under way")
+        return self._helpers.pop(idle)
 
-    def _drop(self, child: UserChild) -> None:
-        """Forget a child that has failed, so that the next request starts another."""
+    def _drop(self, helper: UserHelper) -> None:
+        """Remove a helper that has failed, so that the next request starts another."""
         with self._lock:
-            self._children = {key: each for key, each in self._children.items() if each is not child}
-        child.close()
+            self._helpers = {key: each for key, each in self._helpers.items() if each is not helper}
+        helper.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            children, self._children = list(self._children.values()), {}
-        for child in children:
-            child.close()
+            helpers, self._helpers = list(self._helpers.values()), {}
+        for helper in helpers:
+            helper.close()
 
 
 def _not_started(error: OSError, name: str) -> HoldfastError:

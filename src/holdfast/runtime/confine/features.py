@@ -1,4 +1,4 @@
-"""What this machine can enforce, each thing found by trying it. Starts short-lived programs and makes a cgroup.
+"""The features of this machine for confinement, each detected by a trial. Starts short programs, makes a cgroup.
 
 The words are those of `environment/info`: `bubblewrap`, `landlock:N`, `seccomp`, `network`, `cgroup.memory`,
 `cgroup.pids`, `cgroup.cpu`, `egress`, `users`, `noexec`.
@@ -14,58 +14,58 @@ from typing import Final, NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.launch import self_exec
-from holdfast.runtime.confine.composing import compose
+from holdfast.runtime.confine.launch_plan import plan_launch
 from holdfast.runtime.confine.resource_groups import CONTROLLERS, hierarchies
-from holdfast.runtime.confine.seccomp import AF_UNIX, MACHINES, filter_program
+from holdfast.runtime.confine.seccomp import AF_UNIX, ARCHITECTURES, filter_program
 from holdfast.runtime.process.environment import Account
 from holdfast.types import Confinement
 
 _APPLYING: Final = self_exec.script(__file__, "applying")
 _OTHER_USER: Final = Account("nobody", 65534, 65534, (), "/", "/bin/sh")
 _JAIL_ATTEMPTS: Final = 3
-#: A jail stands within a tenth of a second; a machine that swaps may take longer.
+#: A jail is set up within a tenth of a second; a machine that swaps may take longer.
 _SECONDS: Final = 10.0
 
 
-class Offer(NamedTuple):
-    """One thing, and why it cannot be had; nothing if it can."""
+class Feature(NamedTuple):
+    """One feature, and why it is missing; empty if it is available."""
 
-    #: As `environment/info` has it.
+    #: The name in `environment/info`.
     word: str
     missing: str = ""
 
 
-def offers() -> tuple[Offer, ...]:
-    """All of them, in the order in which people are shown them. Takes some 200 ms."""
+def detect_features() -> tuple[Feature, ...]:
+    """All features, in the order of `holdfast doctor`. Takes some 200 ms."""
     tried, jail = _try(), _try_jail()
     version = tried.get("landlock_version", 0)
     groups = hierarchies()
     return (
-        Offer("bubblewrap", jail),
-        Offer(f"landlock:{version}" if version else "landlock", str(tried["landlock"])),
-        Offer("seccomp", str(tried["seccomp"])),
-        Offer("network", str(tried["network"])),
+        Feature("bubblewrap", jail),
+        Feature(f"landlock:{version}" if version else "landlock", str(tried["landlock"])),
+        Feature("seccomp", str(tried["seccomp"])),
+        Feature("network", str(tried["network"])),
         *(
-            Offer(f"cgroup.{name}", groups[name].why_not() if name in groups else "no such controller here")
+            Feature(f"cgroup.{name}", groups[name].why_not() if name in groups else "no such controller here")
             for name in CONTROLLERS
         ),
-        Offer("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
-        # In each mode that can be had.
-        Offer("users", str(tried["users"]) or ("" if jail else _try_jail(_OTHER_USER))),
-        Offer("noexec", str(tried["noexec"])),
+        Feature("egress", "" if importlib.util.find_spec("h11") else "h11 is not installed here"),
+        # In each available mode.
+        Feature("users", str(tried["users"]) or ("" if jail else _try_jail(_OTHER_USER))),
+        Feature("noexec", str(tried["noexec"])),
     )
 
 
-def words(found: tuple[Offer, ...]) -> tuple[str, ...]:
-    """Those that can be had."""
-    return tuple(offer.word for offer in found if not offer.missing)
+def available(found: tuple[Feature, ...]) -> tuple[str, ...]:
+    """The names of the available features."""
+    return tuple(feature.word for feature in found if not feature.missing)
 
 
 def _try() -> dict[str, object]:
     machine = os.uname().machine
-    program = filter_program(machine, (AF_UNIX,)).hex() if machine in MACHINES else ""
+    program = filter_program(machine, (AF_UNIX,)).hex() if machine in ARCHITECTURES else ""
     done = _run([*self_exec.command(), "-I", "-S", _APPLYING, program])
-    # By what it prints, and not by its exit code: a server that reaps orphans may have taken that.
+    # By its output, and not by its exit code: the server's orphan reaper may have taken that.
     if not done.stdout:
         why = _last_line(done)
         return {"landlock": why, "seccomp": why, "network": why, "users": why, "noexec": why}
@@ -74,8 +74,9 @@ def _try() -> dict[str, object]:
 
 
 def _try_jail(user: Account | None = None) -> str:
-    """Why no jail can be made; empty if one can. Tried again: a file of /etc that is to be masked may be removed
-    before bwrap mounts over it, and the answer counts for the server's whole life."""
+    """Why no jail can be made; empty if one can. Repeated, because a file of /etc may be removed before bwrap
+    mounts
+    over it, and the result is kept for the server's lifetime."""
     for _ in range(_JAIL_ATTEMPTS - 1):
         if not _try_jail_once(user):
             return ""
@@ -85,10 +86,10 @@ def _try_jail(user: Account | None = None) -> str:
 def _try_jail_once(user: Account | None) -> str:
     confinement = Confinement(mode="bubblewrap", network="none", seccomp=False)
     try:
-        composed = compose(
+        composed = plan_launch(
             confinement,
             path="/bin/sh",
-            argv=["sh", "-c", "echo stands"],
+            argv=["sh", "-c", "echo works"],
             environment={},
             cwd="/",
             as_root=os.geteuid() == 0,
@@ -99,7 +100,7 @@ def _try_jail_once(user: Account | None) -> str:
         return str(error)
     options = [os.fsdecode(word) for word in composed.orders["options"].split(b"\0")[:-1]]
     done = _run([composed.path, *options, "--", *composed.orders["command"]])
-    return "" if done.stdout == b"stands\n" else _last_line(done)
+    return "" if done.stdout == b"works\n" else _last_line(done)
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[bytes]:
