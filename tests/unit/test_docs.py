@@ -295,6 +295,15 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             assert anchor in {slug(title) for title in sections(file.read_text())}, link
 
 
+def test_every_path_in_the_architecture_exists() -> None:
+    """Every file and folder that the page names exists, relative to the repository or to the package."""
+    text = without_code((DOCS / "architecture.md").read_text())
+    named = set(re.findall(r"`((?:\.?[\w-]+/)+|(?:[\w-]+/)*[\w-]+\.py|[\w-]+/[\w/.-]+\.md)`", text))
+    roots = (ROOT, ROOT / "src" / "holdfast")
+    assert len(named) > 100
+    assert sorted(path for path in named if not any((root / path).exists() for root in roots)) == []
+
+
 def test_every_page_is_linked_from_another() -> None:
     linked = {(page.parent / link.partition("#")[0]).resolve() for page in PAGES for link in links(page)}
     assert [page_id(page) for page in DOCS.rglob("*.md") if page not in linked] == []
