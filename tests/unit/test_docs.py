@@ -158,10 +158,9 @@ def test_the_protocol_has_no_section_for_a_method_that_is_not_there() -> None:
     assert titles <= set(PARAMETERS)
 
 
-@pytest.mark.parametrize("page", ["protocol.md", "errors.md"])
 @pytest.mark.parametrize("cls", error_classes().values(), ids=lambda cls: cls.__name__)
-def test_every_error_is_documented(page: str, cls: type[HoldfastError]) -> None:
-    row = rows((DOCS / page).read_text())[str(cls.code)]
+def test_every_error_is_documented(cls: type[HoldfastError]) -> None:
+    row = rows((DOCS / "errors.md").read_text())[str(cls.code)]
     assert row[:2] == [f"`{cls.__name__}`", cls.fault]
 
 
@@ -293,6 +292,15 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert file.exists(), link
         if anchor:
             assert anchor in {slug(title) for title in sections(file.read_text())}, link
+
+
+def test_every_path_in_the_architecture_exists() -> None:
+    """Every file and folder that the page names exists, relative to the repository or to the package."""
+    text = without_code((DOCS / "architecture.md").read_text())
+    named = set(re.findall(r"`((?:\.?[\w-]+/)+|(?:[\w-]+/)*[\w-]+\.py|[\w-]+/[\w/.-]+\.md)`", text))
+    roots = (ROOT, ROOT / "src" / "holdfast")
+    assert len(named) > 100
+    assert sorted(path for path in named if not any((root / path).exists() for root in roots)) == []
 
 
 def test_every_page_is_linked_from_another() -> None:

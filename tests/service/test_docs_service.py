@@ -1,4 +1,4 @@
-"""The README's session with the service prints what the page shows, against a real service."""
+"""The example session of docs/service.md prints what the page shows, against a real service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from holdfast.service.assembly import StartupReport
 from tests.service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_place, running_service
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"^```shell-session\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+    r"^```shell-session\n(.*?)^```$", (ROOT / "docs" / "service.md").read_text(), re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.fixture(scope="module")
